@@ -80,9 +80,8 @@ class Program:
             connection.sendmsg([b"%d\n" % number], beside)
             connection.sendall(b"ok\n")
             self.its_writer.close()
-        else:
-            reply = replies[self.requests[-1]]
-            connection.sendall(b"%d\n" % 1000 if reply == "BYTES" else f"{reply}\n".encode())
+        elif reply := replies[self.requests[-1]]:
+            connection.sendall(f"{reply}\n".encode())
 
     def hear(self) -> bool:
         """One piece of what it sends to its writer; False where nothing more comes."""

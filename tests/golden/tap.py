@@ -63,9 +63,10 @@ def guard(module: Any) -> None:
         def __init__(self, connection: Any) -> None:
             self.connection = connection
 
-        def recv(self, size: int) -> bytes:
-            data: bytes = self.connection.recv(size)
-            keep("guard", "request", data.decode())
+        def recv(self, size: int, flags: int = 0) -> bytes:
+            data: bytes = self.connection.recv(size, flags)
+            if not flags:
+                keep("guard", "request", data.decode())
             return data
 
         def sendall(self, data: bytes) -> None:
@@ -75,6 +76,10 @@ def guard(module: Any) -> None:
         def sendmsg(self, pieces: list[bytes], beside: list[Any]) -> None:
             keep("guard", "reply", f"{sum(len(data) for _, _, data in beside)} descriptors")
             self.connection.sendmsg(pieces, beside)
+
+        def fileno(self) -> int:
+            number: int = self.connection.fileno()
+            return number
 
         def dup(self) -> Any:
             return self.connection.dup()

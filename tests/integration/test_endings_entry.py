@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from lab import command
 from lab.command import Completed
-from lab.endings import state
+from lab.endings import OPTIONS as NSYS
+from lab.endings import PROGRAMS, Running, state
 
 import clusterprof
+from clusterprof.agent.contracts import processes
 
 Fault = Callable[..., None]
 
@@ -120,3 +123,25 @@ def test_a_rank_that_has_no_dev_null_trains(workdir: Path, fault: Fault) -> None
     assert done.returncode == plain.returncode == 0, (plain, done)
     assert done.stdout == plain.stdout == "trained\n", (plain, done)
     assert "Traceback" not in done.stderr, done
+
+
+@pytest.mark.usefixtures("scripted")
+def test_a_rank_under_nsys_that_is_suspended_stops_and_goes_on_with_its_guard(
+    workdir: Path, fault: Fault
+) -> None:
+    # Ctrl-Z, and what a batch system sends: the program has a session of its own.
+    program = ["python", PROGRAMS / "ending.py", "wait", "15"]
+    line = ["run", *NSYS, "--run-dir=run", "--no-merge", "--", *program]
+    running = Running(command.clusterprof(line), RANK, workdir / "out")
+    running.wait_until(lambda: "rank 0 waits" in running.printed(), "waiting")
+    guard, rank = running.state()["pid"], running.state()["program_pid"]
+    os.kill(guard, signal.SIGTSTP)
+    for each in (rank, guard):
+        running.wait_until(lambda each=each: processes.work(each)[0] == "T", "stopped")
+    os.kill(guard, signal.SIGCONT)
+    running.wait_until(lambda: processes.work(rank)[0] != "T", "going on")
+    (workdir / "go").touch()
+    status = running.ends()
+    fault("suspended and continued, nsys", 0, status, 0.0, running.state())
+    assert status == 0, running.printed()
+    assert running.state()["state"] == "collected"

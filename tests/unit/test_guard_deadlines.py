@@ -107,7 +107,7 @@ class Node:
             for each in words:
                 theirs.send(each.encode())
             self.guard.answer(ours)
-            return theirs.recv(256).decode().strip()
+            return theirs.recv(256).decode().strip() if words != ("stop",) else ""
 
     def alive(self) -> list[int]:
         return [each.pid for each in self.processes if each.poll() is None]

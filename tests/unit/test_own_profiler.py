@@ -31,9 +31,8 @@ def train(outbox: Outbox, monkeypatch: pytest.MonkeyPatch, *, own: bool) -> list
     monkeypatch.setattr(own_profilers, "kineto", kineto)
     monkeypatch.setattr(profilers, "uses_cuda", lambda: True)
     monkeypatch.setattr(profilers, "drain", lambda: None)
-    monkeypatch.setattr(
-        profilers.NsysSession, "ask", lambda self, word: asked.append(word) or "ok"
-    )  # fmt: skip
+    monkeypatch.setattr(profilers, "_ask", lambda *of: asked.append(of[2]) or "ok")
+    monkeypatch.setattr(profilers.NsysSession, "tell", lambda self, word: asked.append(word))
     monkeypatch.setenv(PROFILED, "session:/nowhere")
     counter = Counter()
     made = window.Window(Plan("", Selection("all", "all"), (2, 6), "nsys"), outbox, counter)

@@ -15,6 +15,10 @@ SCHEMA_VERSION = 1
 
 #: `NsysPlan.start_s` can be raised to it, seconds
 MOST_START_S = 600
+#: How long nsys may take to begin to collect, and with what the user lets it take longer; seconds.
+#: The agent waits between two steps: an nsys that hangs must not hang the training.
+BEGIN_S = 6
+MOST_BEGIN_S = 16
 
 _RANKS = range(10_000_000)  # more than any job has
 _Selection = TypeVar("_Selection", bound="Selection")
@@ -88,6 +92,11 @@ class NsysPlan(NamedTuple):
         """What the user lets it take beyond the usual, at its end as well; seconds."""
         usual: int = NsysPlan._field_defaults["start_s"]
         return max(0, self.start_s - usual)
+
+    @property
+    def begin_s(self) -> int:
+        """How long it may take to begin to collect: the training waits."""
+        return min(BEGIN_S + self.longer_s, MOST_BEGIN_S)
 
     def verbs(self, window_by: str) -> List[str]:
         """The verbs that are used where the window opens so."""

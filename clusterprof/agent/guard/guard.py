@@ -35,6 +35,7 @@ from .session import Session, no_space
 
 FORWARDED = (
     signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT,
+    signal.SIGTSTP, signal.SIGCONT,
 )  # fmt: skip
 #: How often nsys is started (one that was killed leaves things behind over which the next one
 #: fails, once), within what that may take altogether (`NsysPlan.start_s`): the program waits.
@@ -291,14 +292,13 @@ class Guard:
             writer = self.outbox.share()
             with writer or contextlib.nullcontext():
                 descriptors.send(connection, [writer.fileno()] if writer else [])
-        elif request == "start":
+        elif request == "start" and not left(connection):
             self.opens(int(words[0]))
             connection.sendall((self.session.start() or "ok").encode()[:250] + b"\n")
         elif request == "size":
-            connection.sendall(b"%d\n" % self.session.files.bytes())
+            self.outbox.say("held", size=self.session.files.bytes())
         elif request == "stop":
             # The program goes on while the report is written: this is why the guard stops.
-            connection.sendall(b"ok\n")
             self.session.stop()
 
     def opens(self, number: int) -> None:
@@ -315,6 +315,10 @@ class Guard:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(self.program_pid, number)
+        if number == signal.SIGTSTP:
+            os.kill(
+                os.getpid(), signal.SIGSTOP
+            )  # it has a process group of its own, and so have we
 
     def without_nsys(self, reason: str) -> NoReturn:
         """The training comes first: run the program as if we had never been asked."""
@@ -334,6 +338,11 @@ class Guard:
         for pending in self.pending:
             os.kill(os.getpid(), pending)
         run_alone(self.program)
+
+
+def left(connection: socket.socket) -> bool:
+    """Whether whoever has asked waits for no answer any more."""
+    return bool(REAL.wait([connection], 0)) and not connection.recv(1, socket.MSG_PEEK)
 
 
 def run_alone(program: List[str]) -> NoReturn:

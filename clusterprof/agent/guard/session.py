@@ -30,10 +30,6 @@ from .report_transfer import ReportTransfer
 #: all of a node's ranks would need is held by a process that hangs.
 START_GAP_S = 0.3
 LOCK_S = 5.0
-#: The agent waits for nsys' start between two steps: a hanging one must not hang the training. What
-#: the user lets nsys take longer counts, as far as the agent waits (`profilers.NsysSession.ask`).
-START_TIMEOUT_S = 6
-MOST_START_TIMEOUT_S = 16
 #: An order to close the window is the agent's, between two steps; this long after it, ours.
 ORDER_GRACE_S = 1.0
 #: An `nsys stop` that fails is tried once more.
@@ -170,7 +166,7 @@ class Session:
         if free < profiler.LEAST_FREE_B:
             return no_space(self.scratch, free)
         starting = self.spawn(self.command("start"))
-        within_s = min(START_TIMEOUT_S + self.nsys.longer_s, MOST_START_TIMEOUT_S)
+        within_s = self.nsys.begin_s
         status = processes.status_within(starting, within_s, self.clock)
         self.starting_s = self.clock.now() - began
         if status is None:

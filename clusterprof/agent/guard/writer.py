@@ -48,7 +48,7 @@ IMPORT_S = 30.0
 REDUCE_S = outbox.FINISH_S - 2.0
 _CHUNK = 1 << 20
 #: Messages that are handled when they are received; all others wait for the file operations before.
-_AT_ONCE = ("begin", "watch", "ignore", "listen", "expect")
+_AT_ONCE = ("begin", "watch", "ignore", "listen", "expect", "held")
 
 
 class Peer:
@@ -215,6 +215,11 @@ class Writer:
     def do_ignore(self, peer: Peer) -> None:
         """Look for it no more."""
         self.watching = [each for each in self.watching if each is not peer]
+
+    def do_held(self, peer: Peer, size: int) -> None:
+        """What nsys has on the node by now; its rank may have to close the window."""
+        for each in self.watching:
+            each.answer(held=size)
 
     def do_listen(self, peer: Peer, after_s: float, unseen_s: float) -> None:
         """This is a thread of the rank's that answers also where its training hangs."""

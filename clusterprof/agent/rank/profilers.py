@@ -8,6 +8,7 @@ from _thread import get_native_id, start_new_thread
 from typing import TYPE_CHECKING, Any, Optional, Tuple
 
 from ..contracts import descriptors
+from ..contracts.timing import REAL, Clock
 from ..guard import size
 from ..guard.outbox import Outbox
 from . import own_profilers
@@ -15,6 +16,8 @@ from . import own_profilers
 if TYPE_CHECKING:
     import socket
 
+#: How long the guard may take to answer, beyond what nsys takes.
+GUARD_S = 2.0
 #: How long opening an nsys session stalls a rank, four H200s of one host (docs/nsys.md); and what
 #: nsys' own range does, when it is closed.
 SESSION_S, RANGE_S = 1.6, 3.1
@@ -81,36 +84,47 @@ class NsysSession(Switch):
     one gives the program's own profiler nothing (see `Window.deprived`).
     """
 
-    def __init__(self, address: str, window: int = 1) -> None:
+    def __init__(self, address: str, outbox: Outbox, start_s: float, window: int = 1) -> None:
+        """`start_s`: what nsys may take to begin."""
         self.address = address
+        self.outbox = outbox
+        self.patience_s = start_s + GUARD_S
         self.window = window
 
     def start(self) -> None:
-        """Returns once nsys is collecting."""
+        """Returns once nsys is collecting: of all that the guard is asked, this alone waits."""
+        import socket
+
         drain()
-        answer = self.ask("start %d" % self.window)
+        self.outbox.look().pop("held", None)  # of an earlier window
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as guard:
+            request, clock = "start %d" % self.window, self.outbox.clock
+            answer = _ask(guard, self.address, request, self.patience_s, clock)
         if answer != "ok":
             raise RuntimeError(answer or "the guard of nsys did not answer")
 
     def stop(self) -> None:
         """Returns at once: nsys writes its report while the training goes on."""
         drain()
-        self.ask("stop")
+        self.tell("stop")
 
     def stall_s(self, done: int, left: int) -> float:
         """Its start's: it is stopped beside the training."""
         return SESSION_S
 
     def size(self) -> int:
-        """Bytes that nsys has on the node's disk by now."""
-        return int(self.ask("size"))
+        """Bytes that nsys has on the node's disk by the last answer; what it is now comes later."""
+        self.tell("size")
+        return int(self.outbox.look().get("held", 0))
 
-    def ask(self, request: str) -> str:
-        """One word to the guard; its answer."""
+    def tell(self, request: str) -> None:
+        """One word to the guard, which is not waited for."""
         import socket
 
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as guard:
-            return _ask(guard, self.address, request, 20)
+            guard.setblocking(False)
+            guard.connect(self.address)
+            guard.sendall(request.encode() + b"\n")
 
 
 class CudaProfiler(NsysSession):
@@ -234,11 +248,15 @@ class TorchProfiler(OfOneThread):
         self.outbox.say("trace", path=path, facts={} if self.alone else None)
 
 
-def _ask(guard: socket.socket, address: str, request: str, patience_s: float) -> str:
-    """One word to the guard; its answer. Raises OSError."""
-    guard.settimeout(patience_s)
+def _ask(
+    guard: socket.socket, address: str, request: str, patience_s: float, clock: Clock = REAL
+) -> str:
+    """One word to the guard; its answer, "" for none. Raises OSError."""
+    guard.setblocking(False)
     guard.connect(address)
     guard.sendall(request.encode() + b"\n")
+    if not clock.wait([guard], patience_s):
+        return ""
     return guard.recv(256).decode("utf-8", "replace").strip()
 
 
@@ -255,7 +273,7 @@ def end_with_the_guard(address: str) -> None:
     try:
         if _ask(guard, address, "watch", 5) != "ok":
             return
-        guard.settimeout(None)
+        guard.setblocking(True)
         descriptors.hide([guard.fileno()])
     except OSError:
         return  # a guard that does not answer is no reason to end

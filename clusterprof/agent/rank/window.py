@@ -12,6 +12,7 @@ from _thread import _local, get_ident
 from typing import Any, Callable, Dict, List, Optional
 
 from ..contracts import clocks, messages, paths
+from ..contracts import plan as plans
 from ..contracts.identity import PROFILED
 from ..contracts.plan import Plan
 from ..contracts.states import State
@@ -256,7 +257,8 @@ class Window:
         if not self.by_nsys or not address:
             return [profilers.TorchProfiler(self.outbox, alone=True)]
         session = profilers.CudaProfiler if mode == "cuda" else profilers.NsysSession
-        nsys = session(address, self.number)
+        start_s = self.plan.nsys.begin_s if self.plan.nsys else plans.MOST_BEGIN_S
+        nsys = session(address, self.outbox, start_s, self.number)
         if "torch" not in sys.modules:
             return [nsys]
         if not profilers.uses_cuda():
