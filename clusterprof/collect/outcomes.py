@@ -43,7 +43,7 @@ _STATE_B = 16384
 _KILLED = {
     State.ARMED: "the program ended before it trained, or was killed before the window began",
     State.WAITING: "killed before the window began",
-    State.CAPTURING: "killed inside the window",
+    State.CAPTURING: "killed inside the window, or ended by os._exit",
     State.FINISHING: "killed while the report was being written",
 }
 

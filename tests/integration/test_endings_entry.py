@@ -71,6 +71,17 @@ def with_us() -> list[str]:
     return command.clusterprof(["run", *OPTIONS, "--"])
 
 
+def test_a_program_that_leaves_by_itself_while_our_profiler_starts_was_not_killed(
+    workdir: Path, fault: Fault
+) -> None:
+    leaves = PREEMPTED.replace("    raise Preempted", "    sys.exit(75)")
+    done = trained(workdir, leaves, *with_us(), EVENTS="start")
+    found = state(workdir / "run")
+    fault("sys.exit in our profiler's start", 75, done.returncode, 0.0, found)
+    assert done.returncode == 75, (done, found)
+    assert (found["state"], "the program ended" in found["reason"]) == ("collected", True), found
+
+
 @pytest.mark.parametrize("event", ["start", "stop", "save"])
 def test_a_preemption_that_comes_while_our_profiler_is_at_work_saves_its_checkpoint(
     workdir: Path, fault: Fault, event: str
@@ -123,6 +134,17 @@ def test_a_rank_that_has_no_dev_null_trains(workdir: Path, fault: Fault) -> None
     assert done.returncode == plain.returncode == 0, (plain, done)
     assert done.stdout == plain.stdout == "trained\n", (plain, done)
     assert "Traceback" not in done.stderr, done
+
+
+@pytest.mark.needs_root
+def test_a_job_runs_where_there_is_no_proc(workdir: Path, fault: Fault) -> None:
+    program = TRAINS.format(first="assert not os.path.exists('/proc/self')")
+    without = ["unshare", "--mount", "sh", "-c", 'umount -l /proc && exec "$@"', "-"]
+    plain = trained(workdir, program, *without)
+    done = trained(workdir, program, *without, *with_us())
+    fault("no /proc", plain.returncode, done.returncode, done.seconds - plain.seconds, {})
+    assert done.returncode == plain.returncode == 0, (plain, done)
+    assert done.stdout == plain.stdout == "trained\n", (plain, done)
 
 
 @pytest.mark.usefixtures("scripted")

@@ -13,7 +13,7 @@ from lab.clock import ManualClock
 
 from clusterprof.agent.contracts.timing import REAL
 from clusterprof.agent.guard.outbox import Outbox
-from clusterprof.agent.rank.steps import GIVEN_UP, Counter
+from clusterprof.agent.rank.steps import GIVEN_UP, MOST_PENDING, Counter
 
 SECOND = 1_000_000_000
 HOUR = 3600 * SECOND
@@ -315,3 +315,15 @@ def test_what_is_due_inside_a_backward_waits_for_its_end(monkeypatch: pytest.Mon
         autograd.backward()
     assert opened[0] == (2, -1)
     assert counter.count == 3
+
+
+def test_steps_of_no_time_at_all_are_handed_over_before_they_take_memory(
+    clock: ManualClock,
+) -> None:
+    counter, most = Counter(clock), 0
+    counter.begin()
+    for _ in range(3 * MOST_PENDING):
+        counter.say()
+        most = max(most, len(counter._pending))
+    assert counter.count == 3 * MOST_PENDING
+    assert most <= MOST_PENDING

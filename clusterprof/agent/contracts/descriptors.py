@@ -30,8 +30,11 @@ def inherited() -> List[int]:
 
 def open_ones() -> List[int]:
     """All that are open, in order."""
-    found = []
-    for each in sorted(map(int, os.listdir("/proc/self/fd"))):
+    found: List[int] = []
+    numbers: Iterable[int] = range(min(os.sysconf("SC_OPEN_MAX"), 1 << 16))
+    with contextlib.suppress(OSError):  # there may be no /proc
+        numbers = sorted(map(int, os.listdir("/proc/self/fd")))
+    for each in numbers:
         with contextlib.suppress(OSError):  # the listing's own
             os.fstat(each)
             found.append(each)

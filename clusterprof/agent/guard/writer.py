@@ -25,7 +25,7 @@ import threading
 from array import array
 from typing import Any, Callable, Dict, List, Optional
 
-from ..contracts import clocks, files, later_window, paths, processes, states
+from ..contracts import clocks, descriptors, files, later_window, paths, processes, states
 from ..contracts.plan import Reduction
 from ..contracts.states import State
 from ..contracts.timing import REAL, Clock
@@ -475,10 +475,9 @@ def alone(keep: int) -> None:
     """Hold nothing of the rank's: a launcher waits for its pipes to close."""
     os.setsid()
     os.chdir("/")
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2 and int(name) != keep:
-            with contextlib.suppress(OSError):
-                os.close(int(name))
+    for each in descriptors.open_ones():
+        if each > 2 and each != keep:
+            os.close(each)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):

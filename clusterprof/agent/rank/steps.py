@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 #: A step that ends this long after the last time hands the new ones to the writer.
 FLUSH_NS = 2_000_000_000
 
+#: So many steps are handed over at once, however short they are.
+MOST_PENDING = 10_000
+
 #: A wall clock that was set by less is left as it is in the log: steps take milliseconds.
 SET_NS = 100_000
 
@@ -67,8 +70,8 @@ class Counter:
         self.enabled = False
         #: the program counts by itself (`clusterprof.step()`, `--step-on`): optimizers do not
         self.counts_itself = False
-        #: the count at which somebody is called next; -1 for never
-        self.next_event = -1
+        #: the count at which somebody is called next, or so many steps have not been handed over
+        self.next_event = MOST_PENDING
         self._attending: List[Tuple[int, Callable[[int], int]]] = []
         #: called at a step before counting has begun
         self.on_first: Optional[Callable[[], None]] = None
@@ -106,9 +109,10 @@ class Counter:
 
     def end(self) -> None:
         """Stop counting: in a forked child, or at the program's end."""
-        self.enabled, self.outbox, self.next_event = False, None, -1
+        self.enabled, self.outbox = False, None
         self.after_flush = self.on_first = None
         self._attending.clear()
+        self._plan()
 
     def attend(self, due: int, act: Callable[[int], int]) -> None:
         """Call `act(count)` once `due` steps have ended; it returns when next, -1 for never.
@@ -120,7 +124,8 @@ class Counter:
         self._plan()
 
     def _plan(self) -> None:
-        self.next_event = min((due for due, _ in self._attending if due >= 0), default=-1)
+        full = self.count - len(self._pending) + MOST_PENDING
+        self.next_event = min([full, *(due for due, _ in self._attending if due >= 0)])
 
     def _act(self) -> None:
         """Call all that are due."""
@@ -218,7 +223,7 @@ class Counter:
         now = self._now_ns()
         self._ended(now)
         self._elsewhere = 0
-        if 0 <= self.next_event <= self.count or now >= self._flush_at:
+        if self.next_event <= self.count or now >= self._flush_at:
             entry.run(self.between)
 
     def _ended(self, now: int) -> None:
@@ -229,12 +234,13 @@ class Counter:
 
     def between(self) -> None:
         """Between two steps, or inside of autograd: whatever is due and may be done there."""
-        due = 0 <= self.next_event <= self.count and not self._in_autograd()
+        due = any(0 <= due <= self.count for due, _ in self._attending)
+        due = due and not self._in_autograd()
         if due:
             self._act()
             # What the profiler's start or stop cost lies between two steps, in neither.
             self._begin = self._now_ns()
-        if due or self._now_ns() >= self._flush_at:
+        if due or len(self._pending) >= MOST_PENDING or self._now_ns() >= self._flush_at:
             self.flush()
             if self.after_flush is not None:
                 self.after_flush()
@@ -245,7 +251,7 @@ class Counter:
 
     def after_backward(self) -> None:
         """Whatever became due inside of it."""
-        if 0 <= self.next_event <= self.count or self._now_ns() >= self._flush_at:
+        if self.next_event <= self.count or self._now_ns() >= self._flush_at:
             entry.run(self.between)
 
     def _in_autograd(self) -> bool:
@@ -288,6 +294,7 @@ class Counter:
         """Hand the new steps to the process that writes the log."""
         pending, self._pending = self._pending, []
         self._flush_at = self._now_ns() + FLUSH_NS
+        self._plan()
         if self.outbox is not None and pending:
             self.outbox.steps(self.count - len(pending), pending)
             self.outbox.look()
