@@ -44,6 +44,14 @@ def test_the_action_runs_once_after_the_import_and_leaves_no_finder(package: str
     assert not any(isinstance(finder, hooks.AfterImport) for finder in sys.meta_path)
 
 
+def test_two_actions_that_wait_for_one_module_both_run(package: str) -> None:
+    observed: list[ModuleType] = []
+    for _ in range(2):
+        hooks.after_import({package: observed.append})
+    module = importlib.import_module(package)
+    assert observed == [module, module]
+
+
 def test_looking_for_the_module_before_its_import_changes_nothing(
     package: str,
 ) -> None:

@@ -21,10 +21,11 @@ class AfterImport:
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
         """Wrap the loader of a module that an action waits for; None for every other."""
-        if fullname not in self.actions:
+        if fullname not in self.actions or self not in sys.meta_path:
             return None
-        others = [each for each in sys.meta_path if each is not self]
-        found = (each.find_spec(fullname, path, target) for each in others)
+        later = sys.meta_path[sys.meta_path.index(self) + 1 :]
+        finders = (each for each in later if hasattr(each, "find_spec"))
+        found = (each.find_spec(fullname, path, target) for each in finders)
         spec: Any = next((each for each in found if each is not None), None)
         if spec is None or spec.loader is None or not hasattr(spec.loader, "exec_module"):
             return None
