@@ -70,3 +70,22 @@ def test_a_guard_that_answers_no_more_in_the_window_costs_nothing(
     written()
     assert sum(waited) == pytest.approx(waited[9]) == pytest.approx(1.5)
     assert states.read(str(rank_folder))["state"] == "lost"
+
+
+def test_what_nsys_holds_comes_by_the_writer_and_is_known_at_the_next_look(
+    outbox: Outbox, clock: ManualClock, rank_folder: Path, guard: socket.socket
+) -> None:
+    connection = outbox.share()
+    assert connection is not None
+    program = Outbox(connection, clock)
+    program.say("watch")
+    clock.sleep(0)
+    session = profilers.NsysSession(guard.getsockname(), program, BEGIN_S)
+    assert session.size() == 0
+    asked, _ = guard.accept()
+    with asked:
+        assert asked.recv(64) == b"size\n"
+    outbox.say("held", size=5_000_000)  # as the guard does
+    clock.sleep(0)
+    assert session.size() == 5_000_000
+    program.close()
