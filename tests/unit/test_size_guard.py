@@ -219,6 +219,9 @@ def test_the_guard_stops_a_session_that_grows_within_one_step_once(
     assert spawned == [], "it is not collecting yet"
     made.opened, made.look_at = True, 1
     made.tend(10)
+    assert spawned == [], "its rank learns of it first"
+    clock.sleep(size.EVERY_NS / 1e9)
+    made.tend(10)
     assert spawned == [["nsys", "stop"]]
     made.stop()
     assert spawned == [["nsys", "stop"]], "its rank closes the window at the step's end"
@@ -245,7 +248,7 @@ def test_a_stop_that_hangs_while_the_capture_grows_is_ended_after_a_minute(
 ) -> None:
     made, spawned = made_session(tmp_path, monkeypatch, size.MB, clock)
     monkeypatch.setattr(profiler, "free_bytes", lambda _: 1 << 40)
-    made.opened, made.look_at = True, 1
+    made.opened, made.look_at, made.too_large = True, 1, True
     made.tend(10)
     assert spawned == [["nsys", "stop"]]
     clock.sleep(session.STOP_S)

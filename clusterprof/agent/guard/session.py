@@ -79,6 +79,8 @@ class Session:
         self.ordered_at = 0.0
         #: when the session's size is looked at next; 0 while it is not collecting
         self.look_at = 0
+        #: it had become larger than it may by the last look
+        self.too_large = False
         #: each `nsys stop`, and the import of what it left: beside the training
         self.stops: List["subprocess.Popen[bytes]"] = []
         self.importing: Optional["subprocess.Popen[bytes]"] = None
@@ -233,8 +235,11 @@ class Session:
             # What was captured is written a second time when the report is made.
             if free < profiler.LEAST_FREE_B + held:
                 trouble = "closed early: " + no_space(self.scratch, free)
-            elif 0 < 1.25 * self.most < held:
+            elif 0 < 1.25 * self.most < held and self.too_large:
                 trouble = "closed inside a step: the capture had %d MB" % (held // size.MB)
+            # The agent, which closes between two steps, learns of it at its next look.
+            self.too_large = 0 < 1.25 * self.most < held
+            self.outbox.say("held", size=held)
         elif free < profiler.LEAST_FREE_B // 4:
             trouble = "ended while it wrote: " + no_space(self.scratch, free)
         # A report takes memory and disk while it is made.
