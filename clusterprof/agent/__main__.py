@@ -9,6 +9,7 @@ from types import ModuleType
 PARTS = {
     "guard": "guard.guard",
     "trampoline": "guard.trampoline",
+    "starter": "contracts.beside",
     "writer": "guard.writer",
     "prober": "remote.prober",
 }

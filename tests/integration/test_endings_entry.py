@@ -16,13 +16,13 @@ from lab import command
 from lab.command import Completed
 from lab.endings import OPTIONS as NSYS
 from lab.endings import PROGRAMS, Running, state
+from lab.stub import FOLDER
 
 import clusterprof
 from clusterprof.agent.contracts import processes
 
 Fault = Callable[..., None]
 
-STUB = Path(command.__file__).parent / "stub"
 RANK = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
 OPTIONS = ["--ranks=0", "--steps=5:15", "--run-dir=run", "--no-merge", "--profiler=torch"]
 
@@ -62,7 +62,7 @@ print("trained")
 def trained(workdir: Path, program: str, *before: str, **env: str) -> Completed:
     """The program as one rank of a job, with clusterprof where `before` has it."""
     (workdir / "train.py").write_text(program)
-    path = os.pathsep.join(filter(None, [str(STUB), env.pop("PYTHONPATH", "")]))
+    path = os.pathsep.join(filter(None, [str(FOLDER), env.pop("PYTHONPATH", "")]))
     words = [*before, "python", "train.py"]
     return command.run(words, env={**RANK, "PYTHONPATH": path, **env})
 

@@ -166,9 +166,10 @@ class Running:
         return any(line.startswith(f"{program} ") for line in self._marked())
 
     def _marked(self) -> list[str]:
-        return [command for _, command in self._processes()]
+        return [command for _, command in self.processes()]
 
-    def _processes(self) -> list[tuple[int, str]]:
+    def processes(self) -> list[tuple[int, str]]:
+        """Those that it has started and that run, with their command lines."""
         marked = []
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
@@ -180,7 +181,7 @@ class Running:
     def close(self) -> None:
         """End what still runs of it: its test is over, however that ended."""
         if self.goes_on():
-            for pid, _ in self._processes():
+            for pid, _ in self.processes():
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
             self.process.wait()

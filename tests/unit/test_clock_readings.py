@@ -274,9 +274,9 @@ def test_a_prober_asks_a_host_again_that_does_not_answer_at_once(
 ) -> None:
     answers = iter([[]] * silent + [[Exchange(NOW, -10, 10)]])
     monkeypatch.setattr(exchange, "measure", lambda endpoint, to, clock: next(answers))
-    made = prober.Prober(str(tmp_path), 1, 0, 0, f"clusterprof-{tmp_path}")
-    made.measure("open", Answerer("127.0.0.1", 9, b"s" * 32, ""))
-    made.pipe.close()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as pipe:
+        made = prober.Prober(pipe, str(tmp_path), 1, 0, 0)
+        made.measure("open", Answerer("127.0.0.1", 9, b"s" * 32, ""))
     assert (len(made.bounds), len(made.notes)) == (bounds, 1 - bounds)
 
 

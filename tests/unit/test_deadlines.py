@@ -190,11 +190,13 @@ def test_the_reference_rank_s_prober_answers_for_a_while_after_its_window_or_its
     owner, rank = os.pipe()
     act = partial(probing.notify, "close") if happens == "close" else partial(os.close, rank)
     clock.plan(1000, act)
-    made = prober.Prober(str(tmp_path), 0, 0, owner, name, clock)
-    began = clock.now()
-    made.answer()
-    assert clock.now() - began == pytest.approx(1000 + lasts_s)
-    made.pipe.close()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as pipe:
+        pipe.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        pipe.bind(f"\0{name}")
+        made = prober.Prober(pipe, str(tmp_path), 0, 0, owner, clock)
+        began = clock.now()
+        made.answer()
+        assert clock.now() - began == pytest.approx(1000 + lasts_s)
     os.close(owner)
 
 

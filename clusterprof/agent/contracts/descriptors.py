@@ -146,7 +146,7 @@ def _file(number: int) -> Tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def _is_hidden(number: int) -> bool:
+def is_hidden(number: int) -> bool:
     """Whether it is (still) one of those; its number may be the program's by now."""
     with contextlib.suppress(OSError):
         return number in _hidden and _hidden[number] == _file(number)
@@ -154,14 +154,14 @@ def _is_hidden(number: int) -> bool:
 
 
 def _close_one(fd: int) -> None:
-    if _is_hidden(fd):
+    if is_hidden(fd):
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))
     _close(fd)
 
 
 def _close_some(fd_low: int, fd_high: int) -> None:
     for each in sorted(_hidden):
-        if fd_low <= each < fd_high and _is_hidden(each):
+        if fd_low <= each < fd_high and is_hidden(each):
             _closerange(fd_low, each)
             fd_low = each + 1
     _closerange(fd_low, fd_high)

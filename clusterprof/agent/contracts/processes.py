@@ -167,20 +167,6 @@ def environment_without(prefixes: Tuple[str, ...]) -> Dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
 
 
-def start_beside(command: List[str], without: Tuple[str, ...]) -> int:
-    """Start a process that forks away from us at once; returns how its first part ended.
-
-    It has no streams, and no variables that begin with one of `without`. Raises OSError.
-    """
-    nothing = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1, 2)]
-    child = os.posix_spawn(
-        command[0], command, environment_without(without), file_actions=nothing
-    )  # fmt: skip
-    with contextlib.suppress(ChildProcessError):  # SIGCHLD may be ignored
-        return os.waitpid(child, 0)[1]
-    return 0
-
-
 def end_group(child: "subprocess.Popen[bytes]") -> None:
     """Kill a child that was started in a session of its own, and what it has started in it."""
     import signal

@@ -24,7 +24,7 @@ import zlib
 from typing import Any, Dict, List, NoReturn, Optional
 
 from .. import nsys as profiler
-from ..contracts import descriptors, identity, messages, paths, processes
+from ..contracts import beside, descriptors, identity, messages, paths, processes
 from ..contracts import plan as plans
 from ..contracts.plan import Plan
 from ..contracts.states import State
@@ -240,6 +240,7 @@ class Guard:
 
     def settle(self, status: int, patience_s: float) -> None:
         """Have our writer transfer what nsys left; one that its file system holds is left alone."""
+        beside.wake()
         if self.armed:
             self.outbox.say("give_up")
             self.outbox.hand_over()
@@ -366,6 +367,7 @@ def main(argv: List[str]) -> None:
     """Run as the guard of rank argv[1]; ends as the program ended."""
     try:
         guard = Guard(plans.read(argv[0]).of_attempt(os.environ), int(argv[1]), argv[2:])
+        beside.prepare()
     except Exception as error:  # it was there a moment ago: the program runs all the same
         messages.complain("rank %s runs without nsys: %s" % (argv[1], error))
         run_alone(argv[2:])

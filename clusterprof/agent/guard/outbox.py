@@ -15,7 +15,7 @@ from array import array
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional, Tuple
 
-from ..contracts import descriptors, identity, messages, processes
+from ..contracts import beside, descriptors, messages
 from ..contracts.states import State
 from ..contracts.timing import REAL, Clock
 
@@ -36,8 +36,6 @@ MOST_B = 4_000_000
 QUIET_S = 4.0
 FINISH_S = 8.0
 TAKE_S = 1.0
-#: The writer forks away at once, so that the program finds no child that it did not start.
-_FORK = "import os, sys\nif os.fork(): os._exit(0)\nos.execv(sys.argv[1], sys.argv[1:])"
 
 
 def message(values: Dict[str, Any]) -> bytes:
@@ -153,6 +151,7 @@ class Outbox:
 
     def finish(self) -> None:
         """Have all that was sent written, as long as the writer gets on with it."""
+        beside.wake()
         self.say("finish")
         self.wait("finished", QUIET_S, FINISH_S)
         self.close()
@@ -265,7 +264,5 @@ def start() -> Outbox:
 
     ours, theirs = socket.socketpair()
     with theirs:
-        theirs.set_inheritable(True)
-        arguments = [*processes.part("writer"), str(theirs.fileno()), str(os.getpid())]
-        processes.start_beside([*processes.isolated(), "-c", _FORK, *arguments], identity.FOLLOWED)
+        beside.start("writer", theirs, str(os.getpid()))
     return Outbox(ours)

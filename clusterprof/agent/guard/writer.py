@@ -25,7 +25,7 @@ import threading
 from array import array
 from typing import Any, Callable, Dict, List, Optional
 
-from ..contracts import clocks, descriptors, files, later_window, paths, processes, states
+from ..contracts import clocks, files, later_window, paths, processes, states
 from ..contracts.plan import Reduction
 from ..contracts.states import State
 from ..contracts.timing import REAL, Clock
@@ -471,23 +471,13 @@ def pack(source: str, target: str, peer: Peer) -> None:
                 peer.answer(packed=plain.tell())
 
 
-def alone(keep: int) -> None:
-    """Hold nothing of the rank's: a launcher waits for its pipes to close."""
-    os.setsid()
-    os.chdir("/")
-    for each in descriptors.open_ones():
-        if each > 2 and each != keep:
-            os.close(each)
+def main(argv: List[str]) -> None:
+    """Write what process PID and its guard hand over on the socket FD: arguments FD PID."""
+    descriptor, pid = map(int, argv)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):
         os.nice(NICE)
-
-
-def main(argv: List[str]) -> None:
-    """Write what process PID and its guard hand over on the socket FD: arguments FD PID."""
-    descriptor, pid = map(int, argv)
-    alone(descriptor)
     connection = socket.socket(fileno=descriptor)
     connection.set_inheritable(False)
     Writer(connection, pid).serve()

@@ -2,7 +2,7 @@
 
 Most interpreters are no rank (torchrun itself, DataLoader workers, a helper script) and leave
 at once. A profiled rank becomes the guard of an nsys. Every rank counts only from the import of
-torch's optimizers on: an interpreter that never trains costs nothing and claims nothing.
+torch's optimizers on: an interpreter that never trains claims nothing, and has a shell that waits.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import sys
 from typing import List
 
-from ..contracts import descriptors, identity, processes
+from ..contracts import beside, descriptors, identity, processes
 from ..contracts import plan as plans
 from ..contracts.identity import COUNTING, GIVEN, PLAN, PROFILED, WAITING, WITHOUT_NSYS
 
@@ -37,6 +37,7 @@ def main() -> None:
         leave_nsys([sys.executable, *line[1:]])
     alone = me.source == identity.ALONE
     if alone and (is_worker(line) or environ.get(WAITING, own) != own):
+        beside.prepare()
         from .rank import Unnumbered
 
         Unnumbered(plan, me, False, guarded).wait_for_the_program()
@@ -50,8 +51,12 @@ def main() -> None:
             from ..guard import guard
             from ..remote import probing
 
-            probing.start(plan, me)
+            if probing.wanted(plan, me, environ):
+                beside.prepare()
+                probing.start(plan, me)
             guard.become(plan_path, me.rank, [sys.executable, *line[1:]])
+    if alone or not guarded:  # a guard starts what its rank needs
+        beside.prepare()
     # All that a rank may need comes with these, now: later a file of ours may be another version's,
     # or be gone, or there may be no descriptor left to open it with.
     from .rank import Rank, Unnumbered

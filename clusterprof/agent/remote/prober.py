@@ -11,7 +11,7 @@ other machine asks it for a third of a second, at both ends of the window. A pro
 rank. Address and secret stand in a file of the run directory that only its owner can read. Hosts
 that share no folder (`clusterprof ssh`) get a secret, and each other's names, with the plan.
 
-Arguments: RUN RANK REFERENCE OWNER SOCKET.
+Arguments: FD RUN RANK REFERENCE OWNER.
 """
 
 from __future__ import annotations
@@ -44,16 +44,15 @@ class Prober:
     """One rank's prober, from its start to the end of its rank."""
 
     def __init__(
-        self, run: str, rank: int, against: int, owner: int, name: str, clock: Clock = REAL
-    ) -> None:
+        self, pipe: socket.socket, run: str, rank: int, against: int, owner: int,
+        clock: Clock = REAL,
+    ) -> None:  # fmt: skip
         self.run = run
         self.clock = clock
         self.rank = rank
         self.against = against
         self.owner = owner
-        self.pipe = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.pipe.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        self.pipe.bind("\0" + name)
+        self.pipe = pipe
         self.pipe.setblocking(False)
         self.meeting = meeting(os.environ)
         #: the file in which the reference rank's prober writes how it is reached
@@ -182,12 +181,10 @@ def meeting(environ: Mapping[str, str]) -> Optional[Tuple[bytes, List[str]]]:
 
 
 def main(argv: List[str]) -> None:
-    """Leave our parent, and watch it."""
-    run, name = argv[0], argv[4]
-    rank, against, owner = map(int, argv[1:4])
-    os.closerange(3, 1024)  # what the rank left open
-    prober = Prober(run, rank, against, os.pidfd_open(owner), name)
-    if os.fork():
-        os._exit(0)
+    """Beside the rank, and until it ends: arguments as above."""
+    number, rank, against, owner = (int(argv[place]) for place in (0, 2, 3, 4))
+    pipe = socket.socket(fileno=number)
+    pipe.set_inheritable(False)
+    prober = Prober(pipe, argv[1], rank, against, os.pidfd_open(owner))
     with contextlib.suppress(OSError):  # the clocks stay unmeasured: no process waits for us
         (prober.answer if rank == against else prober.ask)()

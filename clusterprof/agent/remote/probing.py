@@ -6,15 +6,13 @@ import contextlib
 import os
 from typing import Mapping
 
-from ..contracts import processes
-from ..contracts.identity import FOLLOWED, Identity, nodes
+from ..contracts import beside
+from ..contracts.identity import Identity, nodes
 from ..contracts.messages import complain
 from ..contracts.plan import Plan
 
 #: the Unix socket of this rank's prober, a name in the kernel's own list of those without a file
 PROBE = "CLUSTERPROF_PROBE"
-#: What makes nsys follow a process. LD_PRELOAD stays: it may set the clock of the rank.
-_FOLLOWED = tuple(name for name in FOLLOWED if name != "LD_PRELOAD")
 
 
 def wanted(plan: Plan, me: Identity, environ: Mapping[str, str]) -> bool:
@@ -41,16 +39,20 @@ def start(plan: Plan, me: Identity) -> None:
     """Start the prober of this rank, if there is to be one; its socket's name is in PROBE then."""
     if not wanted(plan, me, os.environ):
         return
+    import socket
+
     name = "clusterprof-" + os.urandom(16).hex()
-    arguments = [
-        *processes.part("prober"), plan.run, str(me.rank), str(reference(plan)), str(os.getpid()),
-        name,
-    ]  # fmt: skip
-    try:
-        if processes.start_beside(arguments, _FOLLOWED) == 0:
+    facts = os.path.abspath(plan.run), me.rank, reference(plan), os.getpid()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as pipe:
+        try:
+            # By now: a window may open before the prober listens.
+            pipe.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            pipe.bind("\0" + name)
+            beside.start("prober", pipe, *map(str, facts))
+        except OSError as error:
+            complain("the clocks are not measured: %s" % (error,))
+        else:
             os.environ[PROBE] = name
-    except OSError as error:
-        complain("the clocks are not measured: %s" % (error,))
 
 
 def notify(event: str) -> None:

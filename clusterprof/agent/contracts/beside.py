@@ -1,0 +1,164 @@
+"""Processes beside the program, of which it learns nothing: the writer, the clock prober.
+
+A child that a program has not started is in its way: one that waits for all its children waits for
+ours, and takes the end of ours for a worker's. So one process, the starter, is made when the
+interpreter starts, before the program's first line: no signal handler is there yet, and none that
+waits. It is no child of ours (its parent, a shell, ends at once), and starts the others when it is
+told to. Until then it is that small shell, since most interpreters never train.
+
+Where we adopt what has lost its parent (process 1 of a container), or there is no shell, it is a
+child that the kernel does not report: made by clone(2) with no signal for its end, it is not seen
+by wait(2) without __WALL. It keeps that only while it executes no other program. There is no other
+thread yet that may hold a lock.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]
+import _socket
+import contextlib
+import errno
+import os
+import sys
+from typing import TYPE_CHECKING, Any, List, NoReturn, Optional
+
+from . import descriptors, processes
+from .identity import FOLLOWED, PROFILED
+
+if TYPE_CHECKING:
+    import socket
+
+#: the numbers of clone(2), which libc does not let return twice as fork(2) does
+_CLONE = {"x86_64": 56, "aarch64": 220, "ppc64le": 120, "riscv64": 220}
+#: The starter waits for the first word, then it is another program. A shell's own children have no
+#: stdin, hence 3.
+_SHELL = """exec 3<&0; trap '' HUP TERM USR1 USR2; (read word <&3 && exec "$@") & echo $!"""
+_WITHOUT_WAITING = _socket.MSG_NOSIGNAL | _socket.MSG_DONTWAIT
+
+#: our end of the starter's socket, and its process
+_starter: Optional[Any] = None
+_pid = 0
+
+
+@descriptors.no_streams()
+def prepare() -> None:
+    """Make the starter; the program has not begun. Raises OSError."""
+    global _starter, _pid
+    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    _pid = _shell(theirs.fileno())
+    if _pid:
+        _pid = int(ours.recv(20, _socket.MSG_DONTWAIT))
+    if not _pid or _is_our_child(_pid):
+        _pid = _clone() or main([str(theirs.fileno())])
+    theirs.close()
+    descriptors.hide([ours.fileno()])
+    _starter = ours
+
+
+def start(part: str, connection: socket.socket, *arguments: str) -> None:
+    """Start a part of the agent (see `__main__`): arguments are the socket's number, and these.
+
+    Nothing comes back: of one that cannot be started the socket is closed. Raises OSError.
+    """
+    if _starter is None or not descriptors.is_hidden(_starter.fileno()):
+        raise OSError("no process can be started beside this one")
+    number, flags = connection.fileno().to_bytes(4, sys.byteorder), _WITHOUT_WAITING
+    rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, number)]
+    _starter.send(b"\n", flags)
+    _starter.sendmsg([os.fsencode("\0".join((part, *arguments)))], rights, flags)
+
+
+def wake() -> None:
+    """Have go on what was stopped of the starter and those that it has started: it has to end."""
+    if _starter is not None and descriptors.is_hidden(_starter.fileno()):
+        with contextlib.suppress(OSError):
+            os.kill(_pid, _signal.SIGCONT)
+            _starter.send(b"\n", _WITHOUT_WAITING)
+
+
+def _shell(connection: int) -> int:
+    """Have a shell leave the starter, whose id it writes to the connection; 0 without a shell."""
+    line = ["sh", "-c", _SHELL, "sh", *processes.part("starter"), "3"]
+    # LD_PRELOAD may set the rank's clock, which a prober is to read; or it is nsys'.
+    followed = FOLLOWED if PROFILED in os.environ else set(FOLLOWED) - {"LD_PRELOAD"}
+    environ = processes.environment_without(tuple(followed))
+    actions: List[Any] = [(os.POSIX_SPAWN_DUP2, connection, each) for each in (0, 1)]
+    actions.append((os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_RDWR, 0))
+    actions += [(os.POSIX_SPAWN_CLOSE, each) for each in descriptors.inherited() if each > 2]
+    try:
+        pid = os.posix_spawn("/bin/sh", line, environ, file_actions=actions, setpgroup=0)
+    except OSError:
+        return 0
+    with contextlib.suppress(ChildProcessError):  # SIGCHLD may be ignored
+        os.waitpid(pid, 0)
+    return pid
+
+
+def _is_our_child(pid: int) -> bool:
+    """Whether the process became our child when its parent ended; it has ended then."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+        os.kill(pid, _signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+        return True
+    return False
+
+
+def _clone() -> int:
+    """As fork(2); the child is one that the kernel does not report."""
+    import ctypes
+
+    words = [_CLONE.get(os.uname().machine, -1), 0, 0, 0, 0, 0]
+    found = int(ctypes.PyDLL(None).syscall(*map(ctypes.c_long, words)))
+    if found < 0:
+        raise OSError(errno.ENOSYS, "no process can be made that this one does not adopt")
+    return found
+
+
+def main(argv: List[str]) -> NoReturn:
+    """Start what is asked for on the socket FD until no process of the program's is left, and then
+    what was started: argument FD.
+    """
+    started: List[int] = []
+    try:
+        requests = _socket.socket(fileno=int(argv[0]))
+        _leave_the_program(requests.fileno())
+        while True:
+            space = _socket.CMSG_SPACE(4)
+            text, beside, _, _ = requests.recvmsg(1 << 16, space, _socket.MSG_CMSG_CLOEXEC)
+            if beside:
+                number = int.from_bytes(beside[0][2], sys.byteorder)
+                started.append(_started(number, *os.fsdecode(text).split("\0")))
+                os.close(number)
+                continue
+            for pid in started:
+                os.kill(pid, _signal.SIGCONT)
+            while not text:
+                os.wait()
+    finally:
+        os._exit(0)
+
+
+def _leave_the_program(keep: int) -> None:
+    """Hold nothing of the program's, since a launcher waits for its pipes to close; and get no
+    signal that is for its processes.
+    """
+    os.setsid()
+    os.chdir("/")
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
+    _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)  # it may be ignored
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nothing, stream)
+    for each in descriptors.open_ones():
+        if each > 2 and each != keep:
+            os.close(each)
+
+
+def _started(number: int, part: str, *arguments: str) -> int:
+    """Start one with this socket; its id."""
+    line = [*processes.part(part), str(number), *arguments]
+    environ = processes.environment_without(("LD_PRELOAD",) if part == "writer" else ())
+    os.set_inheritable(number, True)
+    return os.posix_spawn(line[0], line, environ, setsigmask=())
