@@ -39,12 +39,11 @@ except ChildProcessError:
 """
 SIGNALS = """
 import pathlib
-signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 own = b"CLUSTERPROF_PLAN=" + os.environb.get(b"CLUSTERPROF_PLAN", b"none")
 for each in pathlib.Path("/proc").glob("[0-9]*"):
     try:
-        if own in (each / "environ").read_bytes():
-            os.kill(int(each.name), signal.SIGUSR1)
+        if own in (each / "environ").read_bytes() and int(each.name) != os.getpid():
+            os.kill(int(each.name), signal.{name})
     except OSError:
         pass
 """
@@ -69,7 +68,7 @@ WAYS = {
         "if not sys.argv[1:]:\n    os.execv(sys.executable, [sys.executable, *sys.argv, 'anew'])",
         REAPS,
     ),
-    "all processes of its job step are signalled": (SIGNALS, ""),
+    "all processes of its job step are signalled": (SIGNALS.format(name="SIGUSR1"), ""),
 }  # fmt: skip
 #: what runs what follows it elsewhere
 PLACES = {
@@ -108,6 +107,18 @@ def test_a_program_that_looks_after_its_children_ends_as_it_would_have_ended(
 def test_a_program_that_reaps_all_finds_no_child(workdir: Path, fault: Fault, where: str) -> None:
     (workdir / "train.py").write_text(PROGRAM.format(begins="", ends=REAPS))
     check(workdir, fault, f"it reaps until it has no children, {where}", *PLACES[where])
+
+
+@pytest.mark.parametrize("when", ["begins", "ends"])
+def test_a_program_ends_as_it_would_without_what_was_killed_beside_it(
+    workdir: Path, fault: Fault, when: str
+) -> None:
+    kill = {"begins": "", "ends": "", when: SIGNALS.format(name="SIGKILL")}
+    (workdir / "train.py").write_text(PROGRAM.format(**kill))
+    done = command.run(command.clusterprof(["run", *OPTIONS, "--", "python", "train.py"]), env=RANK)
+    fault(f"all beside it is killed where it {when}", 0, done.returncode, 0.0, {})
+    assert (done.returncode, done.stdout) == (0, "ends\n"), done
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("which", ["writer", "starter"])
