@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import numpy as np
 import pyarrow as pa
 
-from clusterprof.agent.contracts import words
+from clusterprof import words
 from clusterprof.align.lateness import SHALLOW
 from clusterprof.align.match.matched import PLACED
 from clusterprof.analysis.model.accounts import ACCOUNTS

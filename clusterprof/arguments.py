@@ -22,7 +22,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterprof.agent.contracts import plan, words
+from clusterprof import words
+from clusterprof.agent.contracts import plan
 from clusterprof.errors import UsageError
 
 _PART = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")

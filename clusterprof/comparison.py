@@ -33,8 +33,8 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
-from clusterprof import __version__, gate, merge_run
-from clusterprof.agent.contracts import paths, words
+from clusterprof import __version__, gate, merge_run, words
+from clusterprof.agent.contracts import paths
 from clusterprof.console import say
 from clusterprof.errors import ClusterprofError, MergeError, ReportError
 from clusterprof.ingest.rank_steps import period

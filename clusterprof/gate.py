@@ -18,7 +18,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import get_args
 
-from clusterprof.agent.contracts import words
+from clusterprof import words
 from clusterprof.console import say
 from clusterprof.errors import UsageError
 from clusterprof.results import ComparedFinding, Finding, Severity

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from clusterprof import console, run_directory
-from clusterprof.agent.contracts import files, identity, paths, words
+from clusterprof import console, run_directory, words
+from clusterprof.agent.contracts import files, identity, paths
 from clusterprof.collect.outcomes import Outcome
 from clusterprof.console import say
 from clusterprof.results import RANKS, Suspect

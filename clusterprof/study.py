@@ -11,8 +11,6 @@ import numpy as np
 import pyarrow as pa
 
 from clusterprof import __version__
-from clusterprof.agent.contracts.words import counted
-from clusterprof.agent.contracts.words import ranks as rank_list
 from clusterprof.align.clock import Clock, align
 from clusterprof.align.clock.measured import KnownClocks, of_one_report
 from clusterprof.align.clock.readings import without_beacons
@@ -50,6 +48,8 @@ from clusterprof.results import (
 )
 from clusterprof.spans import SPANS, spans
 from clusterprof.tables import RankTables
+from clusterprof.words import counted
+from clusterprof.words import ranks as rank_list
 
 
 @dataclass(frozen=True)

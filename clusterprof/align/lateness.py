@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from clusterprof.agent.contracts import words
+from clusterprof import words
 from clusterprof.align.clock.alignment import align
 from clusterprof.align.clock.measured import pair_bounds
 from clusterprof.align.clock.model import Clock

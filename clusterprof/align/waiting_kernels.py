@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from clusterprof.agent.contracts import words
+from clusterprof import words
 from clusterprof.align.clock import Clock
 from clusterprof.align.columns import Ints, Objects, coded, integers, texts
 from clusterprof.align.match.calls import UNKNOWN, steps_of

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from clusterprof import console
-from clusterprof.agent.contracts.words import counted
 from clusterprof.arguments import path
 from clusterprof.cli import Parser, verb_parser
 from clusterprof.console import say
 from clusterprof.errors import UsageError
 from clusterprof.results import MeasuredRun
+from clusterprof.words import counted
 
 
 def parser(verb: str) -> Parser:

@@ -6,8 +6,8 @@ import os
 import re
 from collections.abc import Sequence
 
-from clusterprof import run_directory
-from clusterprof.agent.contracts import plan, words
+from clusterprof import run_directory, words
+from clusterprof.agent.contracts import plan
 from clusterprof.agent.contracts.timing import REAL, Clock
 from clusterprof.arguments import (
     RANKS_GRAMMAR,

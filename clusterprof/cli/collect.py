@@ -7,9 +7,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from clusterprof import run_directory
+from clusterprof import run_directory, words
 from clusterprof.agent import nsys
-from clusterprof.agent.contracts import words
 from clusterprof.arguments import path
 from clusterprof.cli import Parser, verb_parser
 from clusterprof.collect.live_windows import check_over

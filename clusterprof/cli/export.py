@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from clusterprof.agent.contracts import files, words
+from clusterprof import words
+from clusterprof.agent.contracts import files
 from clusterprof.arguments import check_free, path
 from clusterprof.cli import Parser, verb_parser
 from clusterprof.console import say

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterprof import console
-from clusterprof.agent.contracts import paths, words
+from clusterprof import console, words
+from clusterprof.agent.contracts import paths
 from clusterprof.arguments import path, shortest
 from clusterprof.cli import Parser, verb_parser
 from clusterprof.console import say

@@ -13,8 +13,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from clusterprof import console, run_directory
-from clusterprof.agent.contracts import files, paths, words
+from clusterprof import console, run_directory, words
+from clusterprof.agent.contracts import files, paths
 from clusterprof.agent.contracts.states import State
 from clusterprof.agent.contracts.timing import REAL
 from clusterprof.arguments import StepWindow, selected

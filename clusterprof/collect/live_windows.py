@@ -15,7 +15,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
-from clusterprof.agent.contracts import files, later_window, paths, states, words
+from clusterprof import words
+from clusterprof.agent.contracts import files, later_window, paths, states
 from clusterprof.agent.contracts.later_window import LaterWindow
 from clusterprof.agent.contracts.states import State
 from clusterprof.arguments import Selection, StepWindow

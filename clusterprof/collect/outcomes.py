@@ -15,8 +15,8 @@ from clusterprof.agent import nsys
 from clusterprof.agent.contracts import documents, paths, states
 from clusterprof.agent.contracts.states import State
 from clusterprof.agent.contracts.timing import REAL, Clock
-from clusterprof.agent.contracts.words import ranks as named_ranks
 from clusterprof.run_directory import RunDirectory
+from clusterprof.words import ranks as named_ranks
 
 #: A shared filesystem may show a file, and a guard may finish, a little after the launcher ended.
 PATIENCE_S = 3.0

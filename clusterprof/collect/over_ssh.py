@@ -23,7 +23,6 @@ from clusterprof.agent.contracts import files, paths, states
 from clusterprof.agent.contracts.plan import Plan
 from clusterprof.agent.contracts.states import State
 from clusterprof.agent.contracts.timing import REAL, Clock
-from clusterprof.agent.contracts.words import ranks as named_ranks
 from clusterprof.agent.remote import host as far_side
 from clusterprof.collect import answers
 from clusterprof.collect.answers import Found, Offered
@@ -31,6 +30,7 @@ from clusterprof.collect.connection import Answer, RemoteCommand, SshHost
 from clusterprof.errors import HostError, RunDirectoryError
 from clusterprof.launchers.support.job import Host, OverSsh
 from clusterprof.run_directory import Manifest, RunDirectory
+from clusterprof.words import ranks as named_ranks
 
 _AGENT = Path(far_side.__file__).resolve().parents[1]
 

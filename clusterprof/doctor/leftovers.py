@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterprof.agent.contracts import paths, processes
-from clusterprof.agent.contracts.words import counted
 from clusterprof.doctor.table import OK, WARN, Check
+from clusterprof.words import counted
 
 #: Programs that may hold CUPTI or the GPU's counters.
 _PROFILERS = {

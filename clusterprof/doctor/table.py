@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from clusterprof.agent.contracts.words import counted
 from clusterprof.console import wrapped
+from clusterprof.words import counted
 
 OK, WARN, BAD = "ok", "warn", "bad"
 LEVELS = (OK, WARN, BAD)

@@ -16,12 +16,12 @@ from pathlib import Path
 from clusterprof import __version__
 from clusterprof.agent.contracts import clocks
 from clusterprof.agent.contracts.timing import REAL, Clock
-from clusterprof.agent.contracts.words import counted, size
 from clusterprof.agent.nsys import MINIMUM, free_bytes
 from clusterprof.doctor import leftovers
 from clusterprof.doctor.table import BAD, OK, WARN, Check
 from clusterprof.errors import ProfilerError
 from clusterprof.launch import profiling
+from clusterprof.words import counted, size
 
 #: A file system that hangs, or an nsys that does not answer, is found out by this.
 PATIENCE_S = 6.0

@@ -12,7 +12,7 @@ from typing import IO, Any
 import numpy as np
 import orjson
 
-from clusterprof.agent.contracts import words
+from clusterprof import words
 from clusterprof.align.columns import Ints
 from clusterprof.export.merged_tables import Merged
 from clusterprof.export.perfetto import about_trace

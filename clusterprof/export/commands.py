@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from clusterprof.agent.contracts import words
+from clusterprof import words
 from clusterprof.align.columns import Bools, Ints, coded, integers, texts
 from clusterprof.export.merged_tables import Merged
 from clusterprof.export.tracks import shown

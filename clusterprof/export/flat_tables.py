@@ -9,7 +9,8 @@ from typing import IO, Any, get_args, get_origin, get_type_hints
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clusterprof.agent.contracts import files, words
+from clusterprof import words
+from clusterprof.agent.contracts import files
 from clusterprof.align.match.matched import PLACED
 from clusterprof.export import summaries
 from clusterprof.export.merged_tables import Merged

@@ -12,8 +12,7 @@ from typing import IO
 
 import numpy as np
 
-from clusterprof import __version__
-from clusterprof.agent.contracts import words
+from clusterprof import __version__, words
 from clusterprof.align.columns import Bools, Index, Ints
 from clusterprof.export import wire
 from clusterprof.export.merged_tables import Merged

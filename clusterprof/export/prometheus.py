@@ -13,8 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow.compute as pc
 
-from clusterprof import __version__
-from clusterprof.agent.contracts import words
+from clusterprof import __version__, words
 from clusterprof.align.columns import integers
 from clusterprof.export.merged_tables import Merged
 from clusterprof.export.tracks import shown

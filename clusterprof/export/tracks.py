@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clusterprof.agent.contracts import words
+from clusterprof import words
 from clusterprof.align.columns import Bools, Floats, Index, Ints, Objects, coded, integers
 from clusterprof.export.merged_tables import Merged
 from clusterprof.results import Finding

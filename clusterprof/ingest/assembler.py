@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clusterprof.agent.contracts.words import counted
 from clusterprof.errors import ReportError
 from clusterprof.ingest.rank_steps import from_ends, from_ranges
 from clusterprof.ingest.recording import Calls, Ints, Recording, encoded, fill, joined, nullable
 from clusterprof.tables import HIGHEST_RANK, KINDS, SCHEMAS, RankTables, ReportInfo
+from clusterprof.words import counted
 
 #: ns, 2116: the difference of any two times from 1970 on fits into 64 bits
 _FARTHEST_NS = 1 << 62

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from clusterprof.agent.contracts.words import counted, listed
 from clusterprof.ingest.operations import kernel_operation, operation
 from clusterprof.ingest.recording import Bools, Ints
+from clusterprof.words import counted, listed
 
 #: in a name of any library: what is done, whatever is written around it
 _WORDS = re.compile(r"(?i)all_?reduce|all_?gather|reduce_?scatter|all_?to_?all")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from clusterprof.agent.contracts import words
+from clusterprof import words
 from clusterprof.errors import ClusterprofError, MergeError, ReportError
 from clusterprof.ingest.assembler import RankUnknown, checked, combine
 from clusterprof.ingest.engines import Engine, Processes

@@ -13,7 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from clusterprof.agent.contracts import files, words
+from clusterprof import words
+from clusterprof.agent.contracts import files
 from clusterprof.errors import ReportError
 from clusterprof.unpacking import VARIABLE, most
 

@@ -15,7 +15,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from clusterprof.agent.contracts import words
+from clusterprof import words
 from clusterprof.agent.contracts.processes import end_first, end_with_parent, ended
 from clusterprof.errors import ClusterprofError
 from clusterprof.imports import without_pandas

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterprof.agent.contracts import paths
-from clusterprof.agent.contracts.words import counted, listed
 from clusterprof.errors import ReportError
 from clusterprof.ingest import other_tools
 from clusterprof.ingest.flight.dump import OF_A_RUN
 from clusterprof.ingest.kineto.json_stream import keys_of
 from clusterprof.ingest.opening import opened, unreadable
+from clusterprof.words import counted, listed
 
 #: nsys before 2021.5 named it otherwise
 NSYS_REPORT = (".nsys-rep", ".qdrep")

@@ -18,7 +18,7 @@ from mmap import mmap
 from multiprocessing.connection import Connection
 from typing import Any
 
-from clusterprof.agent.contracts import words
+from clusterprof import words
 from clusterprof.agent.contracts.timing import REAL
 from clusterprof.ingest import engines, handover
 from clusterprof.ingest.reading_process import Lost, Read, Reader, limit_s, too_long

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from clusterprof.agent.contracts import words
+from clusterprof import words
 from clusterprof.agent.contracts.timing import REAL, Clock
 from clusterprof.console import say
 from clusterprof.errors import ReportError

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from clusterprof.agent.contracts import later_window, words
+from clusterprof import words
+from clusterprof.agent.contracts import later_window
 from clusterprof.agent.contracts.timing import REAL, Clock
 from clusterprof.arguments import Selection, StepWindow, parse_ranks
 from clusterprof.collect import live_windows

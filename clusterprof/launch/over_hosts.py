@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, BinaryIO
 
-from clusterprof.agent.contracts import words
+from clusterprof import words
 from clusterprof.agent.contracts.plan import Meeting
 from clusterprof.collect import over_ssh
 from clusterprof.collect.over_ssh import RemoteHost, Running

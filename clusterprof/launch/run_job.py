@@ -10,9 +10,9 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from clusterprof import __version__, console, gate, masking, run_directory
+from clusterprof import __version__, console, gate, masking, run_directory, words
 from clusterprof.agent import nsys
-from clusterprof.agent.contracts import paths, words
+from clusterprof.agent.contracts import paths
 from clusterprof.agent.contracts.states import State
 from clusterprof.arguments import selected, shortest
 from clusterprof.collect.outcomes import (

@@ -9,7 +9,8 @@ import subprocess
 import threading
 from collections.abc import Callable, Sequence
 
-from clusterprof.agent.contracts import states, words
+from clusterprof import words
+from clusterprof.agent.contracts import states
 from clusterprof.agent.contracts.states import State
 from clusterprof.agent.contracts.timing import REAL, Clock
 from clusterprof.collect.outcomes import reports_in

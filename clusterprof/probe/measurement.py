@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from clusterprof.agent.contracts import documents, files, paths, words
+from clusterprof import words
+from clusterprof.agent.contracts import documents, files, paths
 from clusterprof.errors import MergeError, ReportError
 from clusterprof.run_directory import RunDirectory
 

@@ -19,7 +19,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from clusterprof.agent.contracts import clocks, exchange, words
+from clusterprof import words
+from clusterprof.agent.contracts import clocks, exchange
 from clusterprof.agent.contracts.exchange import Answerer, Exchange
 from clusterprof.agent.contracts.identity import Identity
 from clusterprof.agent.contracts.timing import REAL, Clock

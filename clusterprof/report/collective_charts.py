@@ -11,8 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clusterprof import exchanges
-from clusterprof.agent.contracts import words
+from clusterprof import exchanges, words
 from clusterprof.report import summary
 from clusterprof.results import UNBOUNDED_NS, Results
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from clusterprof import console
-from clusterprof.agent.contracts import words
+from clusterprof import console, words
 from clusterprof.report.markdown import escaped, pipes
 from clusterprof.results import Change, ComparedFinding, Comparison
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clusterprof.agent.contracts import words
+from clusterprof import words
 from clusterprof.results import CalledEntry, HangEntry, HangResults
 
 #: ranks whose lines are printed for each cause; results.json has them all

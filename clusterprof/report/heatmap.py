@@ -16,8 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clusterprof import exchanges
-from clusterprof.agent.contracts import words
+from clusterprof import exchanges, words
 from clusterprof.report import summary
 from clusterprof.report.whole_job import Job
 from clusterprof.results import Results

@@ -14,7 +14,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from clusterprof.agent.contracts import files, words
+from clusterprof import words
+from clusterprof.agent.contracts import files
 from clusterprof.report import breakdown, overview, summary
 from clusterprof.report.whole_job import Job
 from clusterprof.results import UNBOUNDED_NS, Finding, Results

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clusterprof.agent.contracts import words
+from clusterprof import words
 from clusterprof.report.summary import averages, by_saving, rank_uncertainties, stragglers
 from clusterprof.results import UNBOUNDED_NS, Results, steps_to_look_at
 

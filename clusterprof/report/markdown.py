@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from clusterprof.agent.contracts import words
+from clusterprof import words
 from clusterprof.report import summary
 from clusterprof.results import Finding, Results
 

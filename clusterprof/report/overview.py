@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from clusterprof.agent.contracts import words
+from clusterprof import words
 from clusterprof.report import summary
 from clusterprof.results import Finding, Results
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from clusterprof.agent.contracts import words
+from clusterprof import words
 from clusterprof.report import results_json, summary
 from clusterprof.report.whole_job import Job
 from clusterprof.results import Results

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from clusterprof.agent.contracts import words
+from clusterprof import words
 from clusterprof.report.whole_job import Job
 from clusterprof.results import Results, steps_to_look_at
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
 
-from clusterprof.agent.contracts import words
+from clusterprof import words
 from clusterprof.results import (
     UNBOUNDED_NS,
     CaptureCost,

@@ -12,8 +12,8 @@ from pathlib import Path
 import jinja2
 from jinja2 import bccache
 
-from clusterprof import __version__
-from clusterprof.agent.contracts import files, words
+from clusterprof import __version__, words
+from clusterprof.agent.contracts import files
 from clusterprof.report import summary
 
 

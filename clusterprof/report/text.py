@@ -10,7 +10,7 @@ import re
 import textwrap
 from collections.abc import Collection, Iterable, Sequence
 
-from clusterprof.agent.contracts import words
+from clusterprof import words
 from clusterprof.report import summary
 from clusterprof.report.summary import Average
 from clusterprof.results import Finding, Results

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pytest
 from simulate import Cause, Job, simulate
 
-from clusterprof.agent.contracts import words
+from clusterprof import words
 from clusterprof.align.match import match
 from clusterprof.report import collective_charts, heatmap
 from clusterprof.report.whole_job import Job as Known

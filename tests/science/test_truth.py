@@ -15,7 +15,7 @@ from simulate import Cause, Job, simulate
 from simulate.cases import KINDS, Case, cases, right, saved_ns, straggler_named
 from studies import FOLDER, NAMES, TRUTH, Simulated, found_in, gathered
 
-from clusterprof.agent.contracts import words
+from clusterprof import words
 from clusterprof.analysis.findings.registry import all_findings
 from clusterprof.report.overview import tiles
 from clusterprof.study import Study, dataset_of, study

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from simulate import Job, simulate
 
-from clusterprof.agent.contracts import identity, words
+from clusterprof import words
+from clusterprof.agent.contracts import identity
 from clusterprof.agent.contracts.identity import COUNTING, LENT, Identity
 from clusterprof.agent.contracts.plan import Plan, Selection
 from clusterprof.agent.rank import hooks, own_profilers, start

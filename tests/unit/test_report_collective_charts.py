@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 import report_sample as sample
 
-from clusterprof.agent.contracts import words
+from clusterprof import words
 from clusterprof.report import collective_charts as charts
 from clusterprof.results import Results
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 import report_sample as sample
 
-from clusterprof.agent.contracts import words
+from clusterprof import words
 from clusterprof.report import html, summary, text
 from clusterprof.results import UNBOUNDED_NS, Finding
 from clusterprof.spans import SPANS

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterprof.agent.contracts import words
+from clusterprof import words
 
 
 def test_numbers_as_they_are_written() -> None:

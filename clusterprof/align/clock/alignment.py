@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clusterprof.agent.contracts import words
+from clusterprof import words
 from clusterprof.align.clock.blocks import LONGEST_NS, Block, astray, bases, blocks
 from clusterprof.align.clock.bounds import Bounds, bound, contradicting, delivered, middle_of
 from clusterprof.align.clock.estimates import Combined, Estimate, combine, estimate

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from clusterprof.agent.contracts import words
+from clusterprof import words
 from clusterprof.align.columns import Ints, Objects
 from clusterprof.align.match.calls import UNKNOWN, Part
 from clusterprof.ingest.operations import SYNCHRONISING

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clusterprof.agent.contracts import words
+from clusterprof import words
 from clusterprof.align.columns import Bools, Ints
 from clusterprof.align.match.calls import UNKNOWN, Part, read
 from clusterprof.align.match.communicators import infer

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clusterprof.agent.contracts import words
+from clusterprof import words
 from clusterprof.align.columns import Ints, integers, rows_by
 from clusterprof.align.match.calls import UNKNOWN, is_counted, steps_of
 from clusterprof.align.match.matching import match

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clusterprof.agent.contracts.words import ms
 from clusterprof.analysis.findings.finding import Evidence, job_of, named
 from clusterprof.analysis.model import host_activity, limits
 from clusterprof.analysis.model.dataset import Dataset, Floats, commonest
 from clusterprof.analysis.model.intervals import Intervals, union
 from clusterprof.analysis.model.timeline import COLLECTIVE, wall_times
 from clusterprof.mapped import release
+from clusterprof.words import ms
 
 #: where a sentence has two names (`between 'a' and 'b'`), all of one that is longer than 24
 _LONG_NAME = re.compile(r"(?<=')([^']{23})[^']{2,}(?=')")

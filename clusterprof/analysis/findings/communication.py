@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from clusterprof.agent.contracts.words import percent
 from clusterprof.analysis.findings.finding import Code, finding, job_of, of_step, of_window
 from clusterprof.analysis.findings.pipeline import evened
 from clusterprof.analysis.findings.unprofiled import hidden_wait
@@ -17,6 +16,7 @@ from clusterprof.analysis.model.dataset import Bools, Dataset, Ints, calls_per_s
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.what_if import Saved
 from clusterprof.results import Finding, OperationEntry
+from clusterprof.words import percent
 
 ORDER = 60
 

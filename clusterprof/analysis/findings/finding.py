@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from clusterprof.agent.contracts import words
+from clusterprof import words
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.what_if import Saved, WhatIfs, what_ifs

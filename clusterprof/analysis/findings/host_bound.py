@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from clusterprof.agent.contracts.words import counted, duration, ms
 from clusterprof.analysis.findings import causes
 from clusterprof.analysis.findings.finding import (
     Code,
@@ -33,6 +32,7 @@ from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.timeline import COMPUTE
 from clusterprof.analysis.model.what_if import Saved, WhatIfs
 from clusterprof.results import Finding
+from clusterprof.words import counted, duration, ms
 
 #: place among the modules of findings (`registry`)
 ORDER = 20

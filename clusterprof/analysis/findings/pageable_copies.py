@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from clusterprof.agent.contracts.words import ms, size
 from clusterprof.analysis.findings.finding import Code, finding, job_of, of_step
 from clusterprof.analysis.findings.pipeline import evened
 from clusterprof.analysis.model import limits
@@ -16,6 +15,7 @@ from clusterprof.analysis.model.dataset import Bools, Dataset, Floats
 from clusterprof.analysis.model.graph import NEVER
 from clusterprof.analysis.model.replay import Replay
 from clusterprof.results import Finding
+from clusterprof.words import ms, size
 
 ORDER = 40
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from clusterprof.agent.contracts.words import ms, percent
 from clusterprof.analysis.findings.finding import (
     Code,
     Evidence,
@@ -27,6 +26,7 @@ from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE
 from clusterprof.analysis.model.untraced import MOST_SLOWER
 from clusterprof.analysis.model.what_if import WhatIfs
 from clusterprof.results import Finding
+from clusterprof.words import ms, percent
 
 ORDER = 15
 

@@ -15,8 +15,6 @@ from statistics import NormalDist
 
 import numpy as np
 
-from clusterprof.agent.contracts.words import ms
-from clusterprof.agent.contracts.words import ranks as rank_list
 from clusterprof.analysis.findings import causes
 from clusterprof.analysis.findings.finding import (
     Code,
@@ -34,6 +32,8 @@ from clusterprof.analysis.model.dataset import Dataset, Floats, once, parts
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.what_if import PARTS, Part, Saved, WhatIfs
 from clusterprof.results import Finding
+from clusterprof.words import ms
+from clusterprof.words import ranks as rank_list
 
 ORDER = 10
 

@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from clusterprof.agent.contracts.words import numbers
-from clusterprof.agent.contracts.words import ranks as rank_list
 from clusterprof.analysis.findings.finding import Code, capture, finding, job_of, lighter, of_step
 from clusterprof.analysis.findings.straggler import beyond, repaired
 from clusterprof.analysis.groups.topology import communicator_size
@@ -17,6 +15,8 @@ from clusterprof.analysis.model.accounts import call_of
 from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints, once, parts
 from clusterprof.analysis.model.intervals import union
 from clusterprof.results import Finding
+from clusterprof.words import numbers
+from clusterprof.words import ranks as rank_list
 
 ORDER = 50
 

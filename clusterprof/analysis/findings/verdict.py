@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow.compute as pc
 
-from clusterprof.agent.contracts.words import ms
-from clusterprof.agent.contracts.words import ranks as rank_list
 from clusterprof.analysis.findings import all_ranks
 from clusterprof.analysis.findings.finding import (
     another_pace,
@@ -21,6 +19,8 @@ from clusterprof.analysis.findings.straggler import overlapped
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import LEAST_STEADY, Dataset
 from clusterprof.results import NODES, Finding
+from clusterprof.words import ms
+from clusterprof.words import ranks as rank_list
 
 #: the parts of a step's account, as a single step is described by them
 _PARTS = {

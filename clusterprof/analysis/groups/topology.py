@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow.compute as pc
 
-from clusterprof.agent.contracts import words
+from clusterprof import words
 from clusterprof.analysis.groups.stages import Stages, stages, traffic
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import (

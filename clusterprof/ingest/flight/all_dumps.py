@@ -22,7 +22,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clusterprof.agent.contracts import paths, words
+from clusterprof import words
+from clusterprof.agent.contracts import paths
 from clusterprof.agent.contracts.processes import end_with_parent
 from clusterprof.errors import ReportError
 from clusterprof.ingest.flight.dump import (
