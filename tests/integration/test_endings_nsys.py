@@ -244,7 +244,7 @@ def kill(workdir: Path, fault: Fault, plain: Completed, *, stops_hang: bool) -> 
         fault(what, plain.returncode, status, 0.0, stated)
         assert stated["state"] in ("collected", "lost")
         if stops_hang or when == "capturing":  # else a stop may be over before it is killed
-            assert re.search(f"signal {number:d}|status", stated["reason"]), stated
+            assert re.search(f"signal {number:d}|status", stated.get("reason", "")), stated
         assert processes.of_session(stated["session"]) == []
 
 

@@ -21,9 +21,10 @@ from lab.endings import PROGRAMS
 from lab.fakes import fake_nsys, scripted_nsys
 from lab.hosts import Hosts
 
-from clusterprof.agent.contracts import states
+from clusterprof.agent.contracts import beside, states
 from clusterprof.agent.contracts.plan import Reduction
 from clusterprof.agent.guard import outbox
+from clusterprof.agent.guard.outbox import Outbox
 from clusterprof.agent.guard.reducing import Reducing
 from clusterprof.agent.guard.report_transfer import ReportTransfer
 from clusterprof.ingest import reduced
@@ -108,12 +109,19 @@ def test_a_rank_that_a_signal_ended_has_its_report_brought_before_any_tables(hom
     assert (home / "report.nsys-rep").read_bytes() == b"a report"
 
 
+@pytest.fixture
+def rank(monkeypatch: pytest.MonkeyPatch) -> Outbox:
+    """That of a rank; what its writer is started by ends with the test."""
+    monkeypatch.setattr(beside, "_starter", None)
+    beside.prepare()
+    return outbox.start()
+
+
 def test_a_rank_that_torch_profiles_ends_in_time_though_its_tables_are_never_made(
-    home: Path, fault: Callable[..., None]
+    home: Path, fault: Callable[..., None], rank: Outbox
 ) -> None:
     script, why = FAULTS["it takes longer than there is"]
     order = Reduction("now", "none", (sys.executable, "-I", "-c", script))
-    rank = outbox.start()
     rank.say(
         "begin", run=str(home.parents[1]), folder=str(home), window=[5, 10], wall_ns=0, log_s=0
     )
@@ -133,12 +141,11 @@ def test_a_rank_that_torch_profiles_ends_in_time_though_its_tables_are_never_mad
 
 
 def test_each_window_has_its_own_tables_and_no_trace_is_dropped_for_another_s(
-    home: Path, workdir: Path
+    home: Path, workdir: Path, rank: Outbox
 ) -> None:
     # The first window's tables are made, the second's never.
     script = "import os, sys; os.makedirs(sys.argv[2]) if 'windows' not in sys.argv[2] else 1 / 0"
     order = Reduction("now", "none", (sys.executable, "-I", "-c", script))
-    rank = outbox.start()
     rank.say(
         "begin", run=str(home.parents[1]), folder=str(home), window=[5, 10], wall_ns=0, log_s=0
     )
