@@ -10,6 +10,7 @@ from __future__ import annotations
 import compileall
 import os
 import shutil
+import signal
 import tempfile
 import uuid
 from collections import Counter
@@ -48,6 +49,7 @@ def _is_worker(config: pytest.Config) -> bool:
 def pytest_configure(config: pytest.Config) -> None:
     for name in command.TERMINAL:
         os.environ.pop(name, None)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it for all that is started
     for part in PARTS:
         config.addinivalue_line("markers", f"{part.marker}: the test needs {part.what}")
     if _is_worker(config):  # of pytest-xdist: the session is the controller's
