@@ -49,7 +49,9 @@ def _is_worker(config: pytest.Config) -> bool:
 def pytest_configure(config: pytest.Config) -> None:
     for name in command.TERMINAL:
         os.environ.pop(name, None)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it for all that is started
+    # What a shell starts in the background, or by nohup, ignores these for all that it starts.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for part in PARTS:
         config.addinivalue_line("markers", f"{part.marker}: the test needs {part.what}")
     if _is_worker(config):  # of pytest-xdist: the session is the controller's
