@@ -251,7 +251,7 @@ def test_a_sigterm_is_the_program_s_and_the_report_is_written(session: Session) 
     session.start()
     session.over.send_signal(signal.SIGTERM)
     # nsys gives the program some two seconds, and ends with 0 where it has not seen it end by then.
-    assert session.over.wait(command.PATIENCE_S) in (0, 143)
+    assert session.over.wait(command.PATIENCE_S) in (0, 143), session.printed()
     session.until(lambda: not processes.running(pid))
     assert session.left() == [session.raw]
 
@@ -311,7 +311,7 @@ def test_a_shutdown_ends_the_program_and_leaves_no_report(session: Session) -> N
     pid = session.launched()
     session.start()
     assert session.call("shutdown", f"--session={session.name}").returncode == 0
-    assert session.over.wait(command.PATIENCE_S) in (0, 143)
+    assert session.over.wait(command.PATIENCE_S) in (0, 143), session.printed()
     session.until(lambda: not processes.running(pid))
     assert session.left() == []
 

@@ -310,12 +310,12 @@ def stay(agent, program):
     status = None
     while status is None and (not signalled or time.monotonic() < signalled[0] + GRACE_S):
         ready = select.select([ours, agent], [], [], 0.05)[0]
-        if ours in ready:
-            status = int(from_launcher.readline() or 1)
-        elif agent in ready:
+        if agent in ready:
             if not agent.recv(1):
                 say("Connection to the Agent lost.")
             return 0
+        if ours in ready:
+            status = int(from_launcher.readline() or 1)
     ask(agent, "finish")
     return status or 0  # a program that was signalled may go on
 
@@ -464,10 +464,10 @@ class Agent:
         return "\n".join([*reply, f"    {target}"])
 
     def shutdown(self, kill):
+        self.stream = ""
+        self.nsys.sendall(b"shutdown\n")  # before it learns of its program's end
         if kill != "none" and self.pid:
             os.killpg(self.pid, signal.SIGKILL if kill == "sigkill" else signal.SIGTERM)
-        self.stream = ""
-        self.nsys.sendall(b"shutdown\n")
 
 
 def move(source, target):
