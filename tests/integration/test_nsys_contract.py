@@ -6,6 +6,7 @@ Each test is one fact, and holds for both: so that neither can drift from the ot
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -323,11 +324,19 @@ def test_a_profile_without_a_range_is_of_the_whole_program(session: Session) -> 
     assert session.left() == [session.raw]
 
 
+def sleeps(pid: int) -> int:
+    """How often a process has gone to sleep."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(r"\nvoluntary_ctxt_switches:\s*(\d+)", status)[1])
+
+
 def test_the_importer_makes_a_report_that_is_whole_and_its_tables_are_read(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session.launched(trace="osrt")
+    pid = session.launched(trace="osrt")
     session.start()
+    before = sleeps(pid)
+    session.until(lambda: sleeps(pid) > before + 10)  # what is collected
     assert session.stop().returncode == 0
     nsys = profiler.Nsys(str(session.nsys))
     assert nsys.importer is not None
