@@ -24,8 +24,9 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train.py"
 
 #: train.py [torch]: a rank that goes on until its window is closed
 PROGRAM = """
-import sys
+import pathlib, sys
 import loop
+stated = pathlib.Path("run/ranks/00000/state.json")
 def calculate(): pass
 if "torch" in sys.argv:
     import torch
@@ -37,9 +38,8 @@ while not closed:
     calculate()
     loop.step()
     count += 1
-    if count > 3:
-        with open("run/ranks/00000/state.json") as file:
-            closed = '"closed"' in file.read()
+    if count > 3 and stated.exists():
+        closed = '"closed"' in stated.read_text()
 print(f"{count} steps", flush=True)
 """
 OPTIONS = ["--ranks", "0", "--step-on=loop:step", "--run-dir=run"]
