@@ -28,6 +28,9 @@ from clusterprof.errors import UsageError
 
 _PART = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
 
+#: options that there were, and what there is instead
+GONE = {"--beacons": "it is gone: --clock-probe measures the hosts' clocks without it"}
+
 RANKS_GRAMMAR = "a list and ranges as in 0,8-15:2, or all, one-per-node, stages"
 
 

@@ -13,7 +13,6 @@ import pyarrow as pa
 from clusterprof import __version__
 from clusterprof.align.clock import Clock, align
 from clusterprof.align.clock.measured import KnownClocks, of_one_report
-from clusterprof.align.clock.readings import without_beacons
 from clusterprof.align.lateness import joined
 from clusterprof.align.match import contradicted, match, numbered, tolerance
 from clusterprof.align.placing import place
@@ -170,7 +169,7 @@ def dataset_of(
         matched = match(ordered)
         clock = align(ordered, matched, measured)
     trim()
-    placed = place(without_beacons(matched, ordered, known.readings), clock)
+    placed = place(matched, clock)
     lines = Timelines(ordered)
     account = accounts(lines, [t.rank for t in ordered], placed, clock)
     steady = steady_steps(lines, placed)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from clusterprof import console
+from clusterprof.arguments import GONE
 from clusterprof.errors import UsageError
 
 #: From here on a word that may be a launcher's is taken for a misspelt one of ours: `--rank` is at
@@ -84,10 +85,12 @@ class Parser(argparse.ArgumentParser):
         what = "option" if word.startswith("-") else "argument"
         near = self.meant(word)
         hint = f"did you mean {near}?" if near else f"see {self.prog} --help"
+        hint = GONE.get(word.partition("=")[0], hint)
         return UsageError(f"{self.prog} has no {what} {word}", hint)
 
     def check_passed_on(self, words: Sequence[str], theirs: Parser | None = None) -> None:
-        """Raise UsageError for a word that would go to a launcher and is nearly an option of ours.
+        """Raise UsageError for a word that would go to a launcher and is nearly an option of ours,
+        or was one.
 
         `theirs` has the options of the launcher's own module.
         """
@@ -97,7 +100,8 @@ class Parser(argparse.ArgumentParser):
             # Slurm has --profile as well, with other values.
             slurm = name == "--profile" and (given or value) not in ("auto", "nsys", "torch")
             maybe = name.startswith("--") and len(name) >= _SHORTEST and not slurm
-            if maybe and name not in known and self.meant(name, _SURELY):
+            ours = name in GONE or (maybe and self.meant(name, _SURELY))
+            if ours and name not in known:
                 raise self.unknown(word)
 
     def meant(self, word: str, least: float = _PERHAPS) -> str | None:

@@ -176,10 +176,6 @@ def _add_profiling(this: argparse.ArgumentParser) -> None:
         help="measure the clocks of the hosts against each other around the window, by a process "
         "on each node (UDP between nodes; default auto: on where the ranks may be on several "
         "nodes)")  # fmt: skip
-    add("--beacons", type=int, default=0, metavar="N",
-        help="all ranks send N tiny AllReduces before and after the window, for jobs with large "
-        "collectives only. All ranks agree on it first; a rank that does not reach the same step "
-        "delays the other ranks once, by up to 30 s (default 0; 16 are enough)")  # fmt: skip
 
 
 def _add_running(this: argparse.ArgumentParser) -> None:

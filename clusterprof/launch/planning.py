@@ -37,8 +37,6 @@ from clusterprof.run_directory import RunDirectory
 PROFILE_FAILED = 123
 #: `--fail-on`: the training was fine, and a condition is met or could not be checked.
 GATE_FAILED = 122
-#: `--beacons`: more would slow the job
-MOST_BEACONS = 1000
 #: `--max-steps`: five to ten steps are enough; no tool opens reports of hundreds
 MOST_STEPS = 200
 #: `--max-report-mb`: millions of events; writing a torch trace takes four times its size
@@ -208,8 +206,7 @@ def make_plan(
     for_agent = Plan(
         str(folder), selection, (window.first, window.end), capture.name, job.identity,
         arguments.step_on, capture.window_by, capture.emit_nvtx, capture.nsys,
-        arguments.clock_probe, arguments.beacons, arguments.max_report_mb, arguments.stacks,
-        arguments.hang_after,
+        arguments.clock_probe, arguments.max_report_mb, arguments.stacks, arguments.hang_after,
         log_s=LOG_S,
         armed=armed,
         reduction=reduction.decided(arguments.reduce, arguments.keep_reports, capture.name),
@@ -282,8 +279,4 @@ def checked(arguments: argparse.Namespace) -> tuple[Selection, StepWindow]:
         )
     if arguments.hang_after < 0:
         raise UsageError(f"--hang-after {arguments.hang_after} is negative", "0 looks for no hang")
-    if not 0 <= arguments.beacons <= MOST_BEACONS:
-        raise UsageError(
-            f"--beacons {arguments.beacons} is not between 0 and {MOST_BEACONS}", "16 are enough"
-        )
     return selection, steps

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from clusterprof import launchers, masking
 from clusterprof.agent.contracts import files as contents
-from clusterprof.arguments import path, shortest
+from clusterprof.arguments import GONE, path, shortest
 from clusterprof.console import say
 from clusterprof.errors import UsageError
 from clusterprof.run_directory import others_can_write
@@ -206,6 +206,8 @@ def _value(file: Path, key: str, value: Any, action: argparse.Action) -> Any:
 def _near(key: str, actions: Mapping[str, argparse.Action]) -> str:
     import difflib
 
+    if f"--{key}" in GONE:
+        return GONE[f"--{key}"]
     known = [name.replace("_", "-") for name in actions if name not in _NOT_IN_FILES]
     near = difflib.get_close_matches(key.replace("_", "-"), known, n=1)
     return f"did you mean {near[0]}?" if near else f"those there are: {', '.join(sorted(known))}"

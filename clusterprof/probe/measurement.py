@@ -26,7 +26,7 @@ _NUMBERS = dict.fromkeys(
 )
 _WORDS = ("when", "machine", "other_machine")
 #: what each rank wrote of its clocks, by what `clusterprof.align.clock.readings.parsed` calls it
-_FILES = {"clock": paths.CLOCK, "state": paths.STATE, "beacons": paths.BEACONS}
+_FILES = {"clock": paths.CLOCK, "state": paths.STATE}
 
 
 @dataclass(frozen=True)

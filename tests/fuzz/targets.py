@@ -322,7 +322,6 @@ FILES: dict[str, Any] = {
         "reason": "", "nsys": {"path": "/nowhere/nsys", "version": "1"},
     },
     "ranks/00001/clock.json": {"schema_version": 1, "machine": "b h2", "readings": [READING] * 3},
-    "ranks/00001/beacons.json": [{"begin_ns": 1_700_000_000_000_000_000, "end_ns": 10**18}],
     "ranks/00001/probe.json": {"bounds": [BOUND], "notes": ["n"]},
     "clock_probe.json": {"schema_version": 1, "method": "m", "bounds": [BOUND] * 2, "notes": []},
     "plan.json": {"schema_version": 1, "run": "/nowhere", "window": [9, 12]},
@@ -465,7 +464,7 @@ def settings_of_a_project(changes: Sequence[Change]) -> None:
         with contextlib.suppress(ClusterprofError):
             settings.read("srun", actions, [file])
         odd = [json.dumps(str(ODD[what % len(ODD)])) for _, what in changes]
-        file.write_text("\n".join(f"beacons = {each}" for each in odd[:1]), errors="replace")
+        file.write_text("\n".join(f"hang-after = {each}" for each in odd[:1]), errors="replace")
         with contextlib.suppress(ClusterprofError):
             settings.read("srun", actions, [file])
 

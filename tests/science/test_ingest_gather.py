@@ -263,6 +263,8 @@ def test_a_run_directory_gives_one_source_per_rank_with_the_trace_beside(tmp_pat
     shutil.copy(tmp_path / "ranks/00008/trace.json.gz", tmp_path / "ranks/00000")
     for name in ("run.json", "ranks/00000/state.json", "ranks/00000/clock.json"):
         (tmp_path / name).write_text('{"schema_version": 1}')
+    # of an earlier version
+    (tmp_path / "ranks/00008/beacons.json").write_text('[{"begin_ns": 1, "end_ns": 2}]')
     assert found(tmp_path) == [
         ("ranks/00000/report.nsys-rep", "trace.json.gz"),
         ("ranks/00008/trace.json.gz", None),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,7 @@ from clusterprof.agent.contracts.exchange import (
     narrowed,
 )
 from clusterprof.agent.contracts.identity import Identity
-from clusterprof.agent.contracts.timing import REAL, Clock
-from clusterprof.agent.rank import beacons as agent_beacons
+from clusterprof.agent.contracts.timing import Clock
 from clusterprof.agent.remote import prober
 from clusterprof.align.clock import UNBOUNDED_NS, align, alignment, measured
 from clusterprof.align.clock import readings as r
@@ -98,7 +97,7 @@ def test_the_agent_s_own_reading_has_the_kernel_s_state() -> None:
 
 @pytest.mark.parametrize("broken", [None, [], {"readings": [1, {"wall_ns": "x"}]}, "text", 3])
 def test_files_that_are_not_understood_are_left_out(broken: Any) -> None:
-    assert r.parsed(broken, broken, broken) == r.RankReadings()
+    assert r.parsed(broken, broken) == r.RankReadings()
 
 
 # --- marks
@@ -399,108 +398,8 @@ def test_a_bound_as_a_block_says_exactly_the_bound(low: int, width: int, base: i
     assert lower - shift in (low, low - 1)
 
 
-# --- beacons
-
-
-def test_beacons_are_told_from_the_training_s_own_calls() -> None:
-    def row(k: int, start: int, size: int | None, operation: str = "AllReduce") -> dict[str, Any]:
-        return {
-            "call": k, "operation": operation, "stream": 7, "source": "gloo",
-            "issue_start_ns": start, "start_ns": start + 5, "end_ns": start + 9,
-            "message_bytes": size,
-        }  # fmt: skip
-
-    begin = NOW + 10**9
-    calls = pa.Table.from_pylist(
-        [
-            row(0, begin - 10**6, 13), row(1, begin + 10, 13), row(2, begin + 20, None),
-            row(3, begin + 30, 4), row(4, begin + 40, 13, "AllGather"), row(5, begin + 10**7, 13),
-        ],
-        schema=SCHEMAS["collective_calls"],
-    )  # fmt: skip
-    mine = r.RankReadings(beacons=((begin, begin + 10**6),), anchor=(-1000, 1000))
-    assert r.is_beacon(calls, mine).tolist() == [False, True, True, False, False, False]
-    # a clock that was set by an hour between the beacons and the report tells no times
-    hour = 3_600 * 10**9
-    set_back = (reading(begin - 10**9, 0), reading(begin - hour, 10**9))
-    moved = replace(mine, beacons=((begin - hour, begin - hour + 10**6),), readings=set_back)
-    assert r.is_beacon(calls, moved).tolist() == [True, True, False, False, False, True]
-    assert not r.is_beacon(calls, r.RankReadings()).any()
-
-
-def test_beacons_count_for_the_clock_and_not_among_the_collectives() -> None:
-    from clusterprof.study import study
-
-    def tables(rank: int) -> RankTables:
-        starts = [NOW + k * 10**8 for k in range(6)]
-        rows = [
-            {"call": k, "operation": "AllReduce", "stream": 7, "source": "nvtx_payload",
-             "communicator": "0x1", "communicator_size": 2, "issue_start_ns": at,
-             "start_ns": at + 5_000, "end_ns": at + (30_000 if k in (0, 5) else 9_000_000),
-             "message_bytes": 13 if k in (0, 5) else 1 << 20}
-            for k, at in enumerate(starts)
-        ]  # fmt: skip
-        calls = pa.Table.from_pylist(rows, schema=SCHEMAS["collective_calls"])
-        return replace(rank_tables(rank), collective_calls=calls)
-
-    ranks = [tables(0), tables(1)]
-    sent = [{"begin_ns": at - 10**6, "end_ns": at + 10**6} for at in (NOW, NOW + 5 * 10**8)]
-    known = measured.known_clocks(
-        ranks, {rank: {"clock": None, "beacons": sent} for rank in (0, 1)}
-    )
-    plain, with_beacons = study(ranks), study(ranks, clocks=known)
-    assert plain.results["collectives"]["matched"] == 6
-    assert with_beacons.results["collectives"]["matched"] == 4
-    assert with_beacons.clock.uncertainty(1) == plain.clock.uncertainty(1) < 200 * US
-
-
-def test_the_agent_and_the_alignment_mean_the_same_beacons_and_marks() -> None:
-    assert agent_beacons.MESSAGE_BYTES == r.BEACON_BYTES
+def test_the_agent_and_the_alignment_mean_the_same_marks() -> None:
     assert clocks.MARK == r.MARK
-
-
-class Store:
-    """A store of one process: what compare_set, add and check of torch's do."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, Any] = {}
-
-    def compare_set(self, key: str, expected: str, value: str) -> bytes:
-        return self.values.setdefault(key, value.encode()) if expected == "" else b""
-
-    def add(self, key: str, amount: int) -> int:
-        self.values[key] = self.values.get(key, 0) + amount
-        return int(self.values[key])
-
-    def check(self, keys: list[str]) -> bool:
-        return all(key in self.values for key in keys)
-
-
-def vote(
-    store: Store, size: int, facts: str, problem: str | None = None, clock: Clock = REAL
-) -> str:
-    return agent_beacons.agree(store, "k", size, facts, problem, agent_beacons.PATIENCE_S, clock)
-
-
-def test_a_vote_is_go_only_once_all_ranks_have_come_and_agree(clock: ManualClock) -> None:
-    store = Store()
-    assert vote(store, 1, "same") == "go"
-    store = Store()
-    clock.plan(29.9, lambda: vote(store, 2, "same"))
-    assert vote(store, 2, "same", clock=clock) == "go"
-    store, began = Store(), clock.now()
-    verdict = vote(store, 2, "same", clock=clock)
-    assert clock.now() - began == pytest.approx(30)
-    assert "30 s" in verdict
-    assert vote(store, 2, "same") == verdict, "the last is too late"
-    store = Store()
-    store.add("k/arrived", 1)
-    store.compare_set("k/facts", "", "3 steps")
-    verdict = vote(store, 2, "4 steps")
-    assert all(fact in verdict for fact in ("3 steps", "4 steps"))
-    store = Store()
-    store.add("k/arrived", 1)
-    assert vote(store, 2, "", "a problem") == "a problem"
 
 
 def test_a_bound_s_uncertainty_reaches_from_its_middle_to_both_ends() -> None:

@@ -52,6 +52,16 @@ def test_a_misspelt_word_is_given_back_with_the_one_it_is_near_to(
     assert len(text.splitlines()) == 2
 
 
+@pytest.mark.parametrize("words", [["--beacons", "16"], ["--beacons=16"]])
+@pytest.mark.parametrize("launcher", ["srun", "run"])
+def test_an_option_that_is_gone_is_refused_and_reaches_no_launcher(
+    capsys: pytest.CaptureFixture[str], launcher: str, words: list[str]
+) -> None:
+    status, text = printed(capsys, launcher, *words, "--dry-run", "--", "t.py")
+    assert status == 2
+    assert all(fact in text for fact in ("--beacons", "it is gone", "--clock-probe")), text
+
+
 @pytest.mark.parametrize(
     "words",
     [

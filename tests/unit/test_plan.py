@@ -17,7 +17,7 @@ NSYS = NsysPlan(
 )  # fmt: skip
 PLAN = Plan(
     "/runs/a b", Selection("0,8", "ranks", (0, 8)), (3, 6), "nsys", "srun", "loop:step",
-    nsys=NSYS, beacons=3, meeting=Meeting("00ff", ("h1", "h2")),
+    nsys=NSYS, hang_after=3, meeting=Meeting("00ff", ("h1", "h2")),
 )  # fmt: skip
 
 
@@ -51,7 +51,7 @@ def test_what_a_newer_one_adds_to_this_version_is_left_alone(tmp_path: Path) -> 
         ("window", [3]), ("selection", {"kind": "some"}), ("selection", {"kind": []}),
         ("selection", {"kind": "ranks", "ranks": [-1]}), ("profiler", "perf"), ("nsys", None),
         ("nsys", {"path": "/bin/sh"}), ("nsys", {**NSYS._asdict(), "start_s": 601}),
-        ("beacons", -1), ("emit_nvtx", "yes"), ("meeting", []),
+        ("hang_after", -1), ("emit_nvtx", "yes"), ("meeting", []),
     ],
 )  # fmt: skip
 def test_a_plan_that_cannot_be_followed_is_refused_by_its_name(

@@ -89,6 +89,7 @@ def test_every_option_can_be_set_and_one_that_is_given_its_default_is_given(
         ('profiler = "troch"', ("troch", "nsys")),
         ("hang-after = 'soon'", ("hang-after", "soon")),
         ("stacks = 1", ("stacks", "true")),
+        ("beacons = 16", ("beacons", "it is gone", "--clock-probe")),
         ('fail-on = "x"', ("fail-on", "list")),
         ("steps = [5, 9]", ("steps", "one value")),
         ('[clusterprof]\nsteps = "5:9"', ("[clusterprof]", "torchrun", "before any table")),

@@ -46,22 +46,14 @@ class Switch:
         return 9.0 if done > 2 else 1.0
 
 
-class Beacons:
-    def __init__(self) -> None:
-        self.sent: list[tuple[str, int]] = []
-
-    def send(self, event: str, count: int) -> None:
-        self.sent.append((event, count))
-
-
 @pytest.fixture
 def armed(outbox: Outbox, rank_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A function that makes a window of the steps 2 to 19, with one switch."""
 
-    def make(most: int, beacons: Any = None) -> tuple[window.Window, Counter, Switch]:
+    def make(most: int) -> tuple[window.Window, Counter, Switch]:
         switch, counter = Switch(), Counter(outbox.clock)
         plan = Plan("", Selection("all", "all"), (2, 20), "torch", max_report_mb=most)
-        made = window.Window(plan, outbox, counter, beacons)
+        made = window.Window(plan, outbox, counter)
         counter.attend(made.first, made.at)
         monkeypatch.setattr(made, "make_switches", lambda: [switch])
         counter.begin()
@@ -130,14 +122,6 @@ def test_what_cannot_be_measured_does_not_end_the_window_nor_the_training(armed:
     assert made.is_open
     steps(counter, 1)
     assert not made.is_open
-
-
-def test_a_window_closed_early_sends_its_beacons_when_all_ranks_do(armed: Any) -> None:
-    beacons = Beacons()
-    _, counter, switch = armed(4, beacons)
-    steps(counter, 30)
-    assert beacons.sent == [("open", 2), ("close", 20)]
-    assert switch.stopped == 1
 
 
 def test_short_steps_are_looked_at_every_half_second_and_long_ones_each() -> None:

@@ -57,7 +57,6 @@ STEPS = "steps.csv"
 PACE = "pace.csv"
 GARBAGE = "gc.csv"
 CLOCK = "clock.json"
-BEACONS = "beacons.json"
 #: PyTorch's flight recorder as torch gave it, compressed: its JSON; or its pickle, where stacks are
 #: asked for (JSON has none) and where torch has no other (2.4). Either has all that is read
 FLIGHT = "flight.json.gz"
@@ -73,10 +72,10 @@ REDUCED_RANK = "rank.json"
 PROBE = "probe.json"
 PROBE_ADDRESS = "probe-address.json"
 
-#: JSON that is no report
+#: JSON that is no report; beacons.json is in runs of earlier versions
 DOCUMENTS = (
-    MANIFEST, AGAIN, PLAN, ORDER, STATE, CLOCK, BEACONS, PROBE, PROBE_ADDRESS, CLOCK_PROBE, RESULTS,
-    REDUCED_RANK,
+    MANIFEST, AGAIN, PLAN, ORDER, STATE, CLOCK, PROBE, PROBE_ADDRESS, CLOCK_PROBE, RESULTS,
+    REDUCED_RANK, "beacons.json",
 )  # fmt: skip
 
 _WINDOW = re.compile(r"[1-9][0-9]{0,5}")

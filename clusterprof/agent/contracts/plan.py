@@ -150,8 +150,6 @@ class Plan(NamedTuple):
     nsys: Optional[NsysPlan] = None
     #: off, on, or auto: where the job has several nodes
     clock_probe: str = "off"
-    #: how many AllReduces at each end of the window
-    beacons: int = 0
     #: a window closes early beyond it; 0 for no limit
     max_report_mb: int = 0
     #: the flight recorder's dump has the Python stack of each collective
@@ -271,7 +269,6 @@ _FORM: Dict[str, Any] = {
         "start_s?": range(1, MOST_START_S + 1),
     }),
     "clock_probe?": ("off", "on", "auto").__contains__,
-    "beacons?": range(1 << 20),
     "max_report_mb?": range(1 << 40),
     "stacks?": bool,
     "hang_after?": range(1 << 30),

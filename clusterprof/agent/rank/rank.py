@@ -26,7 +26,6 @@ from ..guard import outbox as outboxes
 from ..guard.outbox import Outbox
 from ..remote import probing
 from . import claim, hooks, own_profilers, profilers
-from .beacons import Beacons
 from .entry import entry
 from .hanging import Hanging
 from .recorder import Recorder, initialised
@@ -54,7 +53,6 @@ class Rank:
         self.picked = picked
         self.refused = refused
         self.folder = paths.rank_folder(plan.run, me.rank)
-        self.beacons: Optional[Beacons] = None
         #: the windows, the plan's first
         self.parts: List[Part] = []
         #: the step with which the latest of them ends
@@ -129,8 +127,6 @@ class Rank:
             window=self.plan.window, wall_ns=counter.wall(0), log_s=self.plan.log_s,
         )  # fmt: skip
         self.first_state(self.outbox, self.picked, self.plan.profiler)
-        if self.plan.beacons:
-            self.beacons = Beacons(self.plan.beacons, self.me.world_size)
         if PROFILED not in os.environ:
             probing.start(self.plan, self.me)
         if self.guard:
@@ -142,8 +138,6 @@ class Rank:
         self.take_part(self.plan, self.outbox, captures)
         self.hanging = Hanging(self.plan, self.outbox, self.parts[0].recorder, counter)
         self.hanging.attend()
-        if not captures and self.beacons is not None:
-            self.beacons.attend(self.plan.window, counter)
         if captures or self.plan.log_s:
             hooks.after_import({"torch.autograd.profiler": own_profilers.kineto.watch})
         if self.plan.log_s:
@@ -169,9 +163,8 @@ class Rank:
         """The window with this number, by nsys where that waits for one."""
         by_nsys = self.armed or number == 1
         self.armed = False
-        beacons = self.beacons if number == 1 else None
         tells = self.me.rank == min(plan.selection.ranks or (0,))
-        return Window(plan, outbox, counter, beacons, number, by_nsys, tells)
+        return Window(plan, outbox, counter, number, by_nsys, tells)
 
     def unless_seen(self, count: int) -> int:
         """`--ranks auto`: capture the first window in rank 0 where there is nothing to look at: it
@@ -305,8 +298,6 @@ class Rank:
             part.recorder.finish(counter.count)
             if part.window is None and (self.parts[0] is not part or not self.picked):
                 part.outbox.state(State.COUNTED, steps=counter.count)
-        if self.beacons is not None:
-            self.beacons.write(self.outbox)
         counter.end()
         if self.guard:
             self.outbox.hand_over()

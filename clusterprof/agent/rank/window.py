@@ -31,8 +31,8 @@ class Window:
     """One rank's capture of the steps [first, end)."""
 
     def __init__(
-        self, plan: Plan, outbox: Outbox, counter: Counter, beacons: Any = None, number: int = 1,
-        by_nsys: bool = True, tells: bool = True,
+        self, plan: Plan, outbox: Outbox, counter: Counter, number: int = 1, by_nsys: bool = True,
+        tells: bool = True,
     ) -> None:  # fmt: skip
         """`number`: of a later window, whose steps are the plan's, and whose files the outbox's.
 
@@ -46,7 +46,6 @@ class Window:
         self.first, self.end = plan.window
         self.outbox = outbox
         self.counter = counter
-        self.beacons = beacons
         #: the clocks' readings that the writer has not yet
         self.readings: List[Dict[str, Any]] = []
         self.garbage = garbage_collector.Pauses(counter)
@@ -66,17 +65,12 @@ class Window:
     def at(self, count: int) -> int:
         """A step has just ended, and the window begins or ends here; when to come back."""
         if not self.was_open:
-            opened = self.open()
-            if self.beacons is not None:
-                # Also where the window is lost: all ranks send beacons, or none can.
-                self.beacons.send("open", count)
-            return min(self.end, count + 1) if opened else self.afterwards()
+            return min(self.end, count + 1) if self.open() else -1
+        if not self.is_open:
+            return -1
         if count < self.end:
-            return self.look(count) if self.is_open else self.afterwards()
-        if self.beacons is not None:
-            self.beacons.send("close", count)
-        if self.is_open:
-            self.close(None, whole=True)
+            return self.look(count)
+        self.close(None, whole=True)
         return -1
 
     def open(self) -> bool:
@@ -124,7 +118,7 @@ class Window:
     def look(self, count: int) -> int:
         """Inside the window: close it if it has become too large, or if that was ordered.
 
-        Returns the count to come back at.
+        Returns the count to come back at, -1 for none.
         """
         held = 0
         why = self.outbox.look().get("order")
@@ -137,7 +131,7 @@ class Window:
         if not why:
             return min(self.looks.next(count, self.counter.clock.now_ns()), self.end)
         self.close_early(why)
-        return self.afterwards()
+        return -1
 
     def foresee(self, done: int) -> None:
         """Warn once where the capture stalls longer than the other ranks wait; `done`: its steps
@@ -156,11 +150,6 @@ class Window:
                 self.outbox.state(None, stall=stall)
                 if self.tells:
                     messages.complain(stall)
-
-    def afterwards(self) -> int:
-        """The count to come back at once the window is closed early."""
-        # The other ranks' beacons wait for ours at the window's end.
-        return self.end if self.beacons is not None else -1
 
     def excludes(self, what: Optional[str]) -> bool:
         """Whether `what` the program itself has on, or begins, cannot be beside our window."""

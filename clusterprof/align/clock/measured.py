@@ -60,7 +60,6 @@ class KnownClocks:
 
     bounds: tuple[PairBound, ...] = ()
     warnings: tuple[str, ...] = ()
-    readings: Mapping[int, RankReadings] = field(default_factory=dict)
     #: ranks whose report's times cannot be used, and why
     unusable: Mapping[int, str] = field(default_factory=dict)
 
@@ -70,7 +69,7 @@ def known_clocks(
 ) -> KnownClocks:
     """Return all that a run's files contain about its clocks (see `clusterprof.probe.measurement`).
 
-    `files` has for each rank what `readings.parsed` takes: `clock`, `state`, `beacons`, `before`;
+    `files` has for each rank what `readings.parsed` takes: `clock`, `state`, `before`;
     `probe` is clock_probe.json as parsed.
     """
     readings, unusable = {}, {}
@@ -84,7 +83,7 @@ def known_clocks(
                 "was set inside the window"
             )
     bounds = tuple(pair_bounds(readings, probe))
-    return KnownClocks(bounds, tuple(warnings(readings)), readings, unusable)
+    return KnownClocks(bounds, tuple(warnings(readings)), unusable)
 
 
 def of_one_report(ranks: Sequence[RankTables]) -> tuple[PairBound, ...]:

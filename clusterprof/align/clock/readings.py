@@ -1,4 +1,4 @@
-"""What each rank's agent read of its host's clocks: readings, marks and beacons.
+"""What each rank's agent read of its host's clocks: readings and marks.
 
 Pure functions of what the agent wrote (as parsed from JSON) and of the rank's report. A report's
 times are not quite the wall clock that the agent read: the profiler ties them to it once. How far
@@ -13,16 +13,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clusterprof.align.columns import DRIFT_LIMIT_PPM, Bools, integers, texts
-from clusterprof.tables import RankTables
+from clusterprof.align.columns import DRIFT_LIMIT_PPM
 
-#: the agent's own names, repeated: this package does not load what runs inside a rank
+#: the agent's own name, repeated: this package does not load what runs inside a rank
 MARK = "clusterprof:clock:"
-BEACON_BYTES = 13
 
 #: how far a report's wall-clock times are from the host's wall clock, where there is no mark:
 #: +7 to +130 µs over 18 nsys reports, a few µs in torch.profiler's
@@ -69,8 +66,6 @@ class RankReadings:
 
     machine: str = ""
     readings: tuple[Reading, ...] = ()
-    #: (begin, end) in the rank's own wall clock, ns: whatever was issued in it is a beacon
-    beacons: tuple[tuple[int, int], ...] = ()
     #: report time + this lies within [low, high] of the wall clock; None without marks
     anchor: tuple[int, int] | None = None
 
@@ -83,10 +78,9 @@ class RankReadings:
 def parsed(
     clock: object,
     state: object = None,
-    beacons: object = None,
     before: Iterable[Mapping[str, Any]] = (),
 ) -> RankReadings:
-    """Read a rank's clock.json, state.json and beacons.json; what is not understood is left out.
+    """Read a rank's clock.json and state.json; what is not understood is left out.
 
     `before` has the same files of windows and attempts before this one, the first ones first. What
     was read on this machine then comes first: a clock that was set since is seen.
@@ -109,11 +103,10 @@ def parsed(
         )
         for row in rows(written, "wall_ns", "monotonic_ns", "gap_ns")
     )
-    sent = tuple((e["begin_ns"], e["end_ns"]) for e in rows(beacons, "begin_ns", "end_ns"))
     machine = str(known.get("machine") or of_state.get("machine") or "")
     earlier = [parsed(**files) for files in before] if machine else []
     first = (reading for each in earlier if each.machine == machine for reading in each.readings)
-    return RankReadings(machine, (*first, *readings), sent)
+    return RankReadings(machine, (*first, *readings))
 
 
 def rows(values: object, *names: str) -> list[Mapping[str, Any]]:
@@ -199,37 +192,3 @@ def warnings(readings: Mapping[int, RankReadings]) -> list[str]:
         for rank, step in steps.items()
         if step is not None
     ]
-
-
-def is_beacon(calls: pa.Table, mine: RankReadings) -> Bools:
-    """Return which of a rank's collective calls (canonical schema) are beacons and not its own.
-
-    A beacon is an AllReduce issued while the agent sent beacons: the training's thread was in
-    the agent then. Where the report has message sizes, it must be of theirs; where the wall
-    clock was set during the run, the size alone counts. Reports without the time of issue (gloo)
-    are judged by the start.
-    """
-    issued = pc.coalesce(calls["issue_start_ns"], calls["start_ns"])
-    at = np.asarray(pc.fill_null(issued, 0).to_numpy(), dtype=np.int64)
-    low, high = mine.anchors
-    size = integers(calls, "message_bytes", -1)
-    inside = np.full(len(at), stepped(mine.readings) is not None) & (size >= 0)
-    for begin, end in mine.beacons:
-        inside |= (at + high >= begin) & (at + low <= end)
-    theirs = (texts(calls, "operation") == "AllReduce") & np.isin(size, (-1, BEACON_BYTES))
-    return np.asarray(inside & theirs, dtype=np.bool_)
-
-
-def without_beacons(
-    matched: pa.Table, ranks: Sequence[RankTables], readings: Mapping[int, RankReadings]
-) -> pa.Table:
-    """Return matched calls (schema MATCHED) without the beacons, which are no cost of the job."""
-    rank, call = integers(matched, "rank"), integers(matched, "call")
-    theirs = np.zeros(len(rank), dtype=bool)
-    for tables in ranks:
-        mine = readings.get(tables.rank)
-        if mine is not None and mine.beacons:
-            beacons = np.flatnonzero(is_beacon(tables.collective_calls, mine))
-            theirs |= (rank == tables.rank) & np.isin(call, beacons)
-    collective = integers(matched, "collective")
-    return matched.filter(pa.array(~np.isin(collective, collective[theirs])))
