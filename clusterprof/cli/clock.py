@@ -5,21 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 from clusterprof import console, run_directory
-from clusterprof.agent.contracts.identity import Identity, identify
+from clusterprof.agent.contracts.identity import identify
 from clusterprof.arguments import check_free, path
 from clusterprof.cli import Parser, verb_parser
 from clusterprof.console import say
 from clusterprof.errors import ClusterprofError, UsageError
 from clusterprof.probe.measurement import Bound, Measurement, drift, is_measurement, joined, read
 
-#: our own deadline has passed (as `timeout` says it)
-_LATE = 124
 _HOW = "srun -N4 --ntasks-per-node=1 clusterprof clock --output clock.json"
 
 
@@ -27,10 +23,9 @@ def parser(verb: str) -> Parser:
     """The verb's options."""
     this = verb_parser(
         verb,
-        "Measure every rank's wall clock against rank 0's by a ping-pong, over MPI where the "
-        f"launcher provides it, else over UDP. Run it inside a launcher, one task per node: "
-        f"`{_HOW}`, before a training and after it. With FILEs: combine earlier measurements, "
-        "which gives the drift.",
+        "Measure every rank's wall clock against rank 0's by a ping-pong over UDP. Run it inside "
+        f"a launcher, one task per node: `{_HOW}`, before a training and after it. With FILEs: "
+        "combine earlier measurements, which gives the drift.",
         "clock before.json after.json               with the drift between both",
         usage=f"LAUNCHER clusterprof {verb} [OPTIONS]\n       clusterprof {verb} FILE...",
     )
@@ -39,13 +34,8 @@ def parser(verb: str) -> Parser:
     add("-o", "--output", type=path, metavar="FILE", help="write the measurement to FILE")
     add("--force", action="store_true", help="replace what --output wrote before")
     add("--json", action="store_true", help="print the measurement as JSON")
-    add("--transport", choices=("auto", "mpi", "udp"), default="auto",
-        help="default: MPI where mpi4py is installed and the launcher speaks MPI, else "
-        "UDP")  # fmt: skip
-    add("--exchanges", type=int, default=400, metavar="N",
-        help="ping-pongs with each rank (default 400)")  # fmt: skip
     add("--meet", type=path, default=Path(), metavar="DIR",
-        help="UDP: a folder that all nodes see, where rank 0 is found (default: the current "
+        help="a folder that all nodes see, where rank 0 is found (default: the current "
         "one)")  # fmt: skip
     add("--timeout", type=float, default=30.0, metavar="S",
         help="give up after S seconds (default 30)")  # fmt: skip
@@ -55,8 +45,8 @@ def parser(verb: str) -> Parser:
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     """Measure, or put measurements together; 0, or the error's own status."""
     arguments = parser(verb).parse_args([*own, *(program or ())])
-    if arguments.exchanges < 1 or not arguments.timeout > 0:
-        raise UsageError("--exchanges and --timeout are positive", "leave them out: 400 and 30")
+    if not arguments.timeout > 0:
+        raise UsageError("--timeout is positive", "leave it out: 30")
     if arguments.files:
         return print_measurement(joined(read(each) for each in arguments.files), arguments)
     me = identify(os.environ)
@@ -68,45 +58,10 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         )
     if me.rank == 0:
         refuse_existing(arguments)
-    watch = _watched(arguments.timeout, me.rank)
-    try:
-        found = _measure(me, arguments)
-    finally:
-        watch.cancel()
-        signal.setitimer(signal.ITIMER_REAL, 0)
-    return 0 if found is None else print_measurement(found, arguments)
-
-
-def _measure(me: Identity, arguments: argparse.Namespace) -> Measurement | None:
     from clusterprof.probe import ping_pong
 
-    if arguments.transport != "udp":
-        comm = ping_pong.mpi_world(os.environ)
-        if comm is not None:
-            return ping_pong.over_mpi(comm, arguments.exchanges)
-        if arguments.transport == "mpi":
-            raise ClusterprofError(
-                "this is no MPI job, or mpi4py is not installed for it",
-                "start it with srun --mpi=pmix or mpirun, and: pip install 'clusterprof[mpi]'",
-            )
-    return ping_pong.over_udp(me, arguments.meet, os.environ, arguments.timeout)
-
-
-def _watched(timeout_s: float, rank: int) -> threading.Timer:
-    """MPI waits for a missing rank for ever; we do not."""
-
-    def give_up() -> None:
-        console.error(f"rank {rank}: the clocks were not measured within {timeout_s:g} s")
-        os._exit(_LATE)
-
-    # A little after the deadline that the ping-pong itself keeps, which says more.
-    timer = threading.Timer(timeout_s + 5, give_up)
-    timer.daemon = True
-    timer.start()
-    # MPI_Init holds the interpreter's lock: where that hangs only the system's own alarm rings.
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, timeout_s + 7)
-    return timer
+    found = ping_pong.over_udp(me, arguments.meet, os.environ, arguments.timeout)
+    return 0 if found is None else print_measurement(found, arguments)
 
 
 def refuse_existing(arguments: argparse.Namespace) -> None:

@@ -1,11 +1,8 @@
 """A ping-pong between rank 0 and every other rank, which bounds the offsets of their wall clocks.
 
-Over MPI where the launcher brings it, on the fabric that the training uses, else over UDP. Over
-MPI rank 0 answers one rank after the other; those that wait for their turn sleep, since MPI's own
-waiting would keep their cores, and the answering rank's, busy. Over UDP rank 0 listens on the
-address by which the job itself would reach it, and answers only those who prove that they know a
-secret. It leaves address and secret in a file that only its owner can read, in a folder that all
-nodes see: whoever can read that file is the same user.
+Over UDP. Rank 0 listens on the address by which the job itself would reach it, and answers only
+those who prove that they know a secret. It leaves address and secret in a file that only its owner
+can read, in a folder that all nodes see: whoever can read that file is the same user.
 """
 
 from __future__ import annotations
@@ -13,9 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import struct
-import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,83 +31,13 @@ def _row(rank: int, found: list[Exchange]) -> dict[str, Any]:
         return {"rank": rank, "note": f"rank {rank}: {error}"}
 
 
-def _measurement(method: str, rows: list[dict[str, Any]], notes: Iterable[str] = ()) -> Measurement:
+def _measurement(rows: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> Measurement:
     """Rank 0's result: all ranks' bounds against its own clock."""
     against = {"other": 0, "other_machine": clocks.machine()}
     bounds = [{**row, **against} for row in rows if "note" not in row]
     missing = [str(row["note"]) for row in rows if "note" in row]
-    return parsed({"method": method, "bounds": bounds, "notes": [*missing, *notes]})
+    return parsed({"method": "UDP", "bounds": bounds, "notes": [*missing, *notes]})
 
-
-# -- over MPI ------------------------------------------------------------------------------------
-
-_TIMES = struct.Struct("=qq")
-_TURN, _ASK, _ANSWER, _ROW, _END = 71, 72, 73, 74, 75
-#: what MPI's own launchers, and `srun --mpi=pmix`, set for a process that is a rank of theirs
-_SIGNS = ("PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-
-
-def mpi_world(environ: Mapping[str, str]) -> Any | None:
-    """MPI's communicator of all ranks; None where this is no MPI job, or mpi4py is missing.
-
-    mpi4py is not imported where no launcher speaks MPI: some MPIs abort then.
-    """
-    if not any(name in environ for name in _SIGNS):
-        return None
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError):  # not installed; or it finds no MPI library
-        return None
-    return MPI.COMM_WORLD if MPI.COMM_WORLD.Get_size() > 1 else None
-
-
-def over_mpi(comm: Any, exchanges: int) -> Measurement | None:
-    """Measure every rank's wall clock against rank 0's; the result on rank 0, None elsewhere."""
-    rank, size = comm.Get_rank(), comm.Get_size()
-    if rank != 0:
-        comm.send(_row(rank, _ask_over_mpi(comm, exchanges)), dest=0, tag=_ROW)
-        _sleep_until(comm, _END)
-        return None
-    rows = [_answer_over_mpi(comm, peer, exchanges) for peer in range(1, size)]
-    for peer in range(1, size):
-        comm.Send(bytearray(1), dest=peer, tag=_END)
-    return _measurement("MPI", rows)
-
-
-def _answer_over_mpi(comm: Any, peer: int, exchanges: int) -> dict[str, Any]:
-    """Rank 0's part: give `peer` its turn, answer with the times, receive its row."""
-    comm.Send(bytearray(1), dest=peer, tag=_TURN)
-    question, times = bytearray(1), bytearray(_TIMES.size)
-    for _ in range(exchanges):
-        comm.Recv(question, source=peer, tag=_ASK)
-        arrived = time.time_ns()
-        _TIMES.pack_into(times, 0, arrived, time.time_ns())
-        comm.Send(times, dest=peer, tag=_ANSWER)
-    return dict(comm.recv(source=peer, tag=_ROW))
-
-
-def _ask_over_mpi(comm: Any, exchanges: int) -> list[Exchange]:
-    _sleep_until(comm, _TURN)
-    question, times = bytearray(1), bytearray(_TIMES.size)
-    found = []
-    for _ in range(exchanges):
-        sent = time.time_ns()
-        comm.Send(question, dest=0, tag=_ASK)
-        comm.Recv(times, source=0, tag=_ANSWER)
-        came = time.time_ns()
-        arrived, left = _TIMES.unpack(times)
-        found.append(exchange.exchanged(sent, arrived, left, came))
-    return found
-
-
-def _sleep_until(comm: Any, tag: int) -> None:
-    """Wait for a message of rank 0 without keeping a core busy."""
-    while not comm.Iprobe(source=0, tag=tag):
-        REAL.sleep(0.0005)
-    comm.Recv(bytearray(1), source=0, tag=tag)
-
-
-# -- over UDP ------------------------------------------------------------------------------------
 
 #: so often a rank looks for rank 0's file, which may appear late on other nodes
 _LOOK_EVERY_S = 0.05
@@ -131,12 +56,12 @@ def over_udp(
     given = [re.sub(r"\W", "_", environ[name]) for name in names if environ.get(name)]
     path = meet / f".clusterprof-clock-{'.'.join(given) or 'here'}"
     if me.rank == 0:
-        return _answer_over_udp(path, me.world_size or 1, environ, timeout_s, clock)
-    _ask_over_udp(me, path, timeout_s, clock)
+        return _answer(path, me.world_size or 1, environ, timeout_s, clock)
+    _ask(me, path, timeout_s, clock)
     return None
 
 
-def _answer_over_udp(
+def _answer(
     path: Path, size: int, environ: Mapping[str, str], timeout_s: float, clock: Clock
 ) -> Measurement:
     address = exchange.own_address(environ)
@@ -163,10 +88,10 @@ def _answer_over_udp(
     notes = []
     if silent := set(range(1, size)) - set(rows):
         notes = [f"no answer from {words.ranks(silent)} within {timeout_s:g} s"]
-    return _measurement("UDP", [rows[rank] for rank in sorted(rows)], notes)
+    return _measurement([rows[rank] for rank in sorted(rows)], notes)
 
 
-def _ask_over_udp(me: Identity, path: Path, timeout_s: float, clock: Clock) -> None:
+def _ask(me: Identity, path: Path, timeout_s: float, clock: Clock) -> None:
     deadline = clock.now() + timeout_s
     tried: Answerer | None = None
     while clock.now() < deadline:

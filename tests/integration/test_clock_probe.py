@@ -1,4 +1,4 @@
-"""The clocks of real nodes: over UDP and MPI, before a training and beside it."""
+"""The clocks of real nodes: over UDP, before a training and beside it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_node_whose_wall_clock_is_off_is_measured_as_that_far_off(
         "    true = time.time_ns\n"
         "    time.time_ns = lambda: true() + 250_000_000\n"
     )
-    line = command_line(["clock", "--transport", "udp", "--output", "clock.json"])
+    line = command_line(["clock", "--output", "clock.json"])
     both = " ".join(f"RANK={rank} {' '.join(line)} &" for rank in (0, 1))
     done = run_command(
         ["bash", "-c", f"{both} wait"],
@@ -75,24 +75,10 @@ def test_a_node_whose_wall_clock_is_off_is_measured_as_that_far_off(
     assert f"{(row['low_ns'] + row['high_ns']) // 2 / 1e3:+.1f} µs" in done.stdout
 
 
-@pytest.mark.needs_openmpi
-def test_under_mpirun_the_ping_pong_goes_over_mpi(run_command: Cli, workdir: Path) -> None:
-    done = run_command(
-        [Path(sys.executable).parent / "mpirun", "--oversubscribe", "-n", "3",
-         *command_line(["clock", "--transport", "mpi", "--output", "clock.json"])],
-        env=AS_ROOT,
-    )  # fmt: skip
-    assert done.returncode == 0, done
-    assert "MPI" in json.loads((workdir / "clock.json").read_text())["method"]
-    rows = bounds(workdir / "clock.json")
-    assert [row["rank"] for row in rows] == [1, 2]
-    assert all(row["low_ns"] <= 0 <= row["high_ns"] for row in rows), rows
-
-
 def test_a_rank_that_never_comes_is_named_and_no_rank_waits_for_ever(
     run_command: Cli, workdir: Path
 ) -> None:
-    line = command_line(["clock", "--transport", "udp", "--timeout", "2"])
+    line = command_line(["clock", "--timeout", "2"])
     here = {"WORLD_SIZE": "2", "LOCAL_RANK": "0"}
     first = run_command(line, env={"RANK": "0", **here})
     assert first.returncode == 125
