@@ -76,11 +76,15 @@ class Profiler(Switch):
 
 
 class Job:
-    """Four steps with a window 1:3, and a signal at one line of all that they call."""
+    """Four steps with a window 1:3, and a signal at one line of all that one of them calls.
 
-    def __init__(self, at: int) -> None:
-        self.at = at
-        self.lines = 0
+    Without a step it counts the lines of all.
+    """
+
+    def __init__(self, step: int | None = None, line: int = 0) -> None:
+        self.step = step
+        self.line = line
+        self.lines = [0, 0, 0, 0]
         self.raised = 0
         self.clock = ManualClock()
         self.outbox = Outbox(None, self.clock)
@@ -94,24 +98,23 @@ class Job:
         if not frame.f_code.co_filename.startswith((OURS, __file__)):
             return None
         if event == "line":
-            self.lines += 1
-            if self.lines == self.at:
+            self.lines[self.number] += 1
+            if self.lines[self.number] == self.line:
+                sys.settrace(None)  # most of the time is that of tracing
                 signal.raise_signal(NUMBER)
         return self.trace
 
-    def step(self) -> None:
-        before = sys.gettrace()
-        sys.settrace(self.trace)
-        try:
-            self.counter.say()
-        except Preempted:
-            self.raised += 1
-        finally:
-            sys.settrace(before)
-
     def run(self) -> None:
-        for _ in range(4):
-            self.step()
+        before = sys.gettrace()
+        for self.number in range(4):
+            if self.step in (None, self.number):
+                sys.settrace(self.trace)
+            try:
+                self.counter.say()
+            except Preempted:
+                self.raised += 1
+            finally:
+                sys.settrace(before)
 
 
 @pytest.mark.usefixtures("handled")
@@ -119,19 +122,20 @@ def test_what_a_handler_raises_at_any_line_of_a_window_comes_to_the_training_onc
     entry: Entry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(window.Window, "make_switches", lambda self: [Profiler()])
-    Job(0).run()  # all that is imported
+    Job().run()  # all that is imported
     gc.disable()  # it would run when it likes; see `test_garbage.py`
     try:
-        whole = Job(0)
+        whole = Job()
         whole.run()
         assert whole.window.was_open
-        assert whole.lines > 500
-        for at in range(1, whole.lines):
-            job = Job(at)
+        assert sum(whole.lines) > 500
+        places = [(step, line + 1) for step in range(4) for line in range(whole.lines[step])]
+        for place in places:
+            job = Job(*place)
             job.run()
-            assert job.raised == 1, at
-            assert signal.getsignal(NUMBER) is preempt, at
-            assert not entry.is_shut, at
+            assert job.raised == 1, place
+            assert signal.getsignal(NUMBER) is preempt, place
+            assert not entry.is_shut, place
     finally:
         gc.enable()
 
