@@ -12,13 +12,14 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 
 from clusterprof.agent.contracts import files
 from clusterprof.errors import ReportError
 from clusterprof.mapped import packed, unpacked
+from clusterprof.parquet_pages import unpacked_size
 from clusterprof.unpacking import VARIABLE, most
 
 #: of the tables below: raised when a column is added, or means something else than before
@@ -235,12 +236,16 @@ def empty(name: str) -> pa.Table:
     return SCHEMAS[name].empty_table()
 
 
-def _check_size(stored: Any, limit: int) -> None:
-    """Raise ValueError where a Parquet file says that it holds more bytes than may be."""
+def _check_size(stored: Any, file: IO[bytes], limit: int) -> None:
+    """Raise ValueError where a Parquet file, or one of its pages, says that it holds more bytes
+    than may be.
+    """
     groups = [stored.row_group(number) for number in range(stored.num_row_groups)]
     columns = [group.column(place) for group in groups for place in range(group.num_columns)]
     unpacked_b = sum(each.total_uncompressed_size for each in columns)
     if max(unpacked_b, _WIDEST * sum(each.num_values for each in columns)) > limit:
+        raise ValueError(_TOO_MUCH)
+    if sum(unpacked_size(file, each) for each in columns) > limit:
         raise ValueError(_TOO_MUCH)
 
 
@@ -276,7 +281,7 @@ def read_table(file: Path, schema: pa.Schema, columns: Sequence[str] | None = No
             stored = parquet.ParquetFile(
                 source, page_checksum_verification=True, read_dictionary=texts
             )
-            _check_size(stored.metadata, limit)
+            _check_size(stored.metadata, opened, limit)
             # in this thread alone: many small tables are read, several of them at a time
             table = stored.read(columns=columns, use_threads=False).replace_schema_metadata()
             _check_texts(table, texts, limit)

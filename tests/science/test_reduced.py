@@ -431,3 +431,41 @@ def test_a_small_table_that_is_large_once_it_is_unpacked_is_refused(
         read_table(file, SCHEMAS[name])
     monkeypatch.setenv("CLUSTERPROF_MAX_UNPACKED", "1G")
     assert len(read_table(file, SCHEMAS[name])) == len(table)
+
+
+def varint(number: int, length: int) -> bytes:
+    """A number as a Parquet footer has it, in so many bytes."""
+    groups = [number * 2 >> 7 * place & 127 for place in range(length)]
+    return bytes([*(group | 128 for group in groups[:-1]), groups[-1]])
+
+
+def say_in_the_footer(file: Path, numbers: dict[int, int]) -> None:
+    """Have a table's footer say other numbers than it does."""
+    content = file.read_bytes()
+    begin = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    footer = content[begin:]
+    for before, after in numbers.items():
+        length = (before * 2).bit_length() // 7 + 1
+        assert varint(before, length) in footer
+        footer = footer.replace(varint(before, length), varint(after, length))
+    file.write_bytes(content[:begin] + footer)
+
+
+def test_a_table_whose_pages_are_larger_than_its_footer_says_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unpacking, "_HARMLESS", 1 << 20)
+    tables = read_report(RECORDINGS / "kineto" / "gloo" / "rank0.json.gz")
+    name, table = many_rows(tables, 200_000)
+    file = tmp_path / f"{name}.parquet"
+    parquet.write_table(
+        table, file, compression="zstd", use_dictionary=False, data_page_size=1 << 30,
+        row_group_size=len(table), max_rows_per_page=len(table), write_statistics=False,
+    )  # fmt: skip
+    group = parquet.read_metadata(file).row_group(0)
+    sizes = {group.column(n).total_uncompressed_size: 9 for n in range(group.num_columns)}
+    say_in_the_footer(file, {**sizes, len(table): 9})
+    group = parquet.read_metadata(file).row_group(0)
+    assert {group.column(n).total_uncompressed_size for n in range(group.num_columns)} == {9}
+    with pytest.raises(ReportError, match="holds more than"):
+        read_table(file, SCHEMAS[name])
