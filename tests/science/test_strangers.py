@@ -96,6 +96,14 @@ def test_kernels_of_any_library_that_exchange_data_name_the_rank_that_is_late(
     )
 
 
+def test_a_kernel_launched_beside_a_collective_in_its_operator_is_none(tmp_path: Path) -> None:
+    # operators last beyond the next launch
+    job = replace(SCATTERED, launch_ns=8_000)
+    ranks = read(job, tmp_path, arguments="kernel", kernels=NAMED)
+    truth = simulate(job)[0]
+    assert [operations(tables) for tables in ranks] == [operations(tables) for tables in truth]
+
+
 @pytest.mark.parametrize("late", [True, False])
 def test_kernels_of_one_launch_wait_for_each_other(tmp_path: Path, late: bool) -> None:
     job = replace(SLEEPER if late else SCATTERED, serial=True)

@@ -98,29 +98,30 @@ def exchanging(trace: Trace, launched: Launched) -> Bools:
     """Return which kernels exchange data between ranks.
 
     By their names; by their arguments, of which Kineto gives those of a collective to its kernels
-    only; or by the operator around their launch, if it is the innermost.
+    only; or by the operator around their launch, if it is the innermost and none of the others
+    that it launches is known to exchange data.
     """
     spans = trace.spans["kernel"]
     found = exchanging_names(trace.names, spans.column("name"))
     found[[place for place, args in spans.args.items() if "Collective name" in args]] = True
-    rest = np.flatnonzero(~found & launched.known)
-    found[rest[_innermost(trace, launched.at(rest))]] = True
+    operator = _innermost(trace, launched)
+    explained = np.unique(operator[found])
+    found |= (operator >= 0) & ~np.isin(operator, explained)
     return found
 
 
-def _innermost(trace: Trace, launched: Launched) -> Bools:
-    """Return which launches lie in an operator that communicates, and in no other inside it."""
+def _innermost(trace: Trace, launched: Launched) -> Ints:
+    """Return the operator around each launch, if it communicates and has no other inside; or -1."""
     spans, is_ours = trace.spans["cpu_op"], trace.named("cpu_op", "|".join(_NESTED))
-    began = np.full(launched.start.size, np.iinfo(np.int64).min)
-    inner = began.copy()
-    for begins, which in ((began, is_ours), (inner, ~is_ours)):
-        places = np.flatnonzero(which & is_ours.any())
-        thread = spans.column("thread")[places]
-        start, end = spans.start[places], spans.end[places]
-        at = _around(start, end, thread, launched.thread, launched.start)
-        begins[at >= 0] = start[at[at >= 0]]
-    directly: Bools = began > inner
-    return directly
+    thread, around = spans.column("thread"), []
+    for which in (is_ours, ~is_ours & is_ours.any()):
+        rows = np.flatnonzero(which)
+        start, end = spans.start[rows], spans.end[rows]
+        row = _around(start, end, thread[rows], launched.thread, launched.start)
+        around.append(np.append(rows, -1)[row])
+    ours, others = around
+    began = np.append(spans.start, np.iinfo(np.int64).min)  # of none
+    return np.where(launched.known & (began[ours] > began[others]), ours, -1)
 
 
 def read(
