@@ -7,9 +7,12 @@ import gzip
 import json
 import os
 import socket
+from _thread import get_native_id
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from lab.clock import ManualClock
@@ -17,6 +20,7 @@ from lab.clock import ManualClock
 from clusterprof.agent.contracts import states
 from clusterprof.agent.guard import outbox as outboxes
 from clusterprof.agent.guard.outbox import HEAD, JSON, MOST_B, Outbox, frames
+from clusterprof.agent.rank import profilers
 
 Written = Callable[[], None]
 
@@ -136,6 +140,47 @@ def test_a_trace_is_packed_and_taken_home_and_nothing_stays_on_the_node(
     assert gzip.decompress((rank_folder / "trace.json.gz").read_bytes()) == b'{"traceEvents": []}'
     assert states.read(str(rank_folder))["state"] == "captured"
     assert not folder.exists()
+
+
+def closed(clock: ManualClock, answers: dict[str, float]) -> tuple[list[str], float]:
+    """Where a window's trace was written whose writer gives these answers, in so many seconds each,
+    once the window closes; and how long the training waited. Raises RuntimeError.
+    """
+    outbox, theirs = unread(clock)
+    profiler = profilers.TorchProfiler(outbox, alone=True)
+    paths: list[str] = []
+    profiler.thread = get_native_id()
+    profiler.profile = SimpleNamespace(export_chrome_trace=paths.append)
+    for name, at in answers.items():
+        body = json.dumps({name: "/node"}).encode()
+        clock.plan(at, partial(theirs.sendall, HEAD.pack(len(body), JSON) + body))
+    began = clock.now()
+    with closing(theirs):
+        profiler.save()
+    return paths, clock.now() - began
+
+
+def test_a_writer_that_begins_late_is_waited_for_and_its_folder_a_second_from_then(
+    clock: ManualClock,
+) -> None:
+    assert closed(clock, {"begun": 0, "folder": 0.5}) == (["/node/trace.json"], 0.5)
+    paths, waited_s = closed(clock, {"begun": 29.5, "folder": 30.25})
+    assert (paths, waited_s) == (["/node/trace.json"], pytest.approx(30.25))
+
+
+@pytest.mark.parametrize(
+    ("answers", "waited_s", "what"),
+    [({"begun": 5}, 6, "/node's disk"), ({}, profilers.BEGIN_S, "what writes")],
+)
+def test_what_does_not_answer_is_named_and_waited_for_no_longer(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch, answers: dict[str, float], waited_s: float,
+    what: str,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("TMPDIR", "/node's disk")
+    began = clock.now()
+    with pytest.raises(RuntimeError, match=f"{what}.* does not answer"):
+        closed(clock, answers)
+    assert clock.now() - began == pytest.approx(waited_s)
 
 
 def test_a_trace_that_cannot_be_taken_home_is_lost_with_the_reason(

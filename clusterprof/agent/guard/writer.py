@@ -48,7 +48,7 @@ IMPORT_S = 30.0
 REDUCE_S = outbox.FINISH_S - 2.0
 _CHUNK = 1 << 20
 #: Messages that are handled when they are received; all others wait for the file operations before.
-_AT_ONCE = ("begin", "watch", "ignore", "listen", "expect", "held")
+_AT_ONCE = ("begin", "watch", "ignore", "listen", "expect", "held", "folder")
 
 
 class Peer:
@@ -216,6 +216,11 @@ class Writer:
         """Look for it no more."""
         self.watching = [each for each in self.watching if each is not peer]
 
+    def do_folder(self, peer: Peer) -> None:
+        """Make a folder on the node for the rank to write to."""
+        peer.answer(begun=True)
+        self.jobs.put(functools.partial(self.make_folder, peer))
+
     def do_held(self, peer: Peer, size: int) -> None:
         """What nsys has on the node by now; its rank may have to close the window."""
         for each in self.watching:
@@ -305,8 +310,8 @@ class Writer:
         """Write a file beside the step log, with its number."""
         files.write(os.path.join(self.folder, paths.numbered(name, log.number)), content)
 
-    def do_folder(self, peer: Peer) -> None:
-        """Make a folder on the node for the rank to write to."""
+    def make_folder(self, peer: Peer) -> None:
+        """See `do_folder`."""
         self.made.append(tempfile.mkdtemp(prefix="clusterprof-"))
         peer.answer(folder=self.made[-1])
 

@@ -24,8 +24,10 @@ SESSION_S, RANGE_S = 1.6, 3.1
 #: How long torch.profiler stalls it at the end for each byte by which the process has grown: 31 ms
 #: of processor time for each MB (torch 2.13, CPU operators, 22 to 210 MB, one core).
 BYTE_S = 0.031 / size.MB
-#: How long a window that closes waits for a folder that was asked for when it opened.
+#: How long a window that closes waits for a folder that was asked for when it opened; and before
+#: that for the writer to begin, where 32 ranks on each core do.
 FOLDER_S = 1.0
+BEGIN_S = 30.0
 
 
 def torch() -> Any:
@@ -237,10 +239,12 @@ class TorchProfiler(OfOneThread):
         Only where that disk has just let another process make a folder: see `outbox`.
         """
         self.on_its_thread()
-        folder = self.outbox.wait("folder", FOLDER_S)
+        begun = self.outbox.wait("begun", BEGIN_S)
+        folder = self.outbox.wait("folder", FOLDER_S) if begun else None
         if folder is None:
             # Not by tempfile, which may write to it to see whether it can.
-            raise RuntimeError("%s does not answer" % os.environ.get("TMPDIR", "/tmp"))
+            which = os.environ.get("TMPDIR", "/tmp") if begun else "what writes this rank's files"
+            raise RuntimeError("%s does not answer" % which)
         path = os.path.join(folder, "trace.json")
         with own_profilers.kineto.ours():
             self.profile.export_chrome_trace(path)
