@@ -8,13 +8,14 @@ nothing may be missing (`CI=true` or `CLUSTERPROF_TESTS_REQUIRE_ALL=1`) a skip i
 from __future__ import annotations
 
 import compileall
+import gc
 import os
 import shutil
 import signal
 import tempfile
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +77,43 @@ def pytest_unconfigure() -> None:
         shutil.rmtree(command.scratch, ignore_errors=True)
 
 
-# The last: what `-m` leaves out needs no part.
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+class _Folder(pytest.Dir):
+    """A folder whose files each worker begins at another place.
+
+    All workers collect all tests, at the same time: what one has compiled the others find.
+    """
+
+    def collect(self) -> Iterator[pytest.Item | pytest.Collector]:
+        collectors = list(super().collect())
+        worker = self.config.workerinput
+        start = len(collectors) * int(worker["workerid"][2:]) // worker["workercount"]
+        yield from collectors[start:]
+        yield from collectors[:start]
+
+
+def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    if not _is_worker(parent.config) or (path / "__init__.py").exists():
+        return None
+    return _Folder.from_parent(parent, path=path)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    gc.disable()  # nearly all that is made stays
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None, None, None]:
+    items.sort(key=lambda item: item.path)  # the workers have to agree
+    yield
+    # What `-m` leaves out needs no part.
     for item in items:
         for fixture in getattr(item, "fixturenames", ()):
             if fixture in _FIXTURES:
