@@ -142,11 +142,14 @@ def test_a_trace_is_packed_and_taken_home_and_nothing_stays_on_the_node(
     assert not folder.exists()
 
 
-def closed(clock: ManualClock, answers: dict[str, float]) -> tuple[list[str], float]:
-    """Where a window's trace was written whose writer gives these answers, in so many seconds each,
-    once the window closes; and how long the training waited. Raises RuntimeError.
+def closed(
+    clock: ManualClock, answers: dict[str, float], closes_s: float = 0
+) -> tuple[list[str], float]:
+    """Where a window's trace was written that closes in so many seconds, whose writer gives these
+    answers so many seconds later each; and how long the training waited. Raises RuntimeError.
     """
     outbox, theirs = unread(clock)
+    clock.sleep(closes_s)
     profiler = profilers.TorchProfiler(outbox, alone=True)
     paths: list[str] = []
     profiler.thread = get_native_id()
@@ -169,18 +172,23 @@ def test_a_writer_that_begins_late_is_waited_for_and_its_folder_a_second_from_th
 
 
 @pytest.mark.parametrize(
-    ("answers", "waited_s", "what"),
-    [({"begun": 5}, 6, "/node's disk"), ({}, profilers.BEGIN_S, "what writes")],
+    ("closes_s", "answers", "waited_s", "what"),
+    [
+        (0, {"begun": 5}, 6, "/node's disk"),
+        (0, {}, profilers.BEGIN_S, "what writes"),
+        (25, {}, profilers.BEGIN_S - 25, "what writes"),
+        (600, {}, profilers.FOLDER_S, "what writes"),
+    ],
 )
 def test_what_does_not_answer_is_named_and_waited_for_no_longer(
-    clock: ManualClock, monkeypatch: pytest.MonkeyPatch, answers: dict[str, float], waited_s: float,
-    what: str,
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch, closes_s: float,
+    answers: dict[str, float], waited_s: float, what: str,
 ) -> None:  # fmt: skip
     monkeypatch.setenv("TMPDIR", "/node's disk")
     began = clock.now()
     with pytest.raises(RuntimeError, match=f"{what}.* does not answer"):
-        closed(clock, answers)
-    assert clock.now() - began == pytest.approx(waited_s)
+        closed(clock, answers, closes_s)
+    assert clock.now() - began == pytest.approx(closes_s + waited_s)
 
 
 def test_a_trace_that_cannot_be_taken_home_is_lost_with_the_reason(

@@ -63,6 +63,7 @@ class Outbox:
     def __init__(self, connection: Optional[socket.socket], clock: Clock = REAL) -> None:
         self.connection = connection
         self.clock = clock
+        self.began_s = clock.now()
         self.pid = os.getpid()
         self.waiting = bytearray()
         self.answered = bytearray()

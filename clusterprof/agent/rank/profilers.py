@@ -24,9 +24,9 @@ SESSION_S, RANGE_S = 1.6, 3.1
 #: How long torch.profiler stalls it at the end for each byte by which the process has grown: 31 ms
 #: of processor time for each MB (torch 2.13, CPU operators, 22 to 210 MB, one core).
 BYTE_S = 0.031 / size.MB
-#: How long a window that closes waits for a folder that was asked for when it opened; and before
-#: that for the writer to begin, where 32 ranks on each core do.
+#: How long a window that closes waits for a folder that was asked for when it opened.
 FOLDER_S = 1.0
+#: How long after the rank's own start its writer may begin, where 32 ranks on each core do.
 BEGIN_S = 30.0
 
 
@@ -239,7 +239,8 @@ class TorchProfiler(OfOneThread):
         Only where that disk has just let another process make a folder: see `outbox`.
         """
         self.on_its_thread()
-        begun = self.outbox.wait("begun", BEGIN_S)
+        late_s = self.outbox.began_s + BEGIN_S - self.outbox.clock.now()
+        begun = self.outbox.wait("begun", max(FOLDER_S, late_s))
         folder = self.outbox.wait("folder", FOLDER_S) if begun else None
         if folder is None:
             # Not by tempfile, which may write to it to see whether it can.
