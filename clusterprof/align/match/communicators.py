@@ -99,6 +99,8 @@ def _apart(a: Ints, b: Ints, length: Floats) -> Floats:
     if len(rest) >= 8:
         time = (b - b[0]).astype(np.float64)
         usual = np.abs(rest) <= np.quantile(np.abs(rest), _MOST_CALLS_FRAC)
+        if np.ptp(time[usual]) == 0:  # all at one time: no drift can be told
+            return rest
         line = np.polyfit(time[usual], rest[usual], 1, w=weight[usual])
         straight = rest - np.polyval(line, time)
         rest = straight if _width(straight) < _width(rest) else rest
