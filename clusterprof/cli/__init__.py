@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from clusterprof import console
-from clusterprof.arguments import GONE
 from clusterprof.errors import UsageError
 
 #: From here on a word that may be a launcher's is taken for a misspelt one of ours: `--rank` is at
@@ -33,6 +32,8 @@ class Parser(argparse.ArgumentParser):
         self.examples = examples
         #: the options of all verbs, which the help has last
         self.common: argparse._ArgumentGroup | None = None
+        #: options that there were, and what there is instead
+        self.gone: Mapping[str, str] = {}
         #: what is being parsed
         self._words: list[str] = []
 
@@ -85,7 +86,7 @@ class Parser(argparse.ArgumentParser):
         what = "option" if word.startswith("-") else "argument"
         near = self.meant(word)
         hint = f"did you mean {near}?" if near else f"see {self.prog} --help"
-        hint = GONE.get(word.partition("=")[0], hint)
+        hint = self.gone.get(word.partition("=")[0], hint)
         return UsageError(f"{self.prog} has no {what} {word}", hint)
 
     def check_passed_on(self, words: Sequence[str], theirs: Parser | None = None) -> None:
@@ -100,7 +101,7 @@ class Parser(argparse.ArgumentParser):
             # Slurm has --profile as well, with other values.
             slurm = name == "--profile" and (given or value) not in ("auto", "nsys", "torch")
             maybe = name.startswith("--") and len(name) >= _SHORTEST and not slurm
-            ours = name in GONE or (maybe and self.meant(name, _SURELY))
+            ours = name in self.gone or (maybe and self.meant(name, _SURELY))
             if ours and name not in known:
                 raise self.unknown(word)
 

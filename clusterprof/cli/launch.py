@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from clusterprof import console, gate, launchers
-from clusterprof.arguments import RANKS_GRAMMAR
+from clusterprof.arguments import GONE, RANKS_GRAMMAR
 from clusterprof.cli import Parser, verb_parser
 from clusterprof.errors import UsageError
 from clusterprof.launch import planning, settings
@@ -120,6 +120,7 @@ def launching_parser(
     unknown = f" Unknown options are passed to {passes_to} unchanged." if passes_to else ""
     usage = f"clusterprof {verb} {needs}[--ranks R] [--steps A:B] {other}-- PROGRAM..."
     this = verb_parser(verb, summary + unknown, *examples, usage=usage, short_help=False)
+    this.gone = GONE
     _add_profiling(this)
     _add_running(this)
     return this
