@@ -14,6 +14,7 @@ from figure import Figure, median
 from process import Failed, run
 
 from clusterprof.agent.nsys import Nsys, installed
+from clusterprof.ingest.nsys.exported import export_command
 
 _DATA = Path(__file__).resolve().parents[1] / "tests" / "data"
 #: ranges of NCCL and calls of the system, which an nsys records without a GPU, and kernels on one
@@ -98,4 +99,4 @@ def _rows(export: Path) -> int:
 
 def _exported(nsys: Nsys, report: Path, target: Path) -> float:
     target.unlink(missing_ok=True)
-    return run(nsys.export_command(str(report), str(target))).seconds
+    return run(export_command(nsys, report, target)).seconds

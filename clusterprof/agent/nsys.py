@@ -96,24 +96,6 @@ class Nsys:
         cuda = "cuda-sw" if self.offers(verb, "cuda-sw") else "cuda"
         return ",".join(cuda if name in _CUDA else name for name in names.split(","))
 
-    def payload_flags(self) -> List[str]:
-        """How it exports NVTX payloads to tables, as bytes or else as text; [] before 2024.6.
-
-        Of advanced NCCL tracing only the text is documented: where it is offered, both.
-        """
-        names = ("--include-blobs", "--include-json")
-        flags = [flag + "=true" for flag in names if self.offers("export", flag)]
-        return flags if flags[1:] and self.offers("profile", "--nccl-trace") else flags[:1]
-
-    def export_command(self, report: str, target: str, kind: str = "sqlite") -> List[str]:
-        """The command line that exports `report`, with the flags that this nsys has."""
-        return [
-            self.path, "export", "--type=" + kind, "--force-overwrite=true",
-            *(self.payload_flags() if kind != "json" else ()), "--output=" + target,
-            # nsys takes a leading dash for an option; an absolute path has none
-            os.path.realpath(report),
-        ]  # fmt: skip
-
     def fitted(self, plan: NsysPlan, verbs: List[str]) -> Tuple[NsysPlan, List[str]]:
         """The verbs' arguments, each by a verb that has it here, and those that no verb has."""
         if not all(self.help(verb) for verb in verbs):

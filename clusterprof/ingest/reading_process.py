@@ -16,11 +16,12 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from clusterprof import words
-from clusterprof.agent.contracts.processes import end_first, end_with_parent, ended
+from clusterprof.agent.contracts.processes import ended
 from clusterprof.errors import ClusterprofError
 from clusterprof.imports import without_pandas
 from clusterprof.ingest import handover
 from clusterprof.ingest.sources import Source
+from clusterprof.priority import end_first, end_with_parent
 from clusterprof.tables import RankTables
 
 #: what is read of one rank

@@ -19,8 +19,7 @@ MANY_RANKS = 8
 #: The working directory is not looked for modules, nor PYTHONPATH: the job's.
 _START = (
     "import sys; sys.path[0] = sys.argv.pop(1); "
-    "from clusterprof.agent.contracts import processes; "
-    "processes.end_with_parent(); processes.step_aside(); "
+    "from clusterprof import priority; priority.end_with_parent(); priority.step_aside(); "
     "from clusterprof.ingest.reduce import main; sys.exit(main(sys.argv[1:]))"
 )
 

@@ -16,11 +16,12 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from clusterprof.agent.contracts.processes import end_with_parent, ended, running
+from clusterprof.agent.contracts.processes import ended, running
 from clusterprof.agent.contracts.processes import work as state_of
 from clusterprof.agent.contracts.timing import REAL
 from clusterprof.console import Unwritable, say
 from clusterprof.errors import ClusterprofError, UsageError
+from clusterprof.priority import end_with_parent
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

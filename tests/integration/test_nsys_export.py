@@ -125,7 +125,7 @@ def test_reports_with_quotes_and_spaces_in_their_names_are_read_together_and_old
 def test_only_flags_that_this_nsys_has_are_given_to_it(run_command: Run, tmp_path: Path) -> None:
     nsys = installed()[0]
     asked = run_command([nsys.path, "export", "--help"])
-    command = nsys.export_command(str(tmp_path / "a.nsys-rep"), str(tmp_path / "a.sqlite"))
+    command = nsys_export.export_command(nsys, tmp_path / "a.nsys-rep", tmp_path / "a.sqlite")
     flags = [word.partition("=")[0] for word in command[2:] if word.startswith("--")]
     assert {"--type", "--force-overwrite", "--output"} <= set(flags)
     assert all(flag in asked.stdout + asked.stderr for flag in flags)
@@ -187,7 +187,7 @@ def test_nccl_s_payloads_are_read_whatever_the_installed_nsys_puts_them_into(
     monkeypatch.setenv(VARIABLE, str(nsys))
     ranks = read_report(nccl_report)
     assert [call[0] for call in called(ranks)] == [call[0] for call in CALLS]
-    if not Nsys(str(nsys)).payload_flags():
+    if not nsys_export.payload_flags(Nsys(str(nsys))):
         (warning,) = ranks.warnings
         assert str(nccl_report) in warning
         assert FULL in warning

@@ -24,7 +24,6 @@ import pyarrow.compute as pc
 
 from clusterprof import words
 from clusterprof.agent.contracts import paths
-from clusterprof.agent.contracts.processes import end_with_parent
 from clusterprof.errors import ReportError
 from clusterprof.ingest.flight.dump import (
     ENTRIES,
@@ -40,6 +39,7 @@ from clusterprof.ingest.kineto.json_stream import keys_of
 from clusterprof.ingest.opening import opened, unreadable
 from clusterprof.ingest.operations import SYNCHRONISING
 from clusterprof.ingest.sources import KINETO_MARKS
+from clusterprof.priority import end_with_parent
 from clusterprof.results import MissingRank
 
 Ints = npt.NDArray[np.int64]

@@ -7,6 +7,7 @@ asked for its JSON too.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -110,12 +111,32 @@ def _tables(nsys: Nsys, report: Path, path: Path, database: Path) -> dict[str, P
     arrow = database.with_suffix(".arrow")
     if nsys.offers("export", ARROW):
         try:
-            _make(nsys.export_command(str(report), str(arrow), ARROW), path, arrow)
+            _make(export_command(nsys, report, arrow, ARROW), path, arrow)
             return gathered(arrow, database)
         except ReportError:
             database.unlink(missing_ok=True)
-    _make(nsys.export_command(str(report), str(database)), path, database)
+    _make(export_command(nsys, report, database), path, database)
     return {}
+
+
+def export_command(nsys: Nsys, report: Path, target: Path, kind: str = "sqlite") -> list[str]:
+    """The command line that exports `report`, with the flags that this nsys has."""
+    return [
+        nsys.path, "export", f"--type={kind}", "--force-overwrite=true",
+        *(payload_flags(nsys) if kind != "json" else ()), f"--output={target}",
+        # nsys takes a leading dash for an option; an absolute path has none
+        os.path.realpath(report),
+    ]  # fmt: skip
+
+
+def payload_flags(nsys: Nsys) -> list[str]:
+    """How it exports NVTX payloads to tables, as bytes or else as text; [] before 2024.6.
+
+    Of advanced NCCL tracing only the text is documented: where it is offered, both.
+    """
+    names = ("--include-blobs", "--include-json")
+    flags = [f"{flag}=true" for flag in names if nsys.offers("export", flag)]
+    return flags if flags[1:] and nsys.offers("profile", "--nccl-trace") else flags[:1]
 
 
 def _imported(nsys: Nsys, path: Path, folder: Path) -> Path:
@@ -148,7 +169,7 @@ class JsonBeside:
         """
         try:
             if not self.target.exists():  # one of several ranks has asked before
-                command = self.nsys.export_command(str(self.report), str(self.target), "json")
+                command = export_command(self.nsys, self.report, self.target, "json")
                 _make(command, self.report, self.target)
             return nccl_payloads.read_json(self.target, ranges)
         except ReportError as error:

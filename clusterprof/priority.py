@@ -1,0 +1,50 @@
+"""What a process of ours that works for another one owes: to end with it, and to leave the rest of
+the machine processor, disk and memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+#: niceness goes no further
+_LEAST = 19
+#: the numbers of ioprio_set(2), for which libc has no function
+_IOPRIO_SET = {"x86_64": 251, "aarch64": 30, "ppc64le": 273, "riscv64": 30}
+#: of <linux/ioprio.h>: this process, and the class that gets the disk when no other wants it
+_IOPRIO_WHO_PROCESS, _IOPRIO_IDLE = 1, 3 << 13
+
+
+def end_with_parent() -> None:
+    """Be killed when the thread ends that started us; a Ctrl-C is its, not ours. See prctl(2)."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def end_first() -> None:
+    """Be the first process that the kernel ends where memory runs out, if it lets us."""
+    with contextlib.suppress(OSError), Path("/proc/self/oom_score_adj").open("w") as score:
+        score.write("1000")
+
+
+def step_aside() -> None:
+    """Take only what no other process wants of processor and disk; children inherit it.
+
+    Where memory runs out, the kernel is to end this process first. What it refuses is left out.
+    """
+    import ctypes
+
+    with contextlib.suppress(OSError):
+        os.nice(_LEAST)
+    with contextlib.suppress(OSError, AttributeError):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    number = _IOPRIO_SET.get(os.uname().machine)
+    if number is not None:
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).syscall(number, _IOPRIO_WHO_PROCESS, 0, _IOPRIO_IDLE)
+    end_first()
