@@ -58,10 +58,13 @@ def pytest_configure(config: pytest.Config) -> None:
     if _is_worker(config):  # of pytest-xdist: the session is the controller's
         command.scratch = Path(config.workerinput["scratch"])
         command.scratch.mkdir()
+        command.session_folder = command.scratch.parent
     else:
         os.environ[leftovers.MARK] = uuid.uuid4().hex
         # Short, because sockets go there too; torchrun and others leave things behind.
-        command.scratch = Path(tempfile.mkdtemp(prefix="clusterprof-tests-"))
+        command.scratch = command.session_folder = Path(
+            tempfile.mkdtemp(prefix="clusterprof-tests-")
+        )
         # A thousand processes load the package. Where PYTHONDONTWRITEBYTECODE is set none of them
         # keeps what it compiled.
         for folder in (ROOT / "clusterprof", ROOT / "launchers"):

@@ -28,6 +28,8 @@ TERMINAL = {"COLUMNS", "LINES"}
 PATIENCE_S = 400.0
 #: where the commands of this test session put their temporary files; removed with the session
 scratch: Path | None = None
+#: a folder that all workers of the session have
+session_folder = Path()
 #: of clusterprof, in every environment that a test does not set it in
 settings: dict[str, str] = {}
 #: what the test that runs now has run, by its words, the last one last; each says by `str()` what

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import select
@@ -16,6 +17,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TextIO
 
 from clusterprof import launchers
 from lab import command
@@ -34,8 +36,9 @@ _AT_START = ("PYTHON", "LANG", "LC_", "TZ", launchers.VARIABLE)
 class Warm:
     """Runs Python programs in forks of a process that has loaded what they need."""
 
-    def __init__(self, process: subprocess.Popen[str], address: str) -> None:
-        self._process = process
+    def __init__(self, requests: TextIO, answers: TextIO, address: str) -> None:
+        self._requests = requests
+        self._answers = answers
         self._address = address
 
     def launcher(self, ranks: int) -> list[str]:
@@ -52,10 +55,9 @@ class Warm:
         return os.pathsep.join([str(folder), command.environment()["PATH"]])
 
     def _answer(self, seconds: float) -> list[int]:
-        assert self._process.stdout is not None
-        if not select.select([self._process.stdout], [], [], seconds)[0]:
+        if not select.select([self._answers], [], [], seconds)[0]:
             return []
-        return list(json.loads(self._process.stdout.readline()))
+        return list(json.loads(self._answers.readline()))
 
     def run(
         self,
@@ -114,7 +116,6 @@ class Warm:
         timeout: float = command.PATIENCE_S,
     ) -> list[Completed]:
         """The same of several at the same time, each with an environment of its own."""
-        assert self._process.stdin is not None
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
             requests = [
@@ -125,8 +126,8 @@ class Warm:
                 }
                 for number, (argv, env) in enumerate(programs)
             ]  # fmt: skip
-            self._process.stdin.write(json.dumps(requests) + "\n")
-            self._process.stdin.flush()
+            self._requests.write(json.dumps(requests) + "\n")
+            self._requests.flush()
             started = self._answer(command.PATIENCE_S)
             statuses = self._answer(timeout)
             late = not statuses
@@ -177,19 +178,58 @@ def _text(path: object) -> str:
 
 @contextlib.contextmanager
 def warm(modules: Sequence[str]) -> Iterator[Warm]:
-    """One such process, for as long as the context."""
-    folder = tempfile.mkdtemp(dir=command.scratch)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(f"{folder}/socket")
-        listener.listen()
+    """One such process, for as long as the context.
+
+    It is a fork of one that the tests of all workers share, as far as that is still there.
+    """
+    address = f"{tempfile.mkdtemp(dir=command.scratch)}/socket"
+    (its_stdin, requests), (answers, its_stdout) = os.pipe(), os.pipe()
+    with contextlib.ExitStack() as ending:
+        with _listening(address) as listener, (command.session_folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            origin = str(command.session_folder / modules[0])
+            descriptors = [its_stdin, its_stdout, listener.fileno()]
+            if not _forks(origin, descriptors):
+                Path(origin).unlink(missing_ok=True)
+                ending.enter_context(_loaded(origin, modules))
+                assert _forks(origin, descriptors)
+        for descriptor in (its_stdin, its_stdout):
+            os.close(descriptor)
+        with open(answers) as answered:
+            with open(requests, "w") as requested:
+                yield Warm(requested, answered, address)
+            select.select([answered], [], [], command.PATIENCE_S)  # its end
+
+
+def _listening(address: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(address)
+    listener.listen()
+    return listener
+
+
+def _forks(address: str, descriptors: Sequence[int]) -> bool:
+    """Have the process that listens there, if there is one, fork one with these descriptors."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
+        asking.settimeout(command.PATIENCE_S)
+        try:
+            asking.connect(address)
+            socket.send_fds(asking, [b"1"], descriptors)
+            return asking.recv(1) != b""
+        except (FileNotFoundError, ConnectionError):
+            return False
+
+
+@contextlib.contextmanager
+def _loaded(address: str, modules: Sequence[str]) -> Iterator[None]:
+    """A process that has loaded them, and listens there, for as long as the context."""
+    with _listening(address) as listener:
         process = subprocess.Popen(
-            [sys.executable, PROGRAM, str(listener.fileno()), *modules], env=command.environment(),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            [sys.executable, PROGRAM, str(listener.fileno()), *modules],
+            env=command.environment({"PYTEST_CURRENT_TEST": None}),  # it is of no test
+            # Python's own streams have to be of pipes, as those of the programs are.
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             pass_fds=[listener.fileno()], start_new_session=True,
         )  # fmt: skip
-    try:
-        yield Warm(process, f"{folder}/socket")
-    finally:
-        assert process.stdin is not None
-        process.stdin.close()
-        process.wait(command.PATIENCE_S)
+    with process:
+        yield

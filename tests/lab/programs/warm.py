@@ -1,13 +1,17 @@
 """A process that has loaded modules, and runs programs in forks of itself: torch takes seconds.
 
+Whoever connects gets a fork of it as a process of their own, by the three descriptors that they
+send: its stdin and stdout, and a socket that listens. It ends with its own stdin.
+
 Each line of stdin is a list of programs that run side by side: `argv`, `env`, `cwd`, and the files
 `stdout` and `stderr`. Their processes, then their statuses, are a line each of stdout. Each starts
 as under its own interpreter: the environment, the path, sitecustomize, then the program as
 `__main__`; its end is that of Python. When stdin ends, all ends.
 
-warm.py DESCRIPTOR MODULE...: of the socket where others ask for the ranks of a job, and what it has
-loaded. A message is the program, its folder, an environment for each, and what starts one again;
-with it come the streams.
+At the socket that listens others ask for the ranks of a job: a message is the program, its folder,
+an environment for each, and what starts one again; with it come the streams.
+
+warm.py DESCRIPTOR MODULE...: of the socket where it is connected to, and what it has loaded.
 """
 
 import atexit
@@ -91,8 +95,8 @@ def requests():
         yield json.loads(line)
 
 
-def serve(listener):
-    """Be the process that has ranks started, until stdin ends."""
+def connection_of_fork(listener):
+    """Fork for each who connects, in which alone this returns, until stdin ends."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     waiting = select.poll()
     waiting.register(0, 0)  # its end alone
@@ -102,9 +106,22 @@ def serve(listener):
         if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             listener.close()
-            return ranks(connection)
+            return connection
         connection.close()
     os._exit(0)
+
+
+def be_of(connection):
+    """Be the process of the one who has connected; returns the socket that listens for them."""
+    _, (requested, answered, listening), *_ = socket.recv_fds(connection, 1, 3)
+    os.setsid()
+    os.dup2(requested, 0)
+    os.dup2(answered, 1)
+    os.close(requested)
+    os.close(answered)
+    connection.send(b"1")
+    connection.close()
+    return listening
 
 
 def ranks(connection):
@@ -155,13 +172,13 @@ def rank_status(child, ended, connection):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+listening = be_of(connection_of_fork(socket.socket(fileno=int(sys.argv[1]))))
 answers = os.dup(1)
-listening = int(sys.argv[1])
 for descriptor in (answers, listening):
     os.set_inheritable(descriptor, False)
 if os.fork() == 0:
     os.close(answers)
-    serve(socket.socket(fileno=listening))
+    ranks(connection_of_fork(socket.socket(fileno=listening)))
 else:
     for programs in requests():
         children = [start(**each) for each in programs]
