@@ -32,7 +32,7 @@ _LONG = re.compile(r"--[A-Za-z][\w.-]*")
 _SHORT = re.compile(r"-[A-Za-z0-9]")
 #: mpirun's and nsys' options of one dash and a word
 _WORDY = {"-np", "-ppn", "-genv", "-genvlist", "-env", "-host", "-hosts", "-hostfile", "-mca"}
-_ASSIGNED = re.compile(r"([A-Za-z_+~][\w./@-]*)=(?!=?$)")
+_ASSIGNED = re.compile(r"([A-Za-z_+~][\w./-]*)=(?!=?$)")
 #: how many ranks, nodes and processors: these options' values, where they are numbers
 _COUNTS = {
     "N", "n", "np", "c", "ppn", "nodes", "nnodes", "ntasks", "ntasks-per-node", "nproc-per-node",

@@ -76,6 +76,10 @@ FORMS = [
     ["--private-key-data", S], [f"postgres://u:p@{S}@h/x"], [S], [f"+wandb.key={S}"], ["-u", S],
     ["-c", f"login('{S}')"], ["--", S], [f"{S}=="], ["-m", S], ["--pin", "1234"], ["-n", S],
     [f'{{"k": "{S}"}}'], [f"--{S} x"], ["--lr", "0.1", S], [f"--url={S}.example/x.py?{S}"],
+    [f"{S}@host/x=1"], [f"db@{S}=1"], [f"TOKEN:={S}"], [f"--token:{S}"], [f"-eTOKEN={S}"],
+    [f"-DSECRET={S}"], [f"/p:{S}"], [f"@{S}"], [f"--c=--d={S}"], [f"--e= {S}"], [f"-1={S}"],
+    [f"--x y={S}"], [f"K='{S}'"], [f"a=b={S}"], [f"line\n{S}"], [f"--x=\n{S}"], [f"s3://AK:{S}@b/x.py"],
+    ["-genv", "T", S], ["bash", "-c", f"x {S}"], [f"~/{S}"], [f"x/{S}.json"], [f"{S}.py?x"],
 ]  # fmt: skip
 
 
