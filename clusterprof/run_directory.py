@@ -492,7 +492,9 @@ def create(path: Path, *, force: bool = False) -> RunDirectory:
     with writing(path):
         if replaced:
             shutil.rmtree(path)
-        path.mkdir(parents=True, exist_ok=True)
+        for parent in reversed([each for each in path.parents if not each.exists()]):
+            parent.mkdir(0o775, exist_ok=True)  # whoever may write there may rename the run
+        path.mkdir(exist_ok=True)
         path.chmod(0o700)
         try:
             (path / paths.RANKS).mkdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import stat
 from collections.abc import Iterable
@@ -27,9 +28,17 @@ def made(path: Path) -> run_directory.RunDirectory:
     return run
 
 
-def test_a_new_run_directory_is_its_owner_s_alone(tmp_path: Path) -> None:
-    run = made(tmp_path / "runs" / "one")
-    assert stat.S_IMODE(run.path.stat().st_mode) == 0o700
+@pytest.mark.parametrize(("mask", "above"), [(0, 0o775), (0o002, 0o775), (0o077, 0o700)])
+def test_a_new_run_directory_is_its_owner_s_alone_and_not_everybody_s_to_rename(
+    tmp_path: Path, mask: int, above: int
+) -> None:
+    before = os.umask(mask)
+    try:
+        run = made(tmp_path / "deep" / "runs" / "one")
+    finally:
+        os.umask(before)
+    folders = (run.path, run.path.parent, run.path.parents[1])
+    assert [stat.S_IMODE(each.stat().st_mode) for each in folders] == [0o700, above, above]
 
 
 def test_the_name_carries_the_time_and_the_job() -> None:
