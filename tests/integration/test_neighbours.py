@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from lab.clock import ManualClock
 from lab.command import Completed
 from users import ALICE, MALLORY, as_user
 
@@ -22,6 +24,7 @@ from clusterprof.agent import nsys
 from clusterprof.agent.contracts import plan as plans
 from clusterprof.agent.contracts import processes, states
 from clusterprof.agent.contracts.plan import Plan, Selection
+from clusterprof.agent.guard import session
 from clusterprof.agent.guard.report_transfer import ReportTransfer
 from clusterprof.launch.planning import INJECT
 
@@ -226,3 +229,26 @@ def test_a_pipe_of_another_user_s_in_place_of_a_file_of_nsys_is_left_alone(node:
     as_user(MALLORY, lambda: os.mkfifo(pipe))
     as_user(ALICE, lambda: processes.remove_unused(str(pipe)))
     assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+@pytest.mark.parametrize("laid", ["file", "pipe"])
+def test_a_start_of_nsys_does_not_wait_for_another_user_who_holds_our_lock(
+    node: Path, laid: str
+) -> None:
+    lock = node / f"clusterprof-{ALICE}.lock"
+
+    def plant() -> None:
+        os.umask(0)
+        lock.touch() if laid == "file" else os.mkfifo(lock, 0o666)
+
+    def start() -> None:
+        tempfile.tempdir = str(node)
+        clock = ManualClock()
+        with session.one_at_a_time(clock):
+            assert clock.slept == []
+
+    as_user(MALLORY, plant)
+    held = os.open(lock, os.O_RDWR)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    as_user(ALICE, start)
+    os.close(held)

@@ -17,7 +17,7 @@ import tempfile
 from typing import Dict, Iterator, List, Mapping, Optional
 
 from .. import nsys as profiler
-from ..contracts import identity, processes
+from ..contracts import files, identity, processes
 from ..contracts.plan import NsysPlan
 from ..contracts.states import State
 from ..contracts.timing import REAL, Clock
@@ -299,6 +299,7 @@ def one_at_a_time(clock: Clock = REAL) -> Iterator[None]:
         with contextlib.suppress(OSError):
             lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             held.callback(os.close, lock)
+            files.check_ours(os.fstat(lock), path)  # another user may hold it for ever
             clock.until(lambda: _locked(lock), LOCK_S)
         yield
 
