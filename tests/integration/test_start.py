@@ -82,7 +82,7 @@ def test_the_agent_loads_no_more_than_it_uses_in_a_rank_that_is_not_chosen(
     )  # fmt: skip
     loaded = set(done.stdout.split())
     assert "_clusterprof_agent.rank.steps" in loaded
-    assert loaded & (HEAVY | {"glob", "pathlib", "socket", "subprocess"}) == set()
+    assert loaded & (HEAVY | {"array", "glob", "pathlib", "socket", "subprocess"}) == set()
 
 
 def test_a_merge_loads_no_pandas(run_command: Run) -> None:

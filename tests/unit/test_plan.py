@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ForwardRef
 
 import pytest
 
 from clusterprof.agent.contracts import plan as plans
-from clusterprof.agent.contracts.plan import Meeting, NsysPlan, Plan, Selection
+from clusterprof.agent.contracts.identity import Identity
+from clusterprof.agent.contracts.later_window import LaterWindow
+from clusterprof.agent.contracts.plan import Meeting, NsysPlan, Plan, Reduction, Selection
 
 NSYS = NsysPlan(
     "/opt/nsys", "2025.3.2", None, {"gpu": "cuda", "cpu": "osrt"}, ["profile"], ["launch"],
@@ -69,3 +71,10 @@ def test_a_plan_that_cannot_be_followed_is_refused_by_its_name(
 def test_what_is_no_plan_is_refused(content: Any) -> None:
     with pytest.raises(ValueError):
         Plan.from_json(content)
+
+
+@pytest.mark.parametrize(
+    "kind", [Identity, LaterWindow, Meeting, NsysPlan, Plan, Reduction, Selection]
+)
+def test_a_rank_s_start_compiles_no_annotation(kind: type) -> None:
+    assert not any(isinstance(each, ForwardRef) for each in kind.__annotations__.values())

@@ -19,7 +19,6 @@ import _socket
 import contextlib
 import errno
 import os
-import sys
 from typing import TYPE_CHECKING, Any, List, NoReturn, Optional
 
 from . import descriptors, processes
@@ -62,10 +61,9 @@ def start(part: str, connection: socket.socket, *arguments: str) -> None:
     """
     if _starter is None or not descriptors.is_hidden(_starter.fileno()):
         raise OSError("no process can be started beside this one")
-    number, flags = connection.fileno().to_bytes(4, sys.byteorder), _WITHOUT_WAITING
-    rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, number)]
-    _starter.send(b"\n", flags)
-    _starter.sendmsg([os.fsencode("\0".join((part, *arguments)))], rights, flags)
+    words, rights = "\0".join((part, *arguments)), descriptors.rights([connection.fileno()])
+    _starter.send(b"\n", _WITHOUT_WAITING)
+    _starter.sendmsg([os.fsencode(words)], rights, _WITHOUT_WAITING)
 
 
 def wake() -> None:
@@ -128,7 +126,7 @@ def main(argv: List[str]) -> NoReturn:
             space = _socket.CMSG_SPACE(4)
             text, beside, _, _ = requests.recvmsg(1 << 16, space, _socket.MSG_CMSG_CLOEXEC)
             if beside:
-                number = int.from_bytes(beside[0][2], sys.byteorder)
+                (number,) = descriptors.came(beside)
                 started.append(_started(number, *os.fsdecode(text).split("\0")))
                 os.close(number)
                 continue

@@ -7,16 +7,18 @@ all of them to the trampoline, which puts them back in their places.
 
 from __future__ import annotations
 
+import _socket
 import contextlib
 import errno
 import os
+import sys
 from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Tuple
 
 if TYPE_CHECKING:
     import socket
 
-#: in one message; the kernel takes 253
-_AT_ONCE = 200
+#: in one message; the kernel takes 253, each an `int`
+_AT_ONCE, _INT_B = 200, 4
 
 
 def inherited() -> List[int]:
@@ -73,14 +75,23 @@ def release(given: List[int]) -> None:
 
 def send(connection: socket.socket, descriptors: List[int]) -> None:
     """Send them with their numbers, a line for each message, and a line `ok`. Raises OSError."""
-    import array
-    import socket
-
     for place in range(0, len(descriptors), _AT_ONCE):
-        some = array.array("i", descriptors[place : place + _AT_ONCE])
-        line = ",".join(map(str, some)).encode() + b"\n"
-        connection.sendmsg([line], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, some)])
+        some = descriptors[place : place + _AT_ONCE]
+        connection.sendmsg([",".join(map(str, some)).encode() + b"\n"], rights(some))
     connection.sendall(b"ok\n")
+
+
+def rights(descriptors: List[int]) -> List[Tuple[int, int, bytes]]:
+    """What goes beside a message for its receiver to have them as well; see unix(7)."""
+    numbers = b"".join(each.to_bytes(_INT_B, sys.byteorder) for each in descriptors)
+    return [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, numbers)]
+
+
+def came(beside: Iterable[Tuple[int, int, bytes]]) -> List[int]:
+    """The descriptors that came beside a message, by the numbers that they have here."""
+    whole = [data[: len(data) // _INT_B * _INT_B] for _, kind, data in beside
+             if kind == _socket.SCM_RIGHTS]  # fmt: skip
+    return [number for data in whole for number in memoryview(data).cast("i")]
 
 
 def receive(connection: socket.socket) -> Dict[int, int]:
@@ -88,17 +99,12 @@ def receive(connection: socket.socket) -> Dict[int, int]:
 
     Raises OSError where the sender has sent nothing, or we can open no more.
     """
-    import array
-    import socket
-
-    text, found = b"", array.array("i")
-    space = socket.CMSG_SPACE(_AT_ONCE * found.itemsize)
+    text, found = b"", []
+    space = _socket.CMSG_SPACE(_AT_ONCE * _INT_B)
     while not text.endswith(b"ok\n"):
-        some, more, flags, _ = connection.recvmsg(4096, space, socket.MSG_CMSG_CLOEXEC)
-        for level, kind, data in more:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                found.frombytes(data[: len(data) - len(data) % found.itemsize])
-        if not some or flags & socket.MSG_CTRUNC:
+        some, beside, flags, _ = connection.recvmsg(4096, space, _socket.MSG_CMSG_CLOEXEC)
+        found += came(beside)
+        if not some or flags & _socket.MSG_CTRUNC:
             raise OSError(errno.EPROTO, "the descriptors did not come")
         text += some
     numbers = [int(each) for line in text.split(b"\n")[:-2] for each in line.split(b",")]

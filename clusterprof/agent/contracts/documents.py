@@ -5,7 +5,6 @@ harmless, or a ValueError; `fits` says whether it has the form that was expected
 from __future__ import annotations
 
 import json
-import re
 from typing import Any, NoReturn, Union
 
 from . import files
@@ -15,8 +14,6 @@ MOST = 64 << 20
 
 #: an integer beyond it is no time, size or number of ours, and would not fit into 64 bits
 FARTHEST = 1 << 62
-
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def load(path: files.Path, ours: bool = False, links: bool = False) -> Any:
@@ -34,7 +31,7 @@ def parse(text: Union[str, bytes]) -> Any:
         value = json.loads(plain, parse_constant=_refuse)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    if _SURROGATE.search(plain):
+    if "\\ud" in plain or "\\uD" in plain:
         # half a character can be printed nowhere; bytes of a file name that are no UTF-8 can
         json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogateescape")
     return value

@@ -4,8 +4,6 @@ A rank's own environment decides, never the place of a file in a list. The inner
 torchrun's workers inherit SLURM_PROCID from the agent that started them, which is not their rank.
 """
 
-from __future__ import annotations
-
 import os
 from typing import List, Mapping, MutableMapping, NamedTuple, Optional, Tuple
 
@@ -70,6 +68,8 @@ class Launcher:
         return [name for name in names if name]
 
 
+# As a NamedTuple compiles annotations that are texts, and the first compile() in an interpreter
+# takes 2 ms, there is no `from __future__ import annotations` in this module, nor in its like.
 class Identity(NamedTuple):
     """A process's place in its job, and which launcher said so."""
 

@@ -6,8 +6,6 @@ the next one when it writes the step log, and hands it to the rank, which takes 
 has made its first step already: all ranks that do capture the same steps.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
@@ -45,7 +43,7 @@ class LaterWindow(NamedTuple):
     auto: bool = False
 
     @classmethod
-    def from_json(cls, content: Any, number: int) -> LaterWindow:
+    def from_json(cls, content: Any, number: int) -> "LaterWindow":
         """What order.json holds, which must be that of window `number`. Raises ValueError."""
         if not documents.fits(content, _FORM) or content["number"] != number:
             raise ValueError("it is no order of clusterprof for window %d" % number)

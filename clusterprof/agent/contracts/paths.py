@@ -78,9 +78,6 @@ DOCUMENTS = (
     REDUCED_RANK, "beacons.json",
 )  # fmt: skip
 
-_WINDOW = re.compile(r"[1-9][0-9]{0,5}")
-_ATTEMPT = re.compile(r"attempt-([1-9][0-9]{0,8})")
-
 
 def rank_folder(run: str, rank: int) -> str:
     """The folder of `rank` in the run directory, or in the folder of an attempt."""
@@ -106,7 +103,7 @@ def attempt_folder(run: str, attempt: int) -> str:
 
 def attempt_number(name: str) -> int:
     """The number of the attempt whose folder has this name; 0 for any other folder."""
-    found = _ATTEMPT.fullmatch(name)
+    found = re.fullmatch(r"attempt-([1-9][0-9]{0,8})", name)
     return int(found[1]) if found else 0
 
 
@@ -117,7 +114,7 @@ def window_folder(run: str, number: int) -> str:
 
 def window_number(name: str) -> int:
     """The number of the later window whose folder has this name; 0 for any other."""
-    return int(name) if _WINDOW.fullmatch(name) and int(name) > 1 else 0
+    return int(name) if re.fullmatch(r"[1-9][0-9]{0,5}", name) and int(name) > 1 else 0
 
 
 def window_of(folder: str) -> int:

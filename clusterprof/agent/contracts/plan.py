@@ -3,8 +3,6 @@
 Named tuples: every interpreter of the job reads this, and importing dataclasses takes one 7 ms.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Type, TypeVar
 
@@ -124,7 +122,7 @@ class Reduction(NamedTuple):
     beyond: int = 0
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Reduction:
+    def from_json(cls, content: Mapping[str, Any]) -> "Reduction":
         """What stands in plan.json, of the form that was checked."""
         return cls(content["when"], content["keep_reports"], tuple(content["command"]),
                    content.get("beyond", 0))  # fmt: skip
@@ -166,7 +164,7 @@ class Plan(NamedTuple):
     reduction: Optional[Reduction] = None
 
     @classmethod
-    def from_json(cls, content: Any) -> Plan:
+    def from_json(cls, content: Any) -> "Plan":
         """The plan that a parsed plan.json holds. Raises ValueError with what is wrong in it."""
         if not documents.fits(content, {"schema_version?": int}):
             raise ValueError("it is no plan of clusterprof")
@@ -224,7 +222,7 @@ class Plan(NamedTuple):
         """Whether this rank is to start under an nsys that waits for an order for a window."""
         return self.profiler == "nsys" and self.armed is not None and self.armed.includes(me)
 
-    def of_attempt(self, environ: Mapping[str, str]) -> Plan:
+    def of_attempt(self, environ: Mapping[str, str]) -> "Plan":
         """The plan for a rank: `run` is the folder that its attempt writes to."""
         return self._replace(run=paths.attempt_folder(self.run, paths.attempt_of(environ)))
 

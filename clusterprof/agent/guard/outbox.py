@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import struct
-from array import array
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional, Tuple
 
@@ -85,7 +84,8 @@ class Outbox:
     def steps(self, first: int, steps: Iterable[Tuple[int, int]]) -> None:
         """Add to the step log the steps from number `first` on."""
         if len(self.waiting) < MOST_B:
-            body = array("q", chain((first,), *steps)).tobytes()
+            times = [first, *chain(*steps)]
+            body = struct.pack("=%dq" % len(times), *times)
             self._send(HEAD.pack(len(body), STEPS) + body)
 
     def file(self, name: str, content: bytes) -> None:
@@ -134,10 +134,10 @@ class Outbox:
         if self.connection is None or self.waiting:
             return None
         ours, theirs = socket.socketpair()
-        beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [ours.fileno()]))]
         with ours:
             try:
-                self.connection.sendmsg([HEAD.pack(0, PEER)], beside)
+                rights = descriptors.rights([ours.fileno()])
+                self.connection.sendmsg([HEAD.pack(0, PEER)], rights)
             except OSError:
                 theirs.close()
                 return None

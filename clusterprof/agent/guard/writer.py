@@ -25,7 +25,7 @@ import threading
 from array import array
 from typing import Any, Callable, Dict, List, Optional
 
-from ..contracts import clocks, files, later_window, paths, processes, states
+from ..contracts import clocks, descriptors, files, later_window, paths, processes, states
 from ..contracts.plan import Reduction
 from ..contracts.states import State
 from ..contracts.timing import REAL, Clock
@@ -150,8 +150,8 @@ class Writer:
             piece, beside, _, _ = peer.connection.recvmsg(1 << 18, socket.CMSG_SPACE(4))
         except OSError:
             piece, beside = b"", []
-        for _, _, descriptor in beside:  # a guard's program has something to write as well
-            self.attend(socket.socket(fileno=array("i", descriptor)[0]))
+        for number in descriptors.came(beside):  # a guard's program has something to write as well
+            self.attend(socket.socket(fileno=number))
         if not piece:
             self.forget(peer)
         peer.buffer += piece
