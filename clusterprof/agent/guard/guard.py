@@ -316,10 +316,8 @@ class Guard:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(self.program_pid, number)
-        if number == signal.SIGTSTP:
-            os.kill(
-                os.getpid(), signal.SIGSTOP
-            )  # it has a process group of its own, and so have we
+        if number == signal.SIGTSTP:  # it has a process group of its own, and so have we
+            os.kill(os.getpid(), signal.SIGSTOP)
 
     def without_nsys(self, reason: str) -> NoReturn:
         """The training comes first: run the program as if we had never been asked."""

@@ -353,7 +353,7 @@ class Writer:
             with contextlib.suppress(OSError):
                 peer.log.write(all_of_it=True)
         self.clean()
-        self.reduce(peer, REDUCE_S)
+        self.do_reduce(peer, REDUCE_S)
         peer.answer(finished=True)
 
     def look(self) -> None:
@@ -414,12 +414,10 @@ class Writer:
             self.transfer.reduce_as(self.reductions[self.folder])
 
     def do_reduce(self, peer: Peer, patience_s: float) -> None:
-        """Make the tables of the reports in the rank's folders: the rank waits so long."""
-        self.reduce(peer, patience_s)
-        peer.answer(reduced=True)
+        """Make the tables of the reports in the rank's folders: the rank waits so long.
 
-    def reduce(self, peer: Peer, patience_s: float) -> None:
-        """See `do_reduce`; a trace that is not to be kept is removed once its tables are there."""
+        A trace that is not to be kept is removed once its tables are there.
+        """
         until = self.clock.now() + patience_s
         for report, reducing in self.reducing.items():
             folder = os.path.dirname(report)
@@ -432,18 +430,15 @@ class Writer:
                 states.note(folder, State.CAPTURED, not_reduced=trouble)
             elif reducing.order.keep_reports == "none":
                 os.unlink(report)
+        peer.answer(reduced=True)
 
     def stop_reducing(self) -> None:
         """The rank has ended: what is not reduced by now is the merge's."""
         for each in self.reducing.values():
             each.end("the rank was killed")
 
-    def do_give_up(self, peer: Peer) -> None:
-        """nsys captured nothing: the program runs without it, or has ended."""
-        self.give_up()
-
-    def give_up(self) -> None:
-        """Keep what nsys printed, and nothing else."""
+    def do_give_up(self, peer: Optional[Peer] = None) -> None:
+        """nsys captured nothing: keep what it printed, and nothing else."""
         transfer, self.transfer = self.transfer, None
         if transfer is not None:
             transfer.keep(paths.LOG)
@@ -460,7 +455,7 @@ class Writer:
         self.clock.until(lambda: not processes.of_session(self.session), WRITING_S, 0.05)
         processes.end_own_nsys(self.session, clock=self.clock)
         if self.armed:
-            self.give_up()
+            self.do_give_up()
             return
         self.left_by(self.transfer)
         self.transfer.settle(128 + signal.SIGKILL, IMPORT_S, opened=True)

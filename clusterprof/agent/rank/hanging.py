@@ -19,7 +19,8 @@ from ..contracts.frames import users_line
 from ..contracts.plan import Plan
 from ..guard.outbox import Outbox
 from . import hooks
-from .recorder import Recorder, UnavailableError, hand_over, initialised, members
+from .profilers import initialised
+from .recorder import Recorder, UnavailableError, hand_over, members
 from .steps import FLUSH_NS, Counter
 from .window import first_line
 

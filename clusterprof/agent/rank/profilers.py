@@ -48,10 +48,18 @@ def drain() -> None:
         torch().cuda.synchronize()
 
 
-def shortest_timeout_s() -> Optional[float]:
-    """After how long the first of this rank's process groups gives up; None where it has none."""
+def initialised() -> Any:
+    """torch.distributed where the program has a process group; None where it has none."""
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
+        return None
+    return dist
+
+
+def shortest_timeout_s() -> Optional[float]:
+    """After how long the first of this rank's process groups gives up; None where it has none."""
+    dist = initialised()
+    if dist is None:
         return None
     return min(
         float(group._get_backend(device).options._timeout.total_seconds())

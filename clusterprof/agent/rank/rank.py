@@ -28,7 +28,8 @@ from ..remote import probing
 from . import claim, hooks, own_profilers, profilers
 from .entry import entry
 from .hanging import Hanging
-from .recorder import Recorder, initialised
+from .profilers import initialised
+from .recorder import Recorder
 from .steps import counter
 from .window import Window
 

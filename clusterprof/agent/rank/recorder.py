@@ -24,6 +24,7 @@ from ..contracts.plan import Plan
 from ..guard.outbox import Outbox
 from ..remote import probing
 from . import hooks
+from .profilers import initialised
 from .steps import Counter
 from .window import first_line
 
@@ -238,14 +239,6 @@ class Recorder:
                 self.readings.append(clocks.reading(event))
             if event == "close":
                 self.outbox.say("clock", readings=self.readings)
-
-
-def initialised() -> Any:
-    """torch.distributed where the program has a process group; None where it has none."""
-    dist = sys.modules.get("torch.distributed")
-    if dist is None or not dist.is_available() or not dist.is_initialized():
-        return None
-    return dist
 
 
 def compressed(content: bytes) -> bytes:
