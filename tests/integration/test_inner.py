@@ -74,11 +74,21 @@ def steps(run: Path) -> dict[int, int]:
 @pytest.mark.needs_accelerate
 @pytest.mark.needs_torch
 @pytest.mark.usefixtures("scripted")
-@pytest.mark.parametrize("program", few(STARTS, "a script that prepares and starts"))
+@pytest.mark.parametrize(
+    ("starter", "torchrun"),
+    # a real torchrun on each node runs always in test_batch.py
+    [
+        ("a script that prepares and starts", "light"),
+        *(pytest.param(starter, "real", marks=pytest.mark.long) for starter in STARTS),
+    ],
+)
 def test_the_workers_on_each_node_are_the_ranks(
-    run_clusterprof: Run, project: Path, slurm: Mapping[str, str], program: list[str]
-) -> None:
-    program = [word.replace("{port}", slurm["MASTER_PORT"]) for word in program]
+    run_clusterprof: Run, project: Path, slurm: Mapping[str, str], light_path: str,
+    starter: str, torchrun: str,
+) -> None:  # fmt: skip
+    program = [word.replace("{port}", slurm["MASTER_PORT"]) for word in STARTS[starter]]
+    if torchrun == "light":
+        slurm = {**slurm, "PATH": light_path}
     done = run_clusterprof(
         ["srun", "--ranks", "0,3", "--steps", "5:12", "--step-on", "loop:step", "--profiler=nsys",
          "--run-dir=run", "--no-merge", "-N2", "--ntasks-per-node=1", "--", *program],
