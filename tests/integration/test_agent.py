@@ -14,6 +14,7 @@ from lab import command
 from lab.command import Completed
 from lab.endings import window
 from lab.job import CHOSEN, LOOP, Job
+from lab.stub import FOLDER
 from lab.tiers import long_but
 
 from clusterprof.launch.planning import INJECT
@@ -72,12 +73,19 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert job.state["state"] == "counting"
 
 
+#: an interpreter of its own that trains, by a torch that is not imported for seconds
+CHILD = (
+    f"import sys; sys.path.insert(0, {str(FOLDER)!r}); import torch; "
+    "optimizer = torch.optim.SGD(); [optimizer.step() for _ in range(3)]"
+)
+
+
 @pytest.mark.parametrize("way", long_but(["fork"], ["spawn"]))
 def test_accumulation_two_optimizers_workers_and_children_do_not_miscount(
     warm_job: Job, way: str
 ) -> None:
     done = warm_job(
-        f"way = {way!r}"
+        f"way, child = {way!r}, {CHILD!r}"
         + LOOP
         + """
 import os, subprocess
@@ -94,7 +102,6 @@ class Squares(torch.utils.data.Dataset):
         return float(i)
 
 if __name__ == "__main__":
-    child = "import torch; p = torch.nn.Linear(1, 1); o = torch.optim.SGD(p.parameters()); o.step()"
     for _ in DataLoader(Squares(), 3, num_workers=2, multiprocessing_context=way):
         for _ in range(3):
             model(torch.ones(1, 4)).sum().backward()
