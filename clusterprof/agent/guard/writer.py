@@ -353,7 +353,7 @@ class Writer:
             with contextlib.suppress(OSError):
                 peer.log.write(all_of_it=True)
         self.clean()
-        self.do_reduce(peer, REDUCE_S)
+        self.reduce(peer, REDUCE_S)
         peer.answer(finished=True)
 
     def look(self) -> None:
@@ -414,10 +414,12 @@ class Writer:
             self.transfer.reduce_as(self.reductions[self.folder])
 
     def do_reduce(self, peer: Peer, patience_s: float) -> None:
-        """Make the tables of the reports in the rank's folders: the rank waits so long.
+        """Make the tables of the reports in the rank's folders: the rank waits so long."""
+        self.reduce(peer, patience_s)
+        peer.answer(reduced=True)
 
-        A trace that is not to be kept is removed once its tables are there.
-        """
+    def reduce(self, peer: Peer, patience_s: float) -> None:
+        """See `do_reduce`; a trace that is not to be kept is removed once its tables are there."""
         until = self.clock.now() + patience_s
         for report, reducing in self.reducing.items():
             folder = os.path.dirname(report)
@@ -430,7 +432,6 @@ class Writer:
                 states.note(folder, State.CAPTURED, not_reduced=trouble)
             elif reducing.order.keep_reports == "none":
                 os.unlink(report)
-        peer.answer(reduced=True)
 
     def stop_reducing(self) -> None:
         """The rank has ended: what is not reduced by now is the merge's."""
