@@ -1,6 +1,6 @@
 """What the pages of a Parquet file take once they are unpacked, by their own headers.
 
-Arrow allocates memory for a page by what its header says, whatever the file's footer says of the column.
+Arrow allocates memory for a page by what its header says, whatever the file's footer says of it.
 Source: parquet.thrift (PageHeader), and Thrift's compact protocol.
 """
 
