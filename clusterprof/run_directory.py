@@ -325,14 +325,13 @@ class RunDirectory:
 
     def attempts(self) -> list[RunDirectory]:
         """The attempts that left anything, in order; the first always."""
-        found = {paths.attempt_number(entry.name) for entry in self.path.glob("attempt-*")}
+        found = {paths.attempt_number(name) for name in names_in(self.path)}
         return [RunDirectory(self.path, attempt) for attempt in sorted({1, *found} - {0})]
 
     def ranks(self) -> list[int]:
         """The ranks that left anything, in order."""
         folder = self.home / paths.RANKS
-        names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
-        return sorted(int(name) for name in names if _NUMBER.fullmatch(name))
+        return sorted(int(name) for name in names_in(folder) if _NUMBER.fullmatch(name))
 
     def states(self) -> dict[int, dict[str, Any]]:
         """Each rank's state; {} for one whose state cannot be read."""
@@ -444,6 +443,14 @@ def exposed(path: Path) -> Path | None:
     return None
 
 
+def names_in(folder: Path) -> list[str]:
+    """What is in a folder; nothing where that cannot be seen: a job's end does not wait for it."""
+    try:
+        return [each.name for each in folder.iterdir()]
+    except OSError:
+        return []
+
+
 def others_can_write(there: os.stat_result) -> bool:
     """Whether other users than its owner may write to a file or folder."""
     group = bool(there.st_mode & stat.S_IWGRP) and not _own_group(there.st_gid)
@@ -510,17 +517,26 @@ def opened(path: Path) -> RunDirectory:
         raise RunDirectoryError(f"{path} is not a directory", "name a folder below runs/")
     run = RunDirectory(path.absolute())
     manifest = run.read_manifest()
-    # None of ours is a link: files would be written elsewhere, where its sender chose.
-    for home in (run.root, run.root / paths.WINDOWS, path, *path.glob("attempt-*")):
-        for folder in (home, home / paths.RANKS, home / paths.TABLES):
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                for entry in os.scandir(folder):
-                    if entry.is_symlink() and entry.is_dir():
-                        raise RunDirectoryError(
-                            f"{entry.path} is a link to another folder",
-                            "a run directory has none: put the folder itself in its place",
-                        )
+    try:
+        for home in (run.root, run.root / paths.WINDOWS, path, *path.glob("attempt-*")):
+            for folder in (home, home / paths.RANKS, home / paths.TABLES):
+                _check_no_link_in(folder)
+    except OSError as error:
+        raise RunDirectoryError(f"{path} cannot be read: {error}", "try again later") from error
     return run if run.number > 1 else RunDirectory(path.absolute(), manifest.attempt)
+
+
+def _check_no_link_in(folder: Path) -> None:
+    """Raise RunDirectoryError for a link to a folder, which none of ours is: files would be written
+    where its sender chose. Raises OSError.
+    """
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        for entry in os.scandir(folder):
+            if entry.is_symlink() and entry.is_dir():
+                raise RunDirectoryError(
+                    f"{entry.path} is a link to another folder",
+                    "a run directory has none: put the folder itself in its place",
+                )
 
 
 def bytes_of(path: Path) -> int:

