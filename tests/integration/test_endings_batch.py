@@ -192,11 +192,12 @@ def test_batch_jobs_end_as_they_would_have_ended(
     assert not wrong
 
 
-#: the first time it hangs inside the window, started over it runs to its end
-TWICE = f"""
-if [ "${{SLURM_RESTART_COUNT:-0}}" = 0 ]; then set hang 15; else set each none:0 none:0; fi
-exec python {shlex.quote(str(PROGRAMS / "ending.py"))} "$@"
-"""
+#: the first time it hangs inside the window until it is preempted; started over it goes on from its
+#: checkpoint
+TWICE = ["python", str(PROGRAMS / "checkpointing.py")]
+#: what it prints the first time, and then
+FIRST = ["rank 0 begins at 0", "rank 0 hangs", "rank 0 is preempted after 15"]
+SECOND = ["rank 0 begins at 15", "rank 0 ends"]
 
 
 def started_over(batch: Batch) -> None:
@@ -219,7 +220,7 @@ def test_a_job_that_starts_over_keeps_what_its_first_start_captured(
     fault: Callable[..., None],
     run_clusterprof: Callable[..., command.Completed],
 ) -> None:
-    batch = Batch(slurm, workdir / "job", ours("bash", "-c", TWICE), "--requeue")
+    batch = Batch(slurm, workdir / "job", ours(*TWICE), "--requeue")
     batch.wait_until_it_hangs()
     if by == "requeued":
         batch.call("scontrol", "requeue", batch.job)
@@ -228,6 +229,8 @@ def test_a_job_that_starts_over_keeps_what_its_first_start_captured(
     started_over(batch)
     ended = batch.end()
     assert ended == ("COMPLETED", "0:0"), batch.printed()
+    printed = [line for line in batch.printed().splitlines() if line.startswith("rank 0 ")]
+    assert printed == [*FIRST, *SECOND], batch.printed()
     again = batch.folder / "run-restart1"
     assert (state(again)["state"], state(again).get("reason")) == ("collected", None)
     fault(f"sbatch: {by}, and started over", 0, 0, 0.0, state(batch.run))
