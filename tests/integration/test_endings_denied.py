@@ -1,0 +1,69 @@
+"""What a kernel denies us, as a container's filter of system calls may, the training does not miss.
+
+The torch of these programs is `lab/stub`.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from lab import command
+from lab.command import Completed
+from lab.endings import PROGRAMS, state
+from lab.programs.denied import CALLS
+from lab.stub import FOLDER
+from lab.tiers import few
+
+pytestmark = pytest.mark.usefixtures("scripted")
+
+PROGRAM = """
+import torch
+optimizer = torch.optim.SGD()
+for step in range(25):
+    optimizer.step()
+print("trained")
+"""
+RANK = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "PYTHONPATH": str(FOLDER)}
+OPTIONS = ["--ranks=0", "--steps=5:15", "--run-dir=run", "--no-merge"]
+#: without it Python itself does not start
+NEEDED = {"getdents64"}
+#: what containers and batch systems are known to deny
+STRICT = ["adjtimex", "clock_adjtime", "clone3", "close_range", "inotify_init1", "ioprio_set",
+          "memfd_create", "pidfd_open", "process_vm_readv", "sched_setscheduler", "setpriority",
+          "unlink"]  # fmt: skip
+CASES = {
+    f"{name}, {profiler}": (profiler, calls)
+    for profiler in ("torch", "nsys")
+    for name, calls in {
+        "a strict filter": STRICT, **{each: [each] for each in sorted(CALLS.keys() - NEEDED)},
+    }.items()
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("profiler", "calls"), few(CASES, "a strict filter, torch", "a strict filter, nsys")
+)
+def test_a_program_trains_to_its_end_whatever_the_kernel_denies_it_and_us(
+    profiler: str, calls: list[str], workdir: Path, fault: Callable[..., None]
+) -> None:
+    (workdir / "train.py").write_text(PROGRAM)
+    denied = ["python", PROGRAMS / "denied.py", str(errno.EPERM), *calls, "--"]
+    line = [*denied, "python", "train.py"]
+    plain = command.run(line, env=RANK)
+    ours = command.clusterprof(["run", *OPTIONS, f"--profiler={profiler}", "--", *line])
+    done = command.run(ours, env=RANK)
+    has_state = (workdir / "run/ranks/00000/state.json").exists()
+    found = state(workdir / "run") if has_state else {}
+    what = f"denied: {' '.join(calls)}, {profiler}"
+    fault(what, plain.returncode, done.returncode, done.seconds - plain.seconds, found)
+    check(plain, done)
+
+
+def check(plain: Completed, done: Completed) -> None:
+    """The program is as it is without us."""
+    assert done.returncode == plain.returncode == 0, (plain, done)
+    assert done.stdout == plain.stdout == "trained\n", (plain, done)
+    assert "Traceback" not in done.stderr, done
