@@ -30,9 +30,9 @@ def unpacked_size(file: IO[bytes], column: Any) -> int:
     """
     if column.compression == "UNCOMPRESSED":
         return 0
-    begin = column.data_page_offset
-    if column.has_dictionary_page:
-        begin = min(begin, column.dictionary_page_offset or begin)
+    # An empty column has a dictionary alone.
+    pages = column.data_page_offset, column.dictionary_page_offset or 0
+    begin = min(filter(None, pages), default=0)
     return sum(_sizes(file, begin, begin + column.total_compressed_size))
 
 

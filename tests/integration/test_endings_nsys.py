@@ -216,8 +216,8 @@ KILLS = [
 ]  # fmt: skip
 
 
-def kill(workdir: Path, fault: Fault, plain: Completed, *, stops_hang: bool) -> None:
-    """Kill the nsys of each rank while it is at work."""
+def kill(workdir: Path, fault: Fault, plain: Completed, *, by_itself: bool) -> None:
+    """Kill the nsys of each rank while it is at work; `by_itself`: its stop does."""
     line = [RANKS, str(len(KILLS)), *PROGRAM]
     running = Running(
         command.clusterprof(["run", *OPTIONS, "--ranks=0-3", "--run-dir=run", "--no-merge", "--",
@@ -230,6 +230,8 @@ def kill(workdir: Path, fault: Fault, plain: Completed, *, stops_hang: bool) -> 
         running.wait_until(lambda rank=rank: collecting(running, rank), "collecting")
         if when == "finishing":
             go.touch()
+            if by_itself:
+                continue
             running.wait_for("finishing", rank)
         for pid in running.nsys(rank):
             if any(word in of_process(pid, "cmdline") for word in which):
@@ -243,7 +245,7 @@ def kill(workdir: Path, fault: Fault, plain: Completed, *, stops_hang: bool) -> 
         stated = running.state(rank)
         fault(what, plain.returncode, status, 0.0, stated)
         assert stated["state"] in ("collected", "lost")
-        if stops_hang or when == "capturing":  # else a stop may be over before it is killed
+        if by_itself or when == "capturing":  # else a stop may be over before it is killed
             assert re.search(f"signal {number:d}|status", stated.get("reason", "")), stated
         assert processes.of_session(stated["session"]) == []
 
@@ -266,10 +268,10 @@ def of_process(pid: int, name: str) -> list[str]:
 def test_an_nsys_that_is_killed_takes_nothing_of_the_program_along(
     workdir: Path, fault: Fault, plain: Completed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stops = {f"{rank}:stop": "hang()" for rank, row in enumerate(KILLS) if row[0] == "finishing"}
+    stops = {f"{rank}:stop": "die_all()" for rank, row in enumerate(KILLS) if row[0] == "finishing"}
     nsys = scripted_nsys(workdir / "nsys", faults=stops)
     monkeypatch.setenv("PATH", str(nsys.parent), prepend=os.pathsep)
-    kill(workdir, fault, plain, stops_hang=True)
+    kill(workdir, fault, plain, by_itself=True)
 
 
 @pytest.mark.long
@@ -277,7 +279,7 @@ def test_an_nsys_that_is_killed_takes_nothing_of_the_program_along(
 def test_a_real_nsys_that_is_killed_takes_nothing_of_the_program_along(
     workdir: Path, fault: Fault, plain: Completed
 ) -> None:
-    kill(workdir, fault, plain, stops_hang=False)
+    kill(workdir, fault, plain, by_itself=False)
 
 
 @pytest.mark.usefixtures("scripted")
