@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from lab.hostile import repeat_pages
 
 from clusterprof import unpacking
 from clusterprof.errors import ReportError
@@ -25,45 +26,12 @@ def export(tmp_path: Path) -> Path:
     return made
 
 
-def pages_of(export: Path, table: str) -> tuple[int, int, int]:
-    """A page's size in bytes, how many pages there are, and the table's first."""
-    with closing(sqlite3.connect(export)) as database:
-        (size,), (count,) = (
-            database.execute(f"PRAGMA page_{each}").fetchone() for each in ("size", "count")
-        )
-        named = "SELECT rootpage FROM sqlite_master WHERE name = ?"
-        (root,) = database.execute(named, (table,)).fetchone()
-    return size, count, root
-
-
-def inner_page(size: int, child: int, times: int) -> bytes:
-    """A page of a table that names another one so often."""
-    page = bytearray(size)
-    begin = size - 6 * times
-    page[0:12] = b"\5\0\0" + times.to_bytes(2, "big") + begin.to_bytes(2, "big") + b"\0" + (
-        child.to_bytes(4, "big")
-    )  # fmt: skip
-    for number in range(times):
-        cell = begin + 6 * number
-        page[12 + 2 * number : 14 + 2 * number] = cell.to_bytes(2, "big")
-        page[cell : cell + 6] = child.to_bytes(4, "big") + b"\x81\0"
-    return bytes(page)
-
-
 @pytest.mark.parametrize("table", ["NVTX_EVENTS", "StringIds", "CUPTI_ACTIVITY_KIND_KERNEL"])
 @pytest.mark.parametrize("below_itself", [False, True])
 def test_pages_that_give_their_rows_any_number_of_times_are_refused(
     export: Path, table: str, below_itself: bool
 ) -> None:
-    size, count, root = pages_of(export, table)
-    content = bytearray(export.read_bytes())
-    content += content[(root - 1) * size : root * size]  # the table as it was
-    for level in range(4):  # each page names the one before 200 times: 1.6 billion tables
-        content += inner_page(size, count + 1 + level, 200)
-    last = root if below_itself else count + 5
-    content[(root - 1) * size : root * size] = inner_page(size, last, 200)
-    content[28:32] = (count + 5).to_bytes(4, "big")
-    export.write_bytes(content)
+    repeat_pages(export, table, below_itself=below_itself)
     with pytest.raises(ReportError) as refused:
         read_report(export)
     assert "belongs to no place, or to two" in str(refused.value)
