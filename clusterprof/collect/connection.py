@@ -26,6 +26,8 @@ from clusterprof.launchers.support.job import Host
 
 #: A host that answers nothing for so long is cut off, and its connection closed.
 _SILENCE_S = 60
+#: And what has to come of a file in so long: with a byte now and then it would never end.
+_LEAST_B = 1 << 20
 #: Every other request must be answered within this.
 _PATIENCE_S = 2 * _SILENCE_S
 #: How often a keepalive is sent.
@@ -166,22 +168,27 @@ class SshHost:
             with self.explained():
                 channel.settimeout(_SILENCE_S)
                 channel.exec_command(command_line(["sh", "-c", _SEND, "sh", mark, path]))
-            data, end = b"", mark.encode() + b"\n"
+            data, end, pace = b"", mark.encode() + b"\n", _Pace()
             while end not in data:  # a login shell may greet before it
-                part = self._part(channel)
+                part = self._part(channel, pace)
                 if not part or len(data) > ANSWER_B:
                     return
                 data += part
             data = data.partition(end)[2]
-            while most > 0 and (data := data or self._part(channel)):
+            while most > 0 and (data := data or self._part(channel, pace)):
                 yield data[:most]
                 most -= len(data)
                 data = b""
 
-    def _part(self, channel: Any) -> bytes:
-        """The next bytes; b"" at the end of the command. Raises HostError at the connection's."""
+    def _part(self, channel: Any, pace: _Pace) -> bytes:
+        """The next bytes; b"" at the end of the command. Raises HostError at the connection's, and
+        where they come too slowly.
+        """
         with self.explained():
-            data = bytes(channel.recv(_PART_B))  # tens of kB at least, where there are so many
+            # tens of kB at least, where there are so many
+            data = pace.received(lambda: channel.recv(_PART_B))
+            if pace.is_slow():
+                raise HostError(f"{self.name}: it brings less than {_LEAST_B >> 20} MB a minute")
             if not data and channel.status_event.wait(_SILENCE_S) and channel.exit_status < 0:
                 self.close()  # paramiko may still report it as connected
                 raise EOFError
@@ -194,6 +201,28 @@ class SshHost:
             return self.connection.client.open_sftp()
         except Exception as error:  # noqa: BLE001 - as above
             raise HostError(f"{self.name}: its sshd offers no SFTP ({first_line(error)})") from None
+
+
+class _Pace:
+    """How much a host brings in each minute that it is waited for."""
+
+    def __init__(self) -> None:
+        self._brought, self._waited_s = 0, 0.0
+
+    def received(self, receive: Callable[[], bytes]) -> bytes:
+        """What is received."""
+        began = REAL.now()
+        data = bytes(receive())
+        self._waited_s += REAL.now() - began
+        self._brought += len(data)
+        return data
+
+    def is_slow(self) -> bool:
+        """Whether the minute that has just ended, if one has, has brought next to nothing."""
+        if self._waited_s < _SILENCE_S:
+            return False
+        brought, self._brought, self._waited_s = self._brought, 0, 0.0
+        return brought < _LEAST_B
 
 
 def _bounded(answer: bytearray) -> Sink:

@@ -21,8 +21,9 @@ from typing import Any, cast
 import pytest
 from hypothesis import given, strategies
 from lab import lies
+from lab.clock import ManualClock
 
-from clusterprof.collect import answers, over_ssh
+from clusterprof.collect import answers, connection, over_ssh
 from clusterprof.collect.answers import Found
 from clusterprof.collect.connection import Answer, command_line, reason
 from clusterprof.collect.host_keys import HostKeys, Known, decoded
@@ -595,3 +596,46 @@ def test_what_goes_wrong_on_the_way_is_said_in_one_line(error: Exception, messag
 
 def test_an_unreachable_host_ends_with_ssh_s_own_status() -> None:
     assert HostError("h1: gone").exit_code == 255
+
+
+class SlowChannel:
+    """A connection that brings so many bytes every ten seconds, for ever."""
+
+    def __init__(self, clock: ManualClock, size: int) -> None:
+        self.clock, self.size, self.mark = clock, size, b""
+
+    def settimeout(self, seconds: float) -> None:
+        """No piece comes later than that."""
+        assert seconds > 10
+
+    def exec_command(self, line: bytes) -> None:
+        """Begin the file with the line that it is to begin with."""
+        self.mark = line.split()[-2] + b"\n"
+
+    def recv(self, most: int) -> bytes:
+        """The next bytes, ten seconds later."""
+        self.clock.sleep(10)
+        mark, self.mark = self.mark, b""
+        return mark or bytes(self.size)
+
+    def close(self) -> None:
+        """The end."""
+
+
+def test_a_host_that_brings_a_byte_now_and_then_is_given_up_after_a_minute(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "REAL", clock)
+    monkeypatch.setattr(connection.SshHost, "open", lambda _: None)
+    host = connection.SshHost.__new__(connection.SshHost)
+    host.name = "h1"
+    for size, is_given_up in ((1, True), (1 << 18, False)):
+        channel = SlowChannel(clock, size)
+        host.connection = SimpleNamespace(create_session=lambda channel=channel: channel)
+        began = clock.now()
+        if is_given_up:
+            with pytest.raises(HostError, match="less than 1 MB a minute"):
+                list(host.read("report", 1 << 30))
+            assert clock.now() - began == pytest.approx(60)
+        else:
+            assert sum(map(len, host.read("report", 40 << 18))) == 40 << 18
