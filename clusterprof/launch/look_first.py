@@ -118,7 +118,7 @@ def sentence(found: Look) -> str:
     most = found.suspects[0]
     late = words.ms(most["lateness_ns"])
     if not most["delays"]:
-        return f"rank {most['rank']} may delay the other ranks, which wait {late} per step"
+        return f"the other ranks wait {late} per step for rank {most['rank']}"
     return f"rank {most['rank']} delays the other ranks by {late} per step"
 
 

@@ -240,13 +240,15 @@ def test_a_second_late_host_is_weighed_as_if_the_first_were_repaired() -> None:
     assert second["cost_ns_per_step"] == pytest.approx(15 * MS, rel=0.1)
 
 
-@pytest.mark.parametrize(("pause_ms", "named"), [(11, False), (40, True)])
-def test_among_slow_hosts_only_a_great_pause_in_few_steps_is_a_finding(
-    pause_ms: int, named: bool
+@pytest.mark.parametrize(
+    ("pause_ms", "others", "named"), [(11, (), False), (40, (), True), (40, (11,), False)]
+)
+def test_among_slow_hosts_only_great_pauses_of_one_rank_in_few_steps_are_a_finding(
+    pause_ms: int, others: tuple[int, ...], named: bool
 ) -> None:
     # 53 launches of 0.55 ms, the GPU needs 24 ms; rank 0 is delayed in three steps of eleven
     job = Job(dp=2, layers=6, launch_ns=660_000, steps=12, tear_ns=20 * MS)
-    rare = (Cause("host", 0, pause_ms * MS, (8, 9, 13)), Cause("host", 1, pause_ms * MS, (11,)))
+    rare = (Cause("host", 0, pause_ms * MS, (8, 9, 13)), Cause("host", 1, pause_ms * MS, others))
     assert bool(stragglers(studied(replace(job, causes=rare)).results)) is named
 
 
@@ -261,7 +263,7 @@ def test_a_host_that_pauses_at_one_stretch_is_late_whatever_the_capture_costs() 
 
 
 @pytest.mark.parametrize(
-    ("steps", "recurrence"), [((8, 11), "intermittent"), ((9,), "once"), (None, "persistent")]
+    ("steps", "recurrence"), [((8, 9, 11, 12), "intermittent"), (None, "persistent")]
 )
 def test_recurrence_says_in_how_many_steps(steps: tuple[int, ...] | None, recurrence: str) -> None:
     job = Job(steps=8, synchronous=True, causes=(Cause("host", 1, 40 * MS, steps),))

@@ -25,10 +25,10 @@ def test_the_median_of_the_others_is_the_one_of_all_rows_but_ones_own(values: np
             np.testing.assert_equal(found[k, step], expected)
 
 
-def test_a_rank_without_peers_has_no_excess() -> None:
+def test_a_rank_without_peers_differs_from_none() -> None:
     circle = Peers((np.array([0, 1]), np.array([2])), np.array([0, 0, 1]))
-    more = circle.excess(np.array([[3.0], [1.0], [9.0]]))
-    assert more.tolist() == [[2.0], [0.0], [0.0]]
+    more = circle.differences(np.array([[3.0], [1.0], [9.0]]))
+    assert more.tolist() == [[2.0], [-2.0], [0.0]]
 
 
 def test_what_matching_gives_grows_with_the_calls_and_not_with_their_members() -> None:

@@ -153,17 +153,16 @@ def test_a_launch_takes_no_longer_where_all_idle_kernels_of_a_rank_waited_for_an
 
 
 @pytest.mark.parametrize("recording", ["nsys-2025.3/ddp-host-hidden"])
-def test_whether_a_hidden_host_delays_the_others_cannot_be_determined_without_step_logs(
+def test_a_hidden_host_that_may_save_nothing_without_step_logs_is_an_information(
     studied: Callable[[str], Study], recording: str
 ) -> None:
     """The steps outside its window were no longer for it; tracing may have made all of it."""
     results = studied(recording).results
     top = results["findings"][0]
-    assert (top["rank"], top["severity"]) == (2, "warning")
+    assert (top["rank"], top["severity"]) == (2, "info")
     assert top["saved_ns_per_step"] <= top["saved_uncertainty_ns"]
-    assert "Rank 2 may delay the other ranks" in results["verdict"]
-    assert "cannot be determined" in results["verdict"]
-    assert "record step logs" in results["verdict"]
+    assert "It may be nothing: profile it by clusterprof" in top["summary"]
+    assert "Rank 2" not in results["verdict"]
 
 
 @pytest.mark.parametrize("recording", ["nsys-2025.3/ddp-host-hidden"])
@@ -261,16 +260,11 @@ def test_a_stall_that_the_window_happens_to_hold_is_not_what_its_job_loses(seed:
     assert stalled.steps is not None
     assert f"({stalled.steps[0]})" in warning
     # who stalled is said, and that it was once
-    others = [
-        one for one in job.results["findings"]
-        if one["code"].startswith("straggler.") and one["steps"] == list(stalled.steps)
-    ]  # fmt: skip
-    assert all(
-        "in the window, and hardly in the steps before it" in one["summary"] for one in others
-    )
-    assert all(one["severity"] == "info" for one in others)
     if stalled.rank in (case.profiled or ()):
-        assert [one["rank"] for one in others] == [stalled.rank]
+        (once,) = [one for one in job.results["findings"] if one["steps"] == [*stalled.steps]]
+        assert (once["code"], once["ranks"]) == ("host.busy", [stalled.rank])
+        assert once["severity"] == "info"
+        assert f"paused once, in step {stalled.steps[0]}" in once["summary"]
 
 
 @pytest.mark.parametrize("seed", long_but([98000], [98001]))

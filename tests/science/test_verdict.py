@@ -23,7 +23,6 @@ from clusterprof.analysis.findings.finding import (
     SENTENCE_LENGTH,
     named,
     sentences,
-    undetermined,
 )
 from clusterprof.analysis.findings.straggler import overlapped
 from clusterprof.analysis.findings.verdict import verdict
@@ -59,9 +58,13 @@ def dataset(ranks: tuple[int, ...] = (0, 1)) -> Dataset:
     return cast("Dataset", made)
 
 
-def finding(code: str, cost_ms: float, severity: str = "critical") -> Finding:
+def finding(
+    code: str, cost_ms: float, severity: str = "critical", recurrence: str = "persistent"
+) -> Finding:
     made: dict[str, Any] = {
         "code": code,
+        "recurrence": recurrence,
+        "share_of_step": cost_ms / 40,
         "severity": severity,
         "summary": f"Of {code}. More of it.",
         "evidence": [],
@@ -80,6 +83,7 @@ HOST, STALL = "straggler.host", "input.stall"
         ([finding(STALL, 30), finding(HOST, 3)], [STALL, HOST]),
         ([finding(STALL, 30), finding(HOST, 3, "info")], [STALL, HOST]),
         ([finding(HOST, 3, "info")], []),
+        ([finding(STALL, 15, "info", "once")], [STALL]),
     ],
 )
 def test_the_verdict_is_the_straggler_or_what_costs_far_more(
@@ -90,24 +94,6 @@ def test_the_verdict_is_the_straggler_or_what_costs_far_more(
     # with the straggler alone comes why
     assert ("More of it." in line) is (named == [HOST])
     assert ("3 steady-state steps of 40.0 ms" in line) is (named == [])
-
-
-@pytest.mark.parametrize(
-    ("window", "saved", "unsure", "open_"),
-    [
-        (4.7, 4.7, 110.0, True),  # an information that may be critical
-        (4.7, 4.7, 9.0, False),  # and one that is a warning at most
-        (20.0, 20.0, 30.0, False),  # the window shows it, whatever it was by chance
-        (0.0, 15.6, 15.6, True),  # critical, but nothing of it was seen
-        (0.0, 36.0, 4.0, False),
-        (6.0, -0.5, 9.0, False),  # seen under the profiler only, and a warning at most
-        (6.0, -0.5, 16.0, True),
-    ],
-)
-def test_a_saving_that_may_be_nothing_and_may_be_critical_is_undetermined(
-    window: float, saved: float, unsure: float, open_: bool
-) -> None:
-    assert undetermined(window * MS, saved * MS, unsure * MS, 100.0 * MS) is open_
 
 
 def test_of_one_rank_the_verdict_names_it_and_what_costs_most() -> None:

@@ -98,7 +98,8 @@ def right(case: Case, findings: list[Any]) -> bool:
         return "" in case.codes
     top = findings[0]
     unnamed = top["rank"] is None and not top["code"].startswith("straggler.")
-    return top["code"] in case.codes and (not case.ranks or unnamed or top["rank"] in case.ranks)
+    ranks = {*top["ranks"]} if top["rank"] is None else {top["rank"]}
+    return top["code"] in case.codes and (not case.ranks or unnamed or ranks <= {*case.ranks})
 
 
 def saved_frac(job: Job) -> float:
@@ -233,6 +234,12 @@ def _varied(d: _Draw) -> Case:
     return d.healthy(replace(job, synchronous=sync, varied_frac=d.part(0.05, 0.25)))
 
 
+def _sticky(d: _Draw) -> Case:
+    """Sequences whose lengths hold for several steps."""
+    made = _varied(d)
+    return replace(made, job=replace(made.job, varied_steps=int(d.one(3, 5, 8))))
+
+
 def _traced(d: _Draw) -> tuple[Job, float]:
     """Hosts whose launches cost more inside the window: only there they are slower than GPUs.
 
@@ -325,7 +332,36 @@ def _now_and_then(d: _Draw) -> Case:
     count = int(d.one(1, 2, 3))
     chosen = 7 + d.rng.permutation(7)[:count]
     steps = tuple(sorted(int(s) for s in chosen))
-    return d.late(job, "host", d.part(0.6, 2.0), "straggler.host", steps=steps)
+    made = d.late(job, "host", d.part(0.6, 2.0), "straggler.host", steps=steps)
+    # of any host that pauses once or twice chance tells no more than that it did
+    return replace(made, codes=("straggler.host", "host.busy"))
+
+
+def _every_second(d: _Draw) -> Case:
+    """A host that pauses in every second step, as no chance has it."""
+    job = d.job((int(d.one(4, 8)), 1, 1), d.part(0.3, 0.6), synchronous=True, steps=10)
+    return d.late(job, "host", d.part(0.7, 2.0), "straggler.host", steps=(7, 9, 11, 13, 15))
+
+
+def _long_pauses(d: _Draw) -> Case:
+    """Any host pauses for most of a step, once or twice in all: none of them is slower."""
+    job = d.job((int(d.one(4, 8)), 1, 1), d.part(0.3, 0.6), synchronous=True, steps=9)
+    causes = tuple(
+        Cause("host", int(d.rng.integers(job.world)), int(d.part(0.6, 1.5) * gpu_ns(job)), (step,))
+        for step in (7 + d.rng.permutation(8)[: int(d.one(1, 2))]).tolist()
+    )
+    made = d.healthy(replace(job, causes=causes))
+    return replace(made, codes=(*made.codes, "host.busy"))
+
+
+def _slow_node(d: _Draw) -> Case:
+    """All GPUs of a node are slow, and the node is one tensor group."""
+    tp = int(d.one(2, 4))
+    job = d.job((2, tp, 1), d.part(0.3, 0.6), synchronous=True, ranks_per_host=tp)
+    ranks = tuple(range(tp, 2 * tp))
+    extra = int(d.part(0.15, 0.5) * gpu_ns(job))
+    causes = tuple(Cause("gpu_slow", rank, extra) for rank in ranks)
+    return d.case(replace(job, causes=causes), "straggler.gpu", ranks=ranks)
 
 
 def _launch_bound(d: _Draw) -> Case:
@@ -478,4 +514,8 @@ KINDS: dict[str, Callable[[_Draw], Case]] = {
     "GPU with more work, tracing": _traced_gpu,
     "late host, and one stall": _stalled_once,
     "input, every few steps": _patterned_input,
+    "late host, every second step": _every_second,
+    "healthy, long pauses": _long_pauses,
+    "healthy, lengths that hold": _sticky,
+    "slow node in tensor groups": _slow_node,
 }

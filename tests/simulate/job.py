@@ -89,6 +89,8 @@ class Job:
     gpu_speed_frac: float = 0.0
     #: sequences are as long as a log-normal of such a sigma says, by replica and step
     varied_frac: float = 0.0
+    #: for so many steps a replica's sequences have one length
+    varied_steps: int = 1
     #: transfers take longer by such parts, now and then by far (a shared network)
     network_noise_frac: float = 0.0
     #: any host stalls now and then: once in so many steps, for so long

@@ -65,7 +65,7 @@ class Training:
         if len(self.finished) >= job.ahead_steps:
             machine.wait_for_queue(everyone, self.finished[-job.ahead_steps])
         begin = machine.host.copy()
-        if job.varied_frac:
+        if job.varied_frac and number % job.varied_steps == 0:
             # a replica's tensor groups compute the same sequences, and so do all its stages
             replica = np.arange(job.world) // job.tp % job.dp
             self.varied = machine.rng.lognormal(0.0, job.varied_frac, job.dp)[replica]

@@ -35,8 +35,8 @@ _CONTRADICTION = (
 )
 _UNBOUNDED = (
     "the clock offset to the reference rank is unbounded (no chain of collectives that can be "
-    "matched without knowing it): the wall clock is taken as it is, and who was late cannot be "
-    "determined"
+    "matched without knowing it): the wall clock is taken as it is, and waits and transfers rest "
+    "on it"
 )
 #: an offset of zero on one host is contradicted by an estimate this many errors away
 _ERRORS = 4.0

@@ -79,7 +79,7 @@ def _finding(dataset: Dataset, shallow: ShallowResults, some: list[Suspect], by:
         follow_up=capture(dataset, [*sorted(ranks)[:2], *peers[:1]], profiler=by),
     )
     return made | {
-        "severity": severity(share),
+        "severity": severity((saved - worst["bound_ns"]) / max(step_ns, 1)),
         "steps": steps,
         "recurrence": "persistent" if worst["until_step"] is None else "intermittent",
         "cost_ns_per_step": saved,
@@ -101,15 +101,17 @@ def _summary(shallow: ShallowResults, some: list[Suspect]) -> str:
     who = rank_list([each["rank"] for each in some], 4)
     verb = "delays" if len(some) == 1 else "delay"
     step = shallow["step_ns"]
-    share = f" ({percent(worst['lateness_ns'] / step)})" if step else ""
-    much = f"{ms(worst['lateness_ns'])} of each {ms(step)} step{share}"
+    # who is behind by more than a step is waited for no longer than that
+    late = min(worst["lateness_ns"], step or worst["lateness_ns"])
+    share = f" ({percent(late / step)})" if step else ""
+    much = f"{ms(late)} of each {ms(step)} step{share}"
     since = f", since step {worst['since_step']}" if worst["since_step"] is not None else ""
     since += f", until step {worst['until_step']}" if worst["until_step"] is not None else ""
     if worst["delays"]:
         first = f"{who[0].upper()}{who[1:]} {verb} the other ranks by {much}{since}."
         first += " Cause: cannot be determined from flight recorders; profile it."
     else:
-        first = f"{who[0].upper()}{who[1:]} may delay the other ranks, which wait {much}{since}."
+        first = f"The other ranks wait {much} for {who}{since}."
         first += " Whether that delays their work cannot be determined from flight recorders."
     ranks = {each["rank"] for each in some}
     nodes = [each for each in shallow["nodes"] if ranks.issuperset(each["suspects"])]
@@ -130,7 +132,9 @@ def verdict(dataset: Dataset) -> str:
     )
     if shallow["by"] == "nothing" or not shallow["steps"]:
         return "Stragglers cannot be determined: no call is known of all members of its group."
+    unknown = "Stragglers cannot be determined from flight recorders alone"
+    if late := [each["rank"] for each in shallow["suspects"]]:
+        return f"{unknown} ({count}). Profile {rank_list(late, 4)} and a peer (--ranks)."
     if shallow["by"] == "clock":
         return f"No rank delays the other ranks by their flight recorders ({count})."
-    unknown = "Stragglers cannot be determined from flight recorders alone"
     return f"{unknown}. No rank keeps its group waiting ({count})."

@@ -10,9 +10,9 @@ import numpy as np
 
 from clusterprof.analysis.findings.finding import Evidence, job_of, named
 from clusterprof.analysis.model import host_activity, limits
-from clusterprof.analysis.model.dataset import Dataset, Floats, commonest
-from clusterprof.analysis.model.intervals import Intervals, union
-from clusterprof.analysis.model.timeline import COLLECTIVE, wall_times
+from clusterprof.analysis.model.dataset import Dataset, Floats, Ints, commonest, parts
+from clusterprof.analysis.model.intervals import Intervals
+from clusterprof.analysis.model.timeline import COLLECTIVE
 from clusterprof.mapped import release
 from clusterprof.words import ms
 
@@ -41,22 +41,31 @@ class Reason:
     movable: bool = False
 
 
-def pause(dataset: Dataset, k: int) -> tuple[float, str]:
-    """The k-th rank's longest time without a launch in a step: its mean (ns), and what it is in.
+def pause(dataset: Dataset, k: int, paused: Ints) -> tuple[float, str]:
+    """The k-th rank's longest time on its own in a step: its mean (ns), and what it is in.
 
-    The name is empty where no call or range in the report covers it.
+    `paused` is each host moment's own time that counts (ns): what it waits for its GPU is none of
+    it. The name is empty where no call or range in the report covers most of it.
     """
-    d = dataset.timelines
-    launched = union(*wall_times(dataset.tables[k])[2:])
-    at = d.steps_of(k, dataset.steady_steps)
-    spans = zip(d.host_begin[at].tolist(), d.host_end[at].tolist(), strict=True)
-    gaps = [longest_gap(launched, *span) for span in spans]
+    job = job_of(dataset)
+    mine = np.flatnonzero((job.job.host_rank == k) & (paused > 0))
+    longest = [rows[np.argmax(paused[rows])] for rows in parts(mine, job.step_of_host[mine])]
+    gaps = [_own_span(dataset, k, int(moment)) for moment in longest]
     inside = [host_activity.doing(dataset.tables[k], *gap) for gap in gaps]
     release()
     names = [str(activity["name"]) for activity in inside if activity]
     often = names and len(names) >= limits.HALF * len(gaps)
     mean = float(np.mean([end - begin for begin, end in gaps] or [0]))
     return mean, commonest(names) if often else ""
+
+
+def _own_span(dataset: Dataset, k: int, moment: int) -> tuple[int, int]:
+    """The time on its own that a host moment of the k-th rank ends, on that rank's own clock."""
+    job = job_of(dataset).job
+    aligned = end = job.host_at[moment : moment + 1]
+    for _ in range(3):  # clocks differ in pace by millionths
+        end = end + aligned - dataset.clock.align(dataset.ranks[k], end)
+    return int(end[0] - job.lengths.own[moment]), int(end[0])
 
 
 def late_host(dataset: Dataset, k: int, each: Floats) -> Reason:
@@ -132,10 +141,7 @@ def _beyond_peers(dataset: Dataset, k: int) -> dict[int, tuple[int, int]]:
         here = (replayed.host_rank == k) & (job.step_of_host == s) & (job.host_phase == worst)
         if more[s, worst] > 0 and here.any():
             last = np.flatnonzero(here)[np.argmax(own[here])]
-            aligned = end = replayed.host_at[last : last + 1]
-            for _ in range(3):  # clocks differ in pace by millionths
-                end = end + aligned - dataset.clock.align(dataset.ranks[k], end)
-            out[step] = int(end[0] - own[last]), int(end[0])
+            out[step] = _own_span(dataset, k, int(last))
     return out
 
 

@@ -66,9 +66,11 @@ def finding(
     """Make a finding from what its repair saves.
 
     `cost` is what it costs in each steady-state step (ns): what the what-if saves in the window,
-    unless given. Without a what-if there is no saving. The severity lies between `at_least` and
-    `at_most`; `advice` is the code's unless given; `follow_up` is the command that shows more, if
-    any. The summary's first sentence must make sense alone: it may become the verdict.
+    unless given. Without a what-if there is no saving. The severity is that of the least that may
+    be saved, between `at_least` and `at_most`: what happens once in a window is an information,
+    unless the pace before it tells how often it does. `advice` is the code's unless given;
+    `follow_up` is the command that shows more, if any. The summary's first sentence must make sense
+    alone: it may become the verdict.
     """
     given = cost if cost is not None else saved.each if saved else []
     each = np.maximum(np.nan_to_num(np.asarray(given, dtype=float)), 0.0)
@@ -82,11 +84,14 @@ def finding(
     saved_ns = min(saved.ns, saved.of_ns) if saved else 0.0
     share = min(max(saved_ns / step_ns, 0.0), 1.0) if step_ns else 0.0
     clocks_ns, unsure_ns = _unsure(dataset, saved, ranks) if saved else (0.0, 0.0)
-    unknown = saved is not None and undetermined(saved.window_ns, saved.ns, unsure_ns, step_ns)
-    level = min("warning" if unknown else severity(share), at_most, key=_LEVELS.index)
-    if saved and unknown and at_most != "info":
+    recurrence = _recurrence(len(hit), len(each))
+    if saved and not saved.known and recurrence == "once":
+        at_most = "info"
+    level = min(severity((saved_ns - unsure_ns) / max(step_ns, 1.0)), at_most, key=_LEVELS.index)
+    if saved and at_most != "info" and unsure_ns >= saved_ns and severity(share) != "info":
         first, *rest = _SENTENCE_END.split(summary)
-        summary = " ".join((first, _to_tell(saved, saved_ns, unsure_ns), *rest))
+        summary = " ".join((first, _to_tell(saved, clocks_ns, unsure_ns), *rest))
+    steps_said = saved and recurrence != "persistent" and of_saving(dataset, saved) in summary
     if saved:
         job_of(dataset).weighed[code.code, tuple(int(r) for r in ranks)] = saved
     return {
@@ -95,7 +100,7 @@ def finding(
         "rank": rank,
         "ranks": [int(r) for r in ranks],
         "steps": [int(dataset.steady_steps[k]) for k in hit],
-        "recurrence": _recurrence(len(hit), len(each)),
+        "recurrence": recurrence,
         "cost_ns_per_step": round(per_step),
         "share_of_step": round(share, 4),
         "saved_ns_per_step": round(saved_ns),
@@ -103,7 +108,7 @@ def finding(
         "saving": _saving(saved, clocks_ns) if saved else None,
         "uncertainty_ns": round(unsure_ns),
         "confidence": round(float(min(max(confidence, 0.0), 1.0)), 2),
-        "summary": _worded(dataset, summary + _when(dataset, each, hit)),
+        "summary": _worded(dataset, summary + ("" if steps_said else _when(dataset, each, hit))),
         "evidence": evidence,
         "advice": _worded(dataset, advice or code.recommendation),
         "next": follow_up,
@@ -120,33 +125,17 @@ def _unsure(dataset: Dataset, saved: Saved, ranks: Sequence[int]) -> tuple[float
     return clocks_ns, min(float(np.hypot(saved.uncertainty_ns, clocks_ns)), most_ns)
 
 
-def undetermined(window_ns: float, saved_ns: float, unsure_ns: float, step_ns: float) -> bool:
-    """Whether a saving may be as little as an information, and as much as is critical.
-
-    At least it is what the window shows, as far as that lies within the uncertainty.
-    """
-    least_ns = min(max(window_ns, saved_ns - unsure_ns), saved_ns)
-    step_ns = max(step_ns, 1.0)  # as `WhatIfs.step_ns`
-    least, most = severity(least_ns / step_ns), severity((saved_ns + unsure_ns) / step_ns)
-    return (least, most) == ("info", "critical")
-
-
-def is_undetermined(dataset: Dataset, saved: Saved, ranks: Sequence[int]) -> bool:
-    """Whether what the repair of these ranks saves is `undetermined`."""
-    _, unsure_ns = _unsure(dataset, saved, ranks)
-    return undetermined(saved.window_ns, saved.ns, unsure_ns, _step_ns(dataset, saved))
-
-
 def _step_ns(dataset: Dataset, saved: Saved) -> float:
     """The step that a saving is a share of: the longer one to come where queued work hides it."""
     return saved.of_ns if saved.long_run and not saved.known else pace_ns(dataset)
 
 
-def _to_tell(saved: Saved, ns: float, unsure_ns: float) -> str:
-    """Why a saving is neither stated nor denied, and what to record to tell."""
-    record = "profile more steps" if saved.known else "record step logs from before the window"
-    much = words.with_bound(round(ns), round(unsure_ns))
-    return f"It cannot be determined ({much} per step): {record} to tell."
+def _to_tell(saved: Saved, clocks_ns: float, unsure_ns: float) -> str:
+    """That a saving may be nothing, and what would tell."""
+    if clocks_ns >= limits.HALF * unsure_ns:
+        return "It may be nothing: the ranks' clocks are not known well enough."
+    record = "profile more steps" if saved.known else "profile it by clusterprof, with step logs,"
+    return f"It may be nothing: {record} to tell."
 
 
 def severity(share: float) -> Severity:
@@ -261,6 +250,18 @@ def another_pace(dataset: Dataset) -> bool:
 def of_step(dataset: Dataset, ns: float) -> str:
     """A saving as text: `16.9 ms of each 47.5 ms step (35%)`."""
     return _of(ns, pace_ns(dataset))
+
+
+def of_saving(dataset: Dataset, saved: Saved) -> str:
+    """The same; of what the window has in few steps, how long in those."""
+    hit, count = np.flatnonzero(saved.hit), len(saved.each)
+    if saved.known or not len(hit) or _recurrence(len(hit), count) == "persistent":
+        return of_step(dataset, saved.ns)
+    much = words.ms(min(float(saved.each[hit].mean()), float(dataset.durations[hit].mean())))
+    if len(hit) == 1:
+        return f"{much} in step {dataset.steady_steps[hit[0]]} alone"
+    share = words.percent(saved.ns / pace_ns(dataset))
+    return f"{much} in {len(hit)} of {count} steady-state steps ({share} of all time)"
 
 
 def of_window(dataset: Dataset, ns: float) -> str:

@@ -19,13 +19,13 @@ from clusterprof.analysis.findings.finding import (
     finding,
     job_of,
     named,
-    of_step,
+    of_saving,
     operators,
 )
 from clusterprof.analysis.findings.pipeline import evened
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.by_report import STAMP_NS
-from clusterprof.analysis.model.dataset import Dataset, Floats, Ints
+from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints
 from clusterprof.analysis.model.graph import NEVER
 from clusterprof.analysis.model.intervals import union
 from clusterprof.analysis.model.replay import Lengths
@@ -33,6 +33,7 @@ from clusterprof.analysis.model.timeline import COMPUTE
 from clusterprof.analysis.model.what_if import Saved, WhatIfs
 from clusterprof.results import Finding
 from clusterprof.words import counted, duration, ms
+from clusterprof.words import ranks as rank_list
 
 #: place among the modules of findings (`registry`)
 ORDER = 20
@@ -209,10 +210,13 @@ def _finding(dataset: Dataset, job: WhatIfs, cause: _Cause, saved: Saved) -> Fin
     replay = job.job
     spent, idle = _by_rank(dataset, job, cause)
     worst = int(np.argmax(spent if spent.any() else idle))
+    # another one in each step, or the same ones
     chosen = spent >= limits.HALF * spent.max()
+    if cause.own.any():
+        chosen |= _long(dataset, job, cause).any(axis=1)
     ranks = [rank for rank, much in zip(dataset.ranks, chosen, strict=True) if much]
-    of_it, options = of_step(dataset, saved.ns), _options(dataset, cause.code)
-    text = _summary(dataset, job, cause, worst, of_it)
+    of_it, options = of_saving(dataset, saved), _options(dataset, cause.code)
+    text = _summary(dataset, job, cause, worst, of_it, ranks)
     idles = float(idle.max())
     if cause.own.any() and abs(idles - saved.ns) > limits.LAUNCH_FRAC * saved.ns:
         rank = dataset.ranks[int(np.argmax(idle))]
@@ -265,14 +269,18 @@ def _busy(dataset: Dataset, of: Ints, begin: Ints, end: Ints) -> Ints:
     return out
 
 
-def _summary(dataset: Dataset, job: WhatIfs, cause: _Cause, worst: int, saved: str) -> str:
-    """A cause in words. `worst` is the place of the rank that spends most in it."""
+def _summary(
+    dataset: Dataset, job: WhatIfs, cause: _Cause, worst: int, saved: str, ranks: Sequence[int]
+) -> str:
+    """A cause of these ranks in words. `worst` is the place of the one that spends most in it."""
     replay, rank = job.job, f"rank {dataset.ranks[worst]}"
     each = len(replay.steps) * max(len(replay.ranks), 1)
+    few = len(ranks) <= limits.HALF * len(dataset.ranks)
+    who = f"The hosts of {rank_list(ranks, limits.FEW)}" if few else "Hosts"
     plain = {
         "host.gil": f"Hosts wait for Python's GIL: {saved} (worst: {rank}).",
         "host.gc": f"Python's garbage collector, on one rank after another, costs {saved}.",
-        "input.stall": f"Hosts fetch the batch while their GPUs idle: {saved}.",
+        "input.stall": f"{who} fetch the batch while their GPUs idle: {saved}.",
     }
     if cause.code in plain:
         return plain[cause.code]
@@ -287,15 +295,36 @@ def _summary(dataset: Dataset, job: WhatIfs, cause: _Cause, worst: int, saved: s
             f"{len(kernels) // each} kernels per step, {typical} in the median."
         )
     if cause.code == "host.busy":
-        pause, name = causes.pause(dataset, worst)
-        where = f" (in {named(name)})" if name else ""
-        longest = f"The longest: {rank}, {ms(pause)}{where}."
-        return f"Host-bound: pauses{where} cost {saved}. {longest}"
+        return _paused(dataset, job, cause, worst, saved)
     idle = ms(float(np.nanmean(dataset.account("idle_ns"))))
     return (
         f"GPUs idle although their next kernel was launched: {saved}. The cause cannot be "
         f"determined: what they wait for is not in the reports. They idle {idle} per step in all."
     )
+
+
+def _long(dataset: Dataset, job: WhatIfs, cause: _Cause) -> Bools:
+    """Whose host is in a cause for long in which step: what makes up most of it, [ranks, steps]."""
+    spent = np.zeros((len(dataset.ranks), len(job.job.steps)))
+    np.add.at(spent, (job.job.host_rank, job.step_of_host), cause.own)
+    longest = np.sort(spent, axis=None)[::-1]
+    most = np.searchsorted(np.cumsum(longest), limits.STEADY_FRAC * spent.sum())
+    return np.asarray(spent >= limits.HALF * max(longest[most], 1.0))
+
+
+def _paused(dataset: Dataset, job: WhatIfs, cause: _Cause, worst: int, saved: str) -> str:
+    """Pauses in words: one of one rank, those of one rank after another, or those of all."""
+    long = _long(dataset, job, cause)
+    length, name = causes.pause(dataset, worst, cause.own)
+    where, rank = f" (in {named(name)})" if name else "", f"rank {dataset.ranks[worst]}"
+    if long.sum() == 1 and len(long) > 1:
+        step = int(job.job.steps[long.any(axis=0).argmax()])
+        return f"{rank.capitalize()} paused once, in step {step}, for {ms(length)}{where}."
+    longest = f" The longest: {rank}, {ms(length)}{where}."
+    at_once = long.sum(axis=0)
+    if long.any(axis=1).sum() >= 2 * np.median(at_once[at_once > 0]):
+        return f"Hosts pause one after the other{where}, which costs {saved}.{longest}"
+    return f"Host-bound: pauses{where} cost {saved}.{longest}"
 
 
 def _options(dataset: Dataset, code: str) -> tuple[str, ...]:

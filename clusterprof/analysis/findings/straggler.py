@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import NormalDist
 
 import numpy as np
 
@@ -21,15 +20,15 @@ from clusterprof.analysis.findings.finding import (
     Evidence,
     capture,
     finding,
-    is_undetermined,
     job_of,
     named,
-    of_step,
+    of_saving,
     operators,
 )
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.dataset import Dataset, Floats, once, parts
+from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints, once, parts
 from clusterprof.analysis.model.replay import Lengths
+from clusterprof.analysis.model.shallow import students_t
 from clusterprof.analysis.model.what_if import PARTS, Part, Saved, WhatIfs
 from clusterprof.results import Finding
 from clusterprof.words import ms
@@ -63,6 +62,9 @@ CODES = (
         "PERFORMANCE,CLOCK).",
     ),
 )
+
+#: pauses of hosts that have nothing in common differ in length by a third at least
+_PAUSES_VARY = 0.3
 
 Member = tuple[int, Part]
 #: of each part, what ranks take more than their middle peers, [ranks, steps] (ns)
@@ -150,19 +152,27 @@ def _stands_out(job: WhatIfs, excess_of: Excess, one: Member, apart: set[Member]
     Every host pauses now and then, and which one does so most often in a few steps is chance. So
     by how much it exceeds the next slowest peer, or falls below it, must be greater in the mean
     than it varies from step to step (Student's t), over the window, or over its beginning or end: a
-    rank may be late in a part of it. A host's pause of half a step that made its step so long
-    counts however rare it is; a GPU's work may differ from batch to batch.
+    rank may be late in a part of it. Or it pauses so often, and its peers so seldom, as chance
+    does not have it; a step in which a peer pauses tells nothing else. Or the look at all ranks has
+    shown it, and the window shows it again. A GPU's batches may be of one length for many steps: it
+    must exceed its peers by more than these differ.
     """
     k, part = one
     excess = excess_of[part]
     others = np.setdiff1d(job.peers.others(k), [j for j, other in apart if other == part])
     margin = excess[k] - excess[others].max(axis=0, initial=0.0)
-    durations = job.dataset.durations
-    usual = float(np.median(durations))
-    if part == "host" and (margin >= limits.HALF * np.maximum(usual, durations - usual)).any():
-        return True
     if not len(others):
         return False
+    if margin.mean() >= limits.HALF * _shown_ns(job.dataset, job.dataset.ranks[k]):
+        return True
+    if part == "gpu" and len(others) > 1:
+        return _unlike_peers(job, k, others)
+    if part == "host":
+        paused = _paused(job, excess)
+        if _more_than_by_chance(job, np.where(paused, excess, 0.0)[[k, *others]]):
+            return True
+        regular = ~paused[others].any(axis=0)
+        margin, excess = margin[regular], excess[:, regular]
     runs = [slice(None), *(slice(at) for at in range(limits.FEW, len(margin)))]
     runs += [slice(-run.stop, None) for run in runs[1:]]
     # a job's chance is shared by all that is asked. Of equals either of two may be the later one;
@@ -173,16 +183,61 @@ def _stands_out(job: WhatIfs, excess_of: Excess, one: Member, apart: set[Member]
     )
 
 
+def _unlike_peers(job: WhatIfs, k: int, others: Ints) -> bool:
+    """Whether a rank's GPU exceeds its peers' by more than these differ, beyond chance.
+
+    In the mean of all steps but the highest, each rank one value (Student's t); that GPUs differ by
+    a hundredth counts as one value more.
+    """
+    usual_ns = job.base.run[job.work].sum() / (len(job.job.steps) * len(job.job.ranks))
+    differences = np.sort(job.differences("gpu", job.base), axis=1)
+    mean = differences[:, : max(differences.shape[1] - 1, 1)].mean(axis=1)
+    count = len(others)
+    spread = (limits.VARIES_FRAC * usual_ns) ** 2 + (count - 1) * float(mean[others].var(ddof=1))
+    half = students_t(limits.CHANCE / (count + 1) / job.peers.apart, count)
+    return bool(mean[k] - mean[others].mean() > half * math.sqrt(spread / count * (1 + 1 / count)))
+
+
+def _shown_ns(dataset: Dataset, rank: int) -> float:
+    """By how much a rank delays the others at least, by the flight recorders of all ranks."""
+    suspects = dataset.shallow["suspects"] if dataset.shallow else []
+    still = [s for s in suspects if s["rank"] == rank and s["delays"] and s["until_step"] is None]
+    return min((s["lateness_ns"] - s["bound_ns"] for s in still), default=math.inf)
+
+
+def _paused(job: WhatIfs, excess: Floats) -> Bools:
+    """Whose host pauses in which step: for half a step, and half of what makes its step longer."""
+    durations = job.dataset.durations
+    usual = float(np.median(durations))
+    return np.asarray(excess >= limits.HALF * np.maximum(usual, durations - usual))
+
+
+def _more_than_by_chance(job: WhatIfs, pauses: Floats) -> bool:
+    """Whether more pauses, [ranks, steps] (ns, or 0), fall on the first rank than chance has it.
+
+    By chance any of equals has one in any step (hypergeometric); where only one has, the lengths
+    of its own vary (log-normal).
+    """
+    lengths, (count, steps) = pauses[0][pauses[0] > 0], pauses.shape
+    n, every, cells = len(lengths), np.count_nonzero(pauses), pauses.size
+    if not n:
+        return False
+    ways = (math.comb(steps, m) * math.comb(cells - steps, every - m) for m in range(n, every + 1))
+    share = sum(ways) / math.comb(cells, every) * count * job.peers.apart
+    if n == every:
+        share *= math.erf(np.ptp(np.log(lengths)) / 2 / _PAUSES_VARY) ** (n - 1)
+    return bool(share < limits.CHANCE)
+
+
 def beyond(values: Floats, equals: Floats, chance: float = limits.CHANCE) -> bool:
     """Whether a mean so far above zero has less than this chance, by a moderated Student's t.
 
     `equals`, [peers, steps], vary as the values do if it is by chance: few steps tell little of it,
     so that theirs count as well, as much as a few steps do (Smyth, Linear models and empirical
-    Bayes methods, 2004). As a normal deviate (Wallace, Bounds on normal approximations to
-    Student's, 1959).
+    Bayes methods, 2004).
     """
-    n, mean = len(values) - 1, float(values.mean())
-    if n < 1 or mean <= 0:
+    n = len(values) - 1
+    if n < 1 or (mean := float(values.mean())) <= 0:
         return False
     # a single peer's excess is only what the rank's own is not
     prior = min(limits.FEW, (len(equals) - 1) * n)
@@ -191,10 +246,7 @@ def beyond(values: Floats, equals: Floats, chance: float = limits.CHANCE) -> boo
     apart = prior * float(equals.var(axis=1, ddof=1).mean()) / cut if prior else 0.0
     free = n + prior
     spread = (float(values.var()) * (n + 1) + apart) / free / (n + 1)
-    deviate = (8 * free + 1) / (8 * free + 3)
-    # what does not vary at all is beyond any chance
-    deviate *= math.sqrt(free * math.log1p(mean**2 / spread / free)) if spread else math.inf
-    return deviate > NormalDist().inv_cdf(1 - chance)
+    return bool(mean > students_t(chance, free) * math.sqrt(spread))
 
 
 def _tried(job: WhatIfs, lengths: Lengths, members: Sequence[Member]) -> Straggler:
@@ -253,8 +305,7 @@ def _finding(dataset: Dataset, one: Straggler, *, delays: bool) -> Finding:
     hidden = delays and one.saved.window_ns < covered
     saved = replace(one.saved, long_run=one.saved.long_run or hidden)
     node = _node(dataset, ranks)
-    unknown = is_undetermined(dataset, saved, ranks)
-    texts = [_delays(dataset, ranks, node, saved, hidden=hidden, unknown=unknown)]
+    texts = [_delays(dataset, ranks, node, saved, hidden=hidden)]
     if not delays:
         more = f"takes {ms(float(excess[0].mean()))} longer per step than its peers'"
         texts = [f"Rank {ranks[0]}'s host {more}, but delays no other rank."]
@@ -302,9 +353,7 @@ def _finding(dataset: Dataset, one: Straggler, *, delays: bool) -> Finding:
     )
 
 
-def _delays(
-    dataset: Dataset, ranks: list[int], node: str, saved: Saved, *, hidden: bool, unknown: bool
-) -> str:
+def _delays(dataset: Dataset, ranks: list[int], node: str, saved: Saved, *, hidden: bool) -> str:
     """Who (all of a node, if that is named) delays whom by how much."""
     several, everyone = len(ranks) > 1, len(ranks) == len(dataset.ranks)
     who = rank_list(ranks, limits.FEW).capitalize()
@@ -312,8 +361,8 @@ def _delays(
         who = f"All profiled ranks of {named(node)}"
     elif several and not everyone:
         who += " together"
-    verb = "may delay" if unknown else "will delay" if hidden else "delay" if several else "delays"
-    whom, by = "each other" if everyone else "the other ranks", of_step(dataset, saved.ns)
+    verb = "will delay" if hidden else "delay" if several else "delays"
+    whom, by = "each other" if everyone else "the other ranks", of_saving(dataset, saved)
     if hidden:
         most = "" if saved.window_ns < limits.LEAST_FRAC * dataset.step_ns else "most of "
         by = f"{ms(saved.ns)} per step; queued work covers {most}it in the window"

@@ -12,6 +12,7 @@ from clusterprof.analysis.findings.finding import (
     another_pace,
     pace_ns,
     sentences,
+    severity,
     unseen,
     unseen_ns,
 )
@@ -33,13 +34,12 @@ _PARTS = {
 
 def verdict(dataset: Dataset, findings: Sequence[Finding]) -> str:
     """Who delays the other ranks and why; else that no rank does, and what saves most."""
+    by_look = [f for f in findings if f["code"] == all_ranks.CODE and f["severity"] != "info"]
+    if by_look and len(dataset.steady_steps) < LEAST_STEADY:
+        return sentences(by_look[0]["summary"], 2)
     if not dataset.ranks:
-        if found := [f for f in findings if f["code"] == all_ranks.CODE]:
-            return sentences(found[0]["summary"], 2)
         return all_ranks.verdict(dataset) or "No report could be read."
     if len(dataset.steady_steps) < LEAST_STEADY:
-        if late := [f for f in findings if f["code"] == all_ranks.CODE and f["severity"] != "info"]:
-            return sentences(late[0]["summary"], 2)
         few = f"Not enough steady-state steps ({len(dataset.steady_steps)} of {LEAST_STEADY})."
         return f"{few}{_single_step(dataset)}"
     weighty = [f for f in findings if f["severity"] != "info"]
@@ -57,6 +57,10 @@ def verdict(dataset: Dataset, findings: Sequence[Finding]) -> str:
         return f"{sentences(weighty[0]['summary'], 1)} Also, {also[0].lower()}{also[1:]}"
     if weighty:
         return f"{start or 'No stragglers.'} {sentences(weighty[0]['summary'], 1)}"
+    if once := [
+        f for f in findings if f["recurrence"] == "once" and severity(f["share_of_step"]) != "info"
+    ]:
+        return f"{start or 'No stragglers.'} {sentences(once[0]['summary'], 1)}"
     steps = f"in {len(dataset.steady_steps)} steady-state steps of {ms(dataset.step_ns)}"
     steps += f" ({ms(pace_ns(dataset))} without the profiler)." if another_pace(dataset) else "."
     what = "other findings" if start else "findings above severity info" if findings else "findings"
@@ -103,7 +107,7 @@ def incomparable(dataset: Dataset) -> list[int]:
 def always_last(dataset: Dataset) -> tuple[int | None, float]:
     """The rank that arrives last wherever others wait, and how long they wait per step (ns).
 
-    None where no single one does, or where they wait for less than half of it.
+    None where no single one does, or where they seldom wait for half of a step.
     """
     c = dataset.collectives
     rows = np.flatnonzero(c.matched & c.synchronising & np.isin(c.step, dataset.steady_steps))
@@ -112,9 +116,10 @@ def always_last(dataset: Dataset) -> tuple[int | None, float]:
     k = int(np.argmax(waited))
     if not 0 < limits.STEADY_FRAC * waited.sum() <= waited[k]:
         return None, 0.0
-    wait = float(np.nanmean(np.delete(dataset.account("exposed_wait_ns"), k, axis=0)))
     # no rank may have an account of these steps: then the wait is not a number
-    long = wait >= limits.HALF * dataset.step_ns
+    by_step = np.nanmean(np.delete(dataset.account("exposed_wait_ns"), k, axis=0), axis=0)
+    wait = float(by_step.mean())
+    long = (by_step >= limits.HALF * dataset.step_ns).mean() >= limits.STEADY_FRAC
     return (dataset.ranks[k], min(wait, dataset.step_ns)) if long else (None, 0.0)
 
 

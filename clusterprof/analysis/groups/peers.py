@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from clusterprof.analysis.model.dataset import Dataset, Floats, Ints
+from clusterprof.analysis.model.dataset import Dataset, Floats, Ints, connected
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Peers:
         sizes = np.asarray([len(circle) for circle in self.circles])[self.of]
         return float((1 / sizes[sizes > 1]).sum())
 
-    def excess(self, values: Floats) -> Floats:
+    def differences(self, values: Floats) -> Floats:
         """How much more than the median of its peers each rank has, 0 where nothing compares.
 
         `values` are [ranks, steps], NaN where a rank lacks the step.
@@ -46,7 +46,7 @@ class Peers:
             if len(circle) > 1:
                 each = median_of_others(values[circle])
                 usual[mine] = each[np.searchsorted(circle, mine)]
-        return np.maximum(np.nan_to_num(values - usual), 0.0)
+        return np.asarray(np.nan_to_num(values - usual))
 
 
 def median_of_others(values: Floats) -> Floats:
@@ -70,21 +70,20 @@ def median_of_others(values: Floats) -> Floats:
 
 
 def peers(dataset: Dataset, stage: Ints) -> Peers:
-    """Ranks that share a synchronising collective and the pipeline stage.
+    """Ranks of one pipeline stage, where chains of matched calls lead from one to the other.
 
-    In a pipeline, where that leaves a rank alone, all ranks, in what can be compared; all with
-    all where no two ranks share one.
+    They do the same work, whether or not they share a communicator. One that is its stage's only
+    one is compared with all stages, in what can be compared.
     """
-    c, count = dataset.collectives, len(dataset.ranks)
-    rows = np.flatnonzero(c.synchronising & c.matched)
-    used, of = np.unique(c.communicators[0][rows], return_inverse=True)
-    # as floating point, whose matrix product is fast for thousands of ranks
-    member = np.zeros((count, len(used)), dtype=np.float32)
-    member[np.searchsorted(dataset.ranks, c.rank[rows]), of] = 1
-    alike = (member @ member.T > 0) & (stage[:, None] == stage) | np.eye(count, dtype=bool)
-    alone = alike.sum(axis=1) < 2
-    if dataset.pipelined or alone.all():
-        alike[alone] = True
+    c, ranks = dataset.collectives, np.asarray(dataset.ranks)
+    rows = np.flatnonzero(c.matched)
+    _, first, of = np.unique(c.communicators[0][rows], return_index=True, return_inverse=True)
+    edges = np.unique(np.stack([c.rank[rows], c.rank[rows][first][of]]), axis=1)
+    job = connected(ranks, *edges)
+    alike = (job[:, None] == job) & (stage[:, None] == stage)
+    if dataset.pipelined:
+        alone = alike.sum(axis=1) < 2
+        alike[alone] = job[alone, None] == job
     _, first, of = np.unique(
         np.packbits(alike, axis=1), axis=0, return_index=True, return_inverse=True
     )

@@ -1,0 +1,109 @@
+"""Who is a straggler: what is compared with what, and what chance alone does not do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from simulate import Cause, Job, simulate
+from simulate.cases import right, straggler_named
+from studies import Simulated, studied_job
+
+from clusterprof.analysis.findings.registry import all_findings
+from clusterprof.analysis.findings.verdict import verdict
+from clusterprof.study import dataset_of, study
+from clusterprof.tables import RankTables
+
+MS = 1_000_000
+
+
+@pytest.mark.parametrize(
+    "job_kind",
+    [
+        "slow node in tensor groups",
+        "late host, every second step",
+        "healthy, long pauses",
+        "healthy, lengths that hold",
+    ],
+)
+def test_the_top_finding_of_a_job_is_true(
+    simulated: Callable[..., Simulated], job_kind: str
+) -> None:
+    made = simulated(job_kind)
+    assert right(made.case, list(made.study.results["findings"]))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_pause_is_an_information_about_its_rank(rank: int) -> None:
+    pause = Cause("host", rank, 40 * MS, (9,))
+    found = studied_job(Job(steps=8, synchronous=True, causes=(pause,))).results["findings"]
+    assert not straggler_named(list(found))
+    (once,) = [each for each in found if each["code"] == "host.busy"]
+    assert (once["severity"], once["ranks"], once["steps"]) == ("info", [rank], [9])
+    assert f"Rank {rank} paused once, in step 9" in once["summary"]
+
+
+def test_hosts_that_pause_in_turn_are_one_finding_of_all() -> None:
+    turns = tuple(Cause("host", step % 4, 20 * MS, (step,)) for step in range(6, 14))
+    found = studied_job(Job(steps=8, synchronous=True, causes=turns)).results["findings"]
+    assert not straggler_named(list(found))
+    assert (found[0]["code"], found[0]["severity"]) == ("host.busy", "critical")
+    assert "one after the other" in found[0]["summary"]
+    assert found[0]["ranks"] == [0, 1, 2, 3]
+
+
+def test_of_ranks_of_which_nothing_matches_none_is_a_straggler() -> None:
+    job = Job(steps=6, synchronous=True, causes=(Cause("host", 2, 12 * MS),))
+    ranks = simulate(job)[0]
+    assert straggler_named(list(study(ranks).results["findings"]))
+    results = study([_alone(tables) for tables in ranks]).results
+    assert results["collectives"]["matched"] == 0
+    assert not straggler_named(list(results["findings"]))
+
+
+def _alone(tables: RankTables) -> RankTables:
+    """The rank with a communicator of a name that no other rank has, and of no known size."""
+    calls = tables.collective_calls
+    at = calls.schema.get_field_index("communicator")
+    field = calls.schema.field(at)
+    names = pa.array([f"own {tables.rank}"] * calls.num_rows, field.type)
+    return replace(tables, collective_calls=calls.set_column(at, field, names))
+
+
+def test_what_the_look_has_shown_is_named_where_three_steps_show_it_again() -> None:
+    """Two ranks and three steps, whose lateness varies: by themselves these prove too little."""
+    causes = tuple(
+        Cause("host", 1, length * MS, (step,)) for step, length in ((7, 3), (8, 8), (9, 13))
+    )
+    job = Job(dp=2, steps=4, synchronous=True, causes=causes, tear_ns=2 * MS)
+    dataset = dataset_of(simulate(job)[0])
+    assert not straggler_named(all_findings(dataset)[0])
+    found = all_findings(replace(dataset, shallow=_shown(1, 8 * MS)))[0]
+    assert [each["rank"] for each in found if each["code"] == "straggler.host"] == [1]
+
+
+def test_what_ranks_wait_for_in_a_look_is_no_headline() -> None:
+    shown = _shown(0, 32 * MS)
+    shown["suspects"][0]["delays"] = False
+    dataset = replace(dataset_of([]), shallow=shown)
+    found = all_findings(dataset)[0]
+    assert [each["severity"] for each in found] == ["info"]
+    assert "32.0 ms" in found[0]["summary"]
+    line = verdict(dataset, found)
+    assert line.startswith("Stragglers cannot be determined from flight recorders alone")
+    assert "32.0 ms" not in line
+
+
+def _shown(rank: int, lateness_ns: int) -> Any:
+    """What a look shows that has one suspect."""
+    suspect = {
+        "rank": rank, "lateness_ns": lateness_ns, "bound_ns": MS, "group": "default_pg 0",
+        "host": "h", "since_step": None, "until_step": None, "delays": True, "line": None,
+    }  # fmt: skip
+    return {
+        "ranks": [0, 1], "missing": [], "steps": [3, 4, 5, 6], "step_ns": 40 * MS,
+        "by": "durations", "suspects": [suspect], "nodes": [], "groups": [], "stages": [],
+    }  # fmt: skip
