@@ -212,7 +212,7 @@ def _read(path: Path, alone: bool) -> list[Recording]:
     if suffix in KINETO:
         from clusterprof.ingest.kineto.trace import read as read_trace
 
-        return [read_trace(path)]
+        return read_trace(path, alone=alone)
     if other_tools.suffix_of_foreign(path):
         raise other_tools.by_name(path)
     raise ReportError(

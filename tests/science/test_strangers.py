@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +23,7 @@ from clusterprof.align.clock import Clock
 from clusterprof.align.match import match
 from clusterprof.align.waiting_kernels import waiting_kernels
 from clusterprof.analysis.findings.finding import capture
-from clusterprof.ingest import read_report
+from clusterprof.ingest import gather, read_report
 from clusterprof.results import NODES, UNBOUNDED_NS
 from clusterprof.study import Study, study
 from clusterprof.tables import GRAPH, SCHEMAS, RankTables, empty
@@ -185,6 +188,52 @@ def test_a_kernel_waits_where_ends_coincide_and_begins_do_not_again_and_again(
     ranks = kernels_of(*times)
     for bound_ns, waits in ((10_000, on_one_clock), (UNBOUNDED_NS, without_a_clock)):
         assert waiting_kernels(ranks, clock_of(ranks, bound_ns)) == ({"kernel"} if waits else set())
+
+
+def merged(folder: Path, label: Callable[[int, dict[str, Any]], dict[str, Any]]) -> Path:
+    """One trace of all events of a job that rank 2 delays, each labelled with its rank."""
+    events, whole, alone = [], {}, label is of_gpu
+    cause = Cause("gpu_slow" if alone else "host", 2, 30_000_000)
+    for tables in simulate(replace(SCATTERED, tear_ns=0, causes=(cause,)))[0]:
+        whole = json.loads(trace(tables, folder, arguments="kernel").read_text())
+        # a process marks its steps once
+        marks = not alone or tables.rank == 0
+        mine = (each for each in whole["traceEvents"] if marks or "Step#" not in each["name"])
+        events += [label(tables.rank, event) for event in mine]
+    whole["distributedInfo"] |= {"rank": 0, "world_size": 1 if alone else 4}
+    path = folder / "all" / "merged.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps({**whole, "traceEvents": events}))
+    return path
+
+
+def of_process(rank: int, event: dict[str, Any]) -> dict[str, Any]:
+    return event | {"pid": f"[TP0{rank}] 4000"}
+
+
+def of_arguments(rank: int, event: dict[str, Any]) -> dict[str, Any]:
+    return event | {"args": event["args"] | {"rank": rank}}
+
+
+def of_gpu(rank: int, event: dict[str, Any]) -> dict[str, Any]:
+    args = dict(event["args"])
+    if "correlation" in args:
+        args["correlation"] += 1_000_000 * rank
+    return event | {"args": args, "tid": 10 * rank + event["tid"]}
+
+
+@pytest.mark.parametrize("label", [of_process, of_arguments, of_gpu])
+def test_each_rank_and_each_gpu_of_a_process_in_a_trace_is_a_rank(
+    tmp_path: Path, label: Callable[[int, dict[str, Any]], dict[str, Any]]
+) -> None:
+    ranks = gather([merged(tmp_path, label)]).ranks
+    assert [tables.rank for tables in ranks] == [0, 1, 2, 3]
+    counts = {tables.collective_calls.num_rows for tables in ranks}
+    assert counts == {simulate(SLEEPER)[0][0].collective_calls.num_rows}
+    results = study(ranks).results
+    assert any("the trace is of" in line for line in results["warnings"])
+    assert results["collectives"]["matched"] >= counts.pop() - 1  # one may lie between two steps
+    assert "rank 2 " in results["verdict"].lower()
 
 
 def in_whole_graphs(tables: RankTables) -> RankTables:

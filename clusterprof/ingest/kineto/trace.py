@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,9 @@ from clusterprof.tables import ReportInfo
 #: for it, or wait for the data loader. On a CPU-only rank they do not count as compute.
 WAITS = r"^(c10d::|gloo:|nccl:|record_param_comms$|enumerate\(DataLoader\)|.*::wait(_tensor)?$|.*Barrier)"  # fmt: skip # noqa: E501
 
+#: a process that runs fewer of its kernels than this on a GPU does not drive it
+_FEW_KERNELS_FRAC = 0.05
+_NUMBER = re.compile(r"\d+")
 _OPTIMIZER_STEP = "Optimizer.step#"
 _COPY_DIRECTIONS = {
     "HtoD": "host_to_device", "DtoH": "device_to_host", "DtoD": "device_to_device",
@@ -47,12 +52,53 @@ _HOST_CALLS = {
 _EVENT_WAIT, _EVENT_TIME = "cudaEventSynchronize", "cudaEventElapsedTime"
 
 
-def read(path: Path) -> Recording:
+def read(path: Path, *, alone: bool = False) -> list[Recording]:
     """Read one trace. The rank is None where the trace has no `distributedInfo`.
 
-    Raises `ReportError` where the file is missing, empty, truncated, no trace, or without events.
+    Of a trace that several ranks' were merged into, or of a process that drives several GPUs, each
+    is a recording, unless it is known to be of one rank (`alone`). Raises `ReportError` where the
+    file is missing, empty, truncated, no trace, or without events.
     """
     trace = trace_events.read(path)
+    if len(trace.ranks) == 1:
+        (trace,) = trace.ranks.values()
+    devices = [] if alone else _devices(trace)
+    if trace.ranks:
+        of = {tuple(map(int, _NUMBER.findall(label))): each for label, each in trace.ranks.items()}
+        plain = all(len(numbers) == 1 for numbers in of)
+        parts = {numbers[0] if plain else k: of[numbers] for k, numbers in enumerate(sorted(of))}
+    elif len(devices) > 1:
+        parts = {k: trace.of_device(device) for k, device in enumerate(devices)}
+    else:
+        return [_read(path, trace)]
+    gpus = 0 if trace.ranks else len(devices)
+    return [_of_several(_read(path, part), number, gpus) for number, part in parts.items()]
+
+
+def _devices(trace: Trace) -> list[int]:
+    """Return the devices on which kernels ran, but for those that ran next to none."""
+    device, count = np.unique(trace.spans["kernel"].column("device"), return_counts=True)
+    often = count > _FEW_KERNELS_FRAC * count.max(initial=0)
+    return [int(number) for number in device[often & (device >= 0)]]
+
+
+def _of_several(recording: Recording, rank: int, gpus: int) -> Recording:
+    """Return a recording as that of one rank of several in a file, with a warning.
+
+    A process's `gpus` (0: ranks' traces were merged) come after those of the processes before it.
+    """
+    info, what = recording.info, "several ranks, by the labels of their processes"
+    world = info.world_size
+    if gpus:
+        what = f"a process with {gpus} GPUs: each is a rank"
+        rank += gpus * info.rank if isinstance(info.rank, int) else 0
+        world = gpus * world if isinstance(world, int) else None
+    warnings = (*info.warnings, f"the trace is of {what}")
+    return replace(recording, info=replace(info, rank=rank, world_size=world, warnings=warnings))
+
+
+def _read(path: Path, trace: Trace) -> Recording:
+    """Read what is of one rank."""
     unread = other_tools.accelerators(trace.unread)
     if unread and not trace.spans["kernel"].start.size:
         raise other_tools.accelerator_error(path, unread)

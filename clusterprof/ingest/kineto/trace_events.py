@@ -11,7 +11,7 @@ import re
 import zlib
 from array import array
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,9 @@ _NAMED_THREADS = 1 << 40
 
 #: microseconds: Python functions (`with_stack=True`) that took less explain no wait, and are many
 _LEAST_FUNCTION_US = 20.0
+#: how tools that merge ranks' traces label a process with its rank: `[TP02] 4002`
+_OF_RANK = re.compile(r"\[([^\]]*\d[^\]]*)\] ")
+_MERGED = re.compile(rb'"pid":\s*"\[')
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+(?=>)")
 
 
@@ -70,6 +73,15 @@ class Spans:
         """Return a column in its own memory; an empty one has none."""
         values = self.arrays[name]
         return np.frombuffer(values, values.typecode) if values else np.empty(0, values.typecode)
+
+    def some(self, rows: Ints) -> Spans:
+        """Return those in these rows."""
+        arrays = {
+            name: array(each.typecode, self.column(name)[rows].tobytes())
+            for name, each in self.arrays.items()
+        }
+        kept = enumerate(rows.tolist())
+        return Spans(arrays, {new: self.args[old] for new, old in kept if old in self.args})
 
     @cached_property
     def start(self) -> Ints:
@@ -106,6 +118,16 @@ class Trace:
     unread: Counter[str] = field(default_factory=Counter)
     #: names of the processes
     processes: set[str] = field(default_factory=set)
+    #: what several ranks' traces were merged into, by the label of each rank
+    ranks: dict[str, Trace] = field(default_factory=dict)
+
+    def of_device(self, device: int) -> Trace:
+        """Return the trace with this device's work only."""
+        spans = dict(self.spans)
+        for category in (each for each, numbers in CATEGORIES.items() if "device" in numbers):
+            rows = np.flatnonzero(spans[category].column("device") == device)
+            spans[category] = spans[category].some(rows)
+        return replace(self, spans=spans)
 
     def named(self, category: str, pattern: str) -> Bools:
         """Return for each span of a category whether its name matches a regular expression."""
@@ -125,8 +147,7 @@ def read(path: Path) -> Trace:
 
     Raises `ReportError` where the file is missing, empty, truncated, not JSON, or no trace.
     """
-    trace = Trace({}, {category: Spans() for category in CATEGORIES}, [], {})
-    codes: dict[str, int] = {}
+    trace, codes = _empty(), dict[str, int]()
     try:
         if path.stat().st_size == 0:
             raise ReportError(f"{path} is empty", "the profiler wrote nothing: record again")
@@ -136,8 +157,9 @@ def read(path: Path) -> Trace:
                 if isinstance(events, Columns):
                     _add(events, trace, codes)
                 else:
-                    _take(events, trace, codes)
-        _check_times(trace)
+                    _take_ranks(events, trace, codes)
+        for each in (trace, *trace.ranks.values()):
+            _check_times(each)
     except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
         raise _damaged(path, f"not a whole {path.suffix[1:]} file: {error}") from error
     except orjson.JSONDecodeError as error:
@@ -156,6 +178,10 @@ def read(path: Path) -> Trace:
     return trace
 
 
+def _empty() -> Trace:
+    return Trace({}, {category: Spans() for category in CATEGORIES}, [], {})
+
+
 def _check_times(trace: Trace) -> None:
     """Raise ValueError for a time that is none; times are added to others later."""
     for spans in trace.spans.values():
@@ -171,7 +197,9 @@ def _damaged(path: Path, why: str) -> ReportError:
 
 
 def _parsed(text: bytes, forms: Forms) -> Columns | list[dict[str, Any]]:
-    """Return a piece's events; those of an older Kineto, and odd ones, one by one."""
+    """Return a piece's events; of an older Kineto, of merged traces, and odd ones, one by one."""
+    if _MERGED.search(text) or 2 * text.count(b'"rank":') > text.count(b'"ph":'):
+        return elements(text)
     found = forms.parsed(text) or event_columns.parsed(text)
     if found is None or not _FORMERLY.keys().isdisjoint(found.categories):
         return elements(text)
@@ -227,6 +255,28 @@ def _arguments(event: dict[str, Any]) -> dict[str, Any]:
     """Return a collective's arguments, with the mark of one that was open at the capture's end."""
     ended = {"finished": event["finished"]} if "finished" in event else {}
     return {**event.get("args", {}), **ended}
+
+
+def _take_ranks(events: list[dict[str, Any]], trace: Trace, codes: dict[str, int]) -> None:
+    """Add a piece's events to the columns of the rank that each is labelled with, if any is."""
+    of: dict[str, list[dict[str, Any]]] = {}
+    for label, event in zip(_labels(events), events, strict=True):
+        of.setdefault(label, []).append(event)
+    _take(of.pop("", []), trace, codes)
+    for label, mine in of.items():
+        part = trace.ranks.setdefault(label, replace(_empty(), meta=trace.meta))
+        names = {name: code for code, name in enumerate(part.names)}
+        _take(mine, part, names)
+        part.names = list(names)
+
+
+def _labels(events: list[dict[str, Any]]) -> list[str]:
+    """Return the rank that each event is labelled with: by its process, or in its arguments."""
+    found = [_OF_RANK.match(str(event.get("pid", ""))) for event in events]
+    if any(found):
+        return [label[1] if label else "" for label in found]
+    ranks = [event.get("args", {}).get("rank", "") for event in events]
+    return list(map(str, ranks)) if 2 * ranks.count("") < len(ranks) else [""] * len(ranks)
 
 
 def _take(events: list[dict[str, Any]], trace: Trace, codes: dict[str, int]) -> None:
