@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable
@@ -263,13 +264,23 @@ def test_numbers_and_lists_that_are_written_as_text_are_read(tmp_path: Path) -> 
     path = trace(simulate(SCATTERED)[0][1], tmp_path, arguments="kernel")
     text = path.read_text().replace('"In msg nelems": 1024', '"In msg nelems": "1024"')
     config = '"pg_config": [{"pg_name": "0", "ranks": "[0, 1, 2, 3]"}], "backend"'
-    path.write_text(
-        text.replace('"Group size": 4', '"Group size": "4"').replace('"backend"', config)
-    )
-    calls = read_report(path).collective_calls
+    text = text.replace('"Group size": 4', '"Group size": "4"').replace('"backend"', config)
+    text = re.sub(r'"(ts|dur|rank)": (\d+)', r'"\1": "\2"', text)
+    path.write_text(text)
+    read_from_text = read_report(path)
+    assert read_from_text.rank == 1
+    calls = read_from_text.collective_calls
     assert set(calls["message_bytes"].to_pylist()) == {4096}
     assert set(calls["communicator_size"].to_pylist()) == {4}
     assert set(calls["communicator"].to_pylist()) == {"0[0-3]"}
+
+
+def test_a_control_character_in_a_name_costs_no_trace(tmp_path: Path) -> None:
+    path = trace(simulate(SCATTERED)[0][1], tmp_path)
+    whole = read_report(path)
+    raw = path.read_bytes().replace(b"cudaLaunchKernel", b"cuda\x01Launch\x1fKernel", 1)
+    path.write_bytes(raw)
+    assert read_report(path).activity.num_rows == whole.activity.num_rows
 
 
 def test_kernels_launched_before_the_window_are_of_their_streams_group(tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ _BETWEEN = re.compile(rb"\}\s*,\s*(?=\{)")
 _KEY = re.compile(rb'"((?:[^"\\]|\\.){1,80})"\s*:')
 
 _QUOTE, _COMMA = b'",'
+#: a raw control character in a name is no JSON, and no reason to lose a trace
+_PLAIN = bytes.maketrans(bytes(range(0x20)), b" " * 0x20)
 _STRUCTURAL = np.zeros(256, np.bool_)
 _STRUCTURAL[list(b'"{}[],')] = True
 _STEP = np.zeros(256, np.int32)
@@ -220,7 +222,7 @@ def _parsed(text: bytes) -> Any:
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
-        plain = text.decode(errors="replace").encode()
+        plain = text.decode(errors="replace").encode().translate(_PLAIN)
         if plain == text:
             raise
     return orjson.loads(plain)

@@ -111,13 +111,13 @@ def _read(path: Path, trace: Trace) -> Recording:
     exchanging = nccl_kernels.exchanging(trace, launched)
     on_gpu, gpu_warnings = nccl_kernels.read(trace, launched, exchanging, groups)
     on_cpu, cpu_warnings = gloo.read(trace, groups)
-    devices = trace.meta.get("deviceProperties", ())
+    rank, devices = job.get("rank"), trace.meta.get("deviceProperties", ())
     not_read = (f"{count} events of {device} are not read" for device, count in unread.items())
     info = ReportInfo(
         source=path,
         profiler="torch.profiler",
         epoch_ns=int(trace.meta.get("baseTimeNanoseconds", 0)),
-        rank=job.get("rank"),
+        rank=int(rank) if isinstance(rank, str) and rank.isdecimal() else rank,
         world_size=job.get("world_size"),
         host=str(trace.meta.get("host_name", "")),
         versions=_versions(trace.meta, job),

@@ -47,7 +47,7 @@ _FORMERLY = {
     "Operator": "cpu_op",
 }  # fmt: skip
 _STEP = "ProfilerStep#"
-_MOST_PROCESSES = 256
+_MOST_PROCESSES, _MOST_RANKS = 256, 1024
 #: threads that were named and not numbered then get numbers from here on
 _NAMED_THREADS = 1 << 40
 
@@ -263,6 +263,8 @@ def _take_ranks(events: list[dict[str, Any]], trace: Trace, codes: dict[str, int
     for label, event in zip(_labels(events), events, strict=True):
         of.setdefault(label, []).append(event)
     _take(of.pop("", []), trace, codes)
+    if len(of.keys() | trace.ranks.keys()) > _MOST_RANKS:
+        raise ValueError("its events are labelled with more ranks than one trace can hold")
     for label, mine in of.items():
         part = trace.ranks.setdefault(label, replace(_empty(), meta=trace.meta))
         names = {name: code for code, name in enumerate(part.names)}
@@ -275,8 +277,9 @@ def _labels(events: list[dict[str, Any]]) -> list[str]:
     found = [_OF_RANK.match(str(event.get("pid", ""))) for event in events]
     if any(found):
         return [label[1] if label else "" for label in found]
-    ranks = [event.get("args", {}).get("rank", "") for event in events]
-    return list(map(str, ranks)) if 2 * ranks.count("") < len(ranks) else [""] * len(ranks)
+    ranks = [event.get("args", {}).get("rank") for event in events]
+    labels = [str(rank) if type(rank) is int else "" for rank in ranks]
+    return labels if 2 * labels.count("") < len(labels) else [""] * len(labels)
 
 
 def _take(events: list[dict[str, Any]], trace: Trace, codes: dict[str, int]) -> None:
@@ -347,8 +350,8 @@ def _extend(
 ) -> None:
     arrays = spans.arrays
     first = len(arrays["ts"])
-    arrays["ts"].extend([event["ts"] for event in events])
-    arrays["dur"].extend([event.get("dur", 0) for event in events])
+    arrays["ts"].extend([float(event["ts"]) for event in events])  # some tools write text
+    arrays["dur"].extend([float(event.get("dur", 0)) for event in events])
     arrays["thread"].extend(_numbers([event["tid"] for event in events]))
     arrays["name"].extend([codes.setdefault(event["name"], len(codes)) for event in events])
     args = [event.get("args", {}) for event in events]
