@@ -55,6 +55,19 @@ def test_hosts_that_pause_in_turn_are_one_finding_of_all() -> None:
     assert found[0]["ranks"] == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    ("kind", "stop_ms", "code"), [("input", 12, "input.stall"), ("host", 16, "host.busy")]
+)
+def test_what_stops_all_hosts_comes_before_the_read_that_lets_it_show(
+    kind: str, stop_ms: int, code: str
+) -> None:
+    # without the read of a value queued work would hide most of the stop, and not end it
+    job = Job(layers=4, steps=8, item=True, launch_ns=10_000)
+    stops = tuple(Cause(kind, rank, stop_ms * MS) for rank in range(job.world))
+    top = studied_job(replace(job, causes=stops)).results["findings"][0]
+    assert top["code"] == code
+
+
 def test_of_ranks_of_which_nothing_matches_none_is_a_straggler() -> None:
     job = Job(steps=6, synchronous=True, causes=(Cause("host", 2, 12 * MS),))
     ranks = simulate(job)[0]

@@ -9,14 +9,14 @@ import numpy as np
 
 from clusterprof.analysis.findings.finding import Code, finding, job_of, of_step, of_window
 from clusterprof.analysis.findings.pipeline import evened
-from clusterprof.analysis.findings.unprofiled import hidden_wait
+from clusterprof.analysis.findings.unprofiled import beyond_quickest
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.accounts import COMMUNICATION, EXPOSED, WAITING, by_call, call_of
 from clusterprof.analysis.model.dataset import Bools, Dataset, Ints, calls_per_step, once, parts
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.what_if import Saved
 from clusterprof.results import Finding, OperationEntry
-from clusterprof.words import percent
+from clusterprof.words import ms, percent
 
 ORDER = 60
 
@@ -123,13 +123,14 @@ def find(dataset: Dataset, found: Sequence[Finding] = ()) -> list[Finding]:
 def _without(dataset: Dataset, base: Lengths, mine: Bools) -> Lengths:
     """The lengths where compute overlaps the transfers of these rows of the placed table.
 
-    They take what they slow it by. What they wait, for whichever rank, stays.
+    They take what they slow it by. What they wait, for whichever rank, stays: with unprofiled ranks
+    that may be all that they take beyond the quickest of their kind.
     """
     replayed = job_of(dataset).job
     call, run = call_of(dataset, replayed), base.run.copy()
     rows = np.flatnonzero((call >= 0) & mine[call])
     call = call[rows]
-    waits = hidden_wait(dataset)[call].astype(np.int64)
+    waits = beyond_quickest(dataset)[0][call].astype(np.int64)
     waits += np.where(replayed.joined[rows], 0, dataset.collectives.wait[call])
     run[rows] -= ((1 - _SLOWS) * np.maximum(run[rows] - waits, 0)).astype(np.int64)
     return replace(base, run=run)
@@ -146,6 +147,9 @@ def _finding(dataset: Dataset, saved: Saved, operation: str, mine: Bools) -> Fin
     waits = sum(e["exposed_wait_ns_per_step"] for e in used)
     often = calls_per_step(dataset, inside)
     overlapped = percent(1.0 - exposed / max(whole, 1))
+    longer = float((beyond_quickest(dataset)[0] * mine)[inside].sum())
+    longer /= max(len(dataset.ranks) * len(dataset.steady_steps), 1)
+    open_ = f" {ms(longer)} of it may be waiting for unprofiled ranks." if longer else ""
     alone = overlapped in (percent(0.0), percent(1e-9))
     how = f"No compute overlaps {operation}" if alone else f"{operation} is {overlapped} overlapped"
     return finding(
@@ -156,8 +160,8 @@ def _finding(dataset: Dataset, saved: Saved, operation: str, mine: Bools) -> Fin
         confidence=limits.MEASURED,
         summary=f"{how}: full overlap would save at most "
         f"{of_step(dataset, saved.ns)}. Exposed transfers take "
-        f"{of_window(dataset, exposed - waits)}, waiting excluded, in the mean of the ranks. "
-        f"{often:.3g} call{'' if often == 1 else 's'} per step, "
+        f"{of_window(dataset, exposed - waits)}, waiting excluded, in the mean of the ranks."
+        f"{open_} {often:.3g} call{'' if often == 1 else 's'} per step, "
         f"{overlapped} of their time overlapped.",
         evidence=[dict(entry) for entry in used[: limits.MOST]],
         advice=_ADVICE.get(operation, ""),

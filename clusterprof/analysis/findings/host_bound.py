@@ -1,8 +1,9 @@
 """What all hosts lose time with: the interpreter lock, input, waits, launches; and idle GPUs.
 
 Each finding is a what-if on the job without its stragglers. Calls in the reports name what a host
-does; the replay says what a step would save without it. The cause that saves most comes first, and
-each next one is weighed on what it leaves, so that savings add up.
+does; the replay says what a step would save without it. What stops a host comes before what it
+waits for, as queued work only hides the stop where nothing waits; and that before launches. Each
+next one is weighed on what those before leave, so that savings add up.
 """
 
 from __future__ import annotations
@@ -107,9 +108,6 @@ CODES = (
     ),
 )
 
-#: a cause that calls name comes before launches and pauses that save up to so many times as much:
-#: without it the recording item-sync, made with `.item()`, is launch-bound (3.14 against 3.07 ms)
-_NAMED_FIRST = 1.25
 #: a wait inside the step is worth an information from here on (it saves more where hosts are
 #: slower): at 2% the `.item()` of pairs/both and pairs/item-late-host (1.1 and 0.7%) is not named
 _SYNC_FRAC = 0.005
@@ -139,25 +137,16 @@ class _Cause:
 def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
     """Return `host.gil`, `host.gc`, `input.stall`, `host.sync`, `host.launch_bound`, `host.busy`,
     `gpu.idle`."""
-    job, lengths = job_of(dataset), evened(dataset)
-    out = []
-    left = [one for one in _causes(dataset, job, lengths) if _large(dataset, job, one)]
-    while left:
-        tried = [(job.saved(one.without(lengths), lengths), one) for one in left]
-        enough = [pair for pair in tried if pair[0].most_ns >= pair[1].least * dataset.step_ns]
-        if not enough:
-            break
-        saved, best = max(enough, key=lambda pair: pair[0].most_ns * _weight(pair[1]))
-        out.append(_finding(dataset, job, best, saved))
-        named = (best.code, tuple(out[-1]["ranks"]))
-        lengths = replace(best.without(lengths), repaired=(*lengths.repaired, named))
-        left.remove(best)
+    job, lengths, out = job_of(dataset), evened(dataset), []
+    for cause in _causes(dataset, job, lengths):
+        if not _large(dataset, job, cause):
+            continue
+        saved = job.saved(cause.without(lengths), lengths)
+        if saved.most_ns >= cause.least * dataset.step_ns:
+            out.append(_finding(dataset, job, cause, saved))
+            named = (cause.code, tuple(out[-1]["ranks"]))
+            lengths = replace(cause.without(lengths), repaired=(*lengths.repaired, named))
     return out
-
-
-def _weight(cause: _Cause) -> float:
-    """Of causes that save about as much, one that a call names comes first: it is one to mend."""
-    return _NAMED_FIRST if cause.least < limits.LAUNCH_FRAC else 1.0
 
 
 def _large(dataset: Dataset, job: WhatIfs, cause: _Cause) -> bool:
@@ -168,7 +157,7 @@ def _large(dataset: Dataset, job: WhatIfs, cause: _Cause) -> bool:
 
 
 def _causes(dataset: Dataset, job: WhatIfs, lengths: Lengths) -> Iterator[_Cause]:
-    """All that may cost time. Each part of a host's own time belongs to one cause."""
+    """All that may cost time, in order. Each part of a host's own time belongs to one cause."""
     replay, none = job.job, np.zeros(0, dtype=np.int64)
     nothing = np.zeros_like(replay.lengths.own)
     share = np.divide(lengths.own, np.maximum(replay.lengths.own, 1))
@@ -177,8 +166,9 @@ def _causes(dataset: Dataset, job: WhatIfs, lengths: Lengths) -> Iterator[_Cause
     for code, part in parts.items():
         if part.any():
             yield _Cause(code, limits.LEAST_FRAC, (part * share).astype(np.int64), none)
-    yield _Cause("host.sync", _SYNC_FRAC, nothing, _value_waits(dataset, job))
+    sync = _Cause("host.sync", _SYNC_FRAC, nothing, _value_waits(dataset, job))
     if dataset.on_host:
+        yield sync
         return
     usual = np.zeros(len(dataset.ranks))
     hosts = np.split(rest, replay.first_of_host[1:])
@@ -191,6 +181,7 @@ def _causes(dataset: Dataset, job: WhatIfs, lengths: Lengths) -> Iterator[_Cause
     long = rest > np.maximum(limits.PAUSE_NS, usual[replay.host_rank] / limits.LAUNCH_FRAC)
     more = (rest * share).astype(np.int64)
     yield _Cause("host.busy", limits.LAUNCH_FRAC, np.where(long, more, 0), none)
+    yield sync
     yield _Cause("host.launch_bound", limits.LAUNCH_FRAC, np.where(long, 0, more), none)
     yield _Cause("gpu.idle", limits.LAUNCH_FRAC, nothing, none, explained=True)
 

@@ -36,18 +36,19 @@ _WAITED_FOR = ["AllReduce", "AllGather", "ReduceScatter", "AllToAll"]
 
 
 @once
-def hidden_wait(dataset: Dataset) -> Floats:
+def beyond_quickest(dataset: Dataset) -> tuple[Floats, Bools]:
     """How much longer than the quickest of its kind each row lasts after its last arrival (ns).
 
-    Per row of the placed table; the last arrival is that of the *profiled* members. Zero where
-    every rank of the world has a report. Kinds are communicator, operation, and large or small;
-    the time of a large message goes with its size, that of a small one does not. Where all calls
-    wait for a rank that computes between them, the quickest tell no more than the small ones do.
+    And whether that is so long that it is no transfer. Per row of the placed table; the last
+    arrival is that of the *profiled* members. Zero where every rank of the world has a report.
+    Kinds are communicator, operation, and large or small; the time of a large message goes with its
+    size, that of a small one does not. Where all calls wait for a rank that computes between them,
+    the quickest tell no more than the small ones do.
     """
     c, world = dataset.collectives, dataset.world_size
-    extra = np.zeros(len(c.rank))
+    extra, long = np.zeros(len(c.rank)), np.zeros(len(c.rank), dtype=bool)
     if world is None or world <= len(dataset.ranks):
-        return extra
+        return extra, long
     usable = c.has & ~c.point_to_point & (c.matched | (c.wait == 0))
     usable &= np.isin(c.operation.astype(str), _WAITED_FOR)
     large, transfer = c.size >= limits.LARGE_BYTES, (c.end - c.start - c.wait).astype(float)
@@ -69,9 +70,9 @@ def hidden_wait(dataset: Dataset) -> Floats:
                 usual = np.minimum(usual, others.min(initial=np.inf))
             elif _all_wait(dataset, rows, transfer[rows]):
                 usual = np.minimum(usual, others.min() if len(others) else 0.0)
-            long = transfer[rows] > limits.LONGER * usual + limits.WAITING_CALL_NS
-            extra[rows] = np.where(long, transfer[rows] - usual, 0.0)
-    return extra
+            extra[rows] = np.maximum(transfer[rows] - usual, 0.0)
+            long[rows] = transfer[rows] > limits.LONGER * usual + limits.WAITING_CALL_NS
+    return extra, long
 
 
 def _all_wait(dataset: Dataset, rows: Ints, transfer: Floats) -> bool:
@@ -115,7 +116,7 @@ def find(dataset: Dataset, found: Sequence[Finding] = ()) -> list[Finding]:
     confidence. It saves what the replay saves where these calls transfer as quickly. Only where the
     world has ranks without a report.
     """
-    c, extra = dataset.collectives, hidden_wait(dataset)
+    c, extra = dataset.collectives, np.where(*beyond_quickest(dataset)[::-1], 0.0)
     # in a pipeline all ranks wait for the other stages, profiled or not
     if not extra.any() or dataset.pipelined:
         return []

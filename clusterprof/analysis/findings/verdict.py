@@ -42,6 +42,8 @@ def verdict(dataset: Dataset, findings: Sequence[Finding]) -> str:
     if len(dataset.steady_steps) < LEAST_STEADY:
         few = f"Not enough steady-state steps ({len(dataset.steady_steps)} of {LEAST_STEADY})."
         return f"{few}{_single_step(dataset)}"
+    some = len(dataset.ranks) < (dataset.world_size or 0)
+    none = "No stragglers among the profiled ranks." if some else "No stragglers."
     weighty = [f for f in findings if f["severity"] != "info"]
     late = [f for f in findings if f["code"].startswith("straggler.") and not overlapped(f)]
     start, leading = _no_straggler(dataset), [f for f in late if f in weighty]
@@ -56,11 +58,11 @@ def verdict(dataset: Dataset, findings: Sequence[Finding]) -> str:
         also = sentences((leading or late)[0]["summary"], 1)
         return f"{sentences(weighty[0]['summary'], 1)} Also, {also[0].lower()}{also[1:]}"
     if weighty:
-        return f"{start or 'No stragglers.'} {sentences(weighty[0]['summary'], 1)}"
+        return f"{start or none} {sentences(weighty[0]['summary'], 1)}"
     if once := [
         f for f in findings if f["recurrence"] == "once" and severity(f["share_of_step"]) != "info"
     ]:
-        return f"{start or 'No stragglers.'} {sentences(once[0]['summary'], 1)}"
+        return f"{start or none} {sentences(once[0]['summary'], 1)}"
     steps = f"in {len(dataset.steady_steps)} steady-state steps of {ms(dataset.step_ns)}"
     steps += f" ({ms(pace_ns(dataset))} without the profiler)." if another_pace(dataset) else "."
     what = "other findings" if start else "findings above severity info" if findings else "findings"
