@@ -21,6 +21,8 @@ VERSION = "2022.4.2.1"
 RANKS = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "RANK")
 #: The session's agent listens at an address without a file; no other session has its name.
 ADDRESS = "\0nsys-script-"
+#: __SO_ACCEPTCON, as /proc/net/unix shows it: before that nobody can connect
+LISTENING = "00010000"
 COLLECTING = "trace sample cpuctxsw force-overwrite output capture-range capture-range-end"
 FLAGS = {
     "profile": f"session-new trace-fork-before-exec wait {COLLECTING}",
@@ -252,9 +254,10 @@ NO_SESSION = "There are no active sessions."
 
 def sessions():
     with open("/proc/net/unix") as file:
-        lines = [line.split()[-1] for line in file]
-    name = "@" + ADDRESS[1:]
-    return sorted({line[len(name) :] for line in lines if line.startswith(name)})
+        sockets = [line.split() for line in file]
+    names = [socket[-1] for socket in sockets if socket[3] == LISTENING]
+    start = "@" + ADDRESS[1:]
+    return sorted({name[len(start) :] for name in names if name.startswith(start)})
 
 
 def list_sessions(_):
