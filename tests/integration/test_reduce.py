@@ -111,10 +111,13 @@ def test_a_rank_that_a_signal_ended_has_its_report_brought_before_any_tables(hom
 
 @pytest.fixture
 def rank(monkeypatch: pytest.MonkeyPatch) -> Outbox:
-    """That of a rank; what its writer is started by ends with the test."""
+    """That of a rank whose writer is at work; what that is started by ends with the test."""
     monkeypatch.setattr(beside, "_starter", None)
     beside.prepare()
-    return outbox.start()
+    started = outbox.start()
+    started.say("folder")
+    assert started.wait("begun", PATIENCE_S)
+    return started
 
 
 def test_a_rank_that_torch_profiles_ends_in_time_though_its_tables_are_never_made(
