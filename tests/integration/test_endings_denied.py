@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from lab import command
 from lab.command import Completed
-from lab.endings import PROGRAMS, state
+from lab.endings import PROGRAMS, state_if_any
 from lab.stub import FOLDER
 from lab.tiers import few
 
@@ -57,8 +57,7 @@ def test_a_program_trains_to_its_end_whatever_the_kernel_denies_it_and_us(
     plain = command.run(line, env=RANK)
     ours = command.clusterprof(["run", *OPTIONS, f"--profiler={profiler}", "--", *line])
     done = command.run(ours, env=RANK)
-    has_state = (workdir / "run/ranks/00000/state.json").exists()
-    found = state(workdir / "run") if has_state else {}
+    found = state_if_any(workdir / "run")
     what = f"denied: {' '.join(calls)}, {profiler}"
     fault(what, plain.returncode, done.returncode, done.seconds - plain.seconds, found)
     check(plain, done)

@@ -15,7 +15,7 @@ import pytest
 from lab import command
 from lab.command import Completed
 from lab.endings import OPTIONS as NSYS
-from lab.endings import PROGRAMS, Running, state
+from lab.endings import PROGRAMS, Running, state, state_if_any
 from lab.stub import FOLDER
 
 import clusterprof
@@ -116,8 +116,7 @@ def test_a_rank_trains_whatever_is_wrong_with_us(workdir: Path, fault: Fault, wh
         workdir, program, "python", "-m", "clusterprof", "run", *OPTIONS, "--",
         AGENT=agent, PYTHONPATH=str(copy),
     )  # fmt: skip
-    has_state = (workdir / "run/ranks/00000/state.json").exists()
-    found = state(workdir / "run") if has_state else {}
+    found = state_if_any(workdir / "run")
     fault(what, plain.returncode, done.returncode, done.seconds - plain.seconds, found)
     check_as_without_us(plain, done)
 

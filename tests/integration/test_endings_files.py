@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from lab import command
 from lab.command import Completed
-from lab.endings import state
+from lab.endings import state_if_any
 from lab.failing_files import Failing, library
 from lab.stub import FOLDER
 from lab.tiers import few
@@ -90,7 +90,6 @@ def test_a_program_trains_to_its_end_wherever_a_disk_begins_to_fail(
         done, _ = trained(workdir, failing, profiler, Failing(under, number, first, once))
         check(done)
     assert count > 1, "it is no test"
-    has_state = (workdir / "run/ranks/00000/state.json").exists()
-    found = state(workdir / "run") if has_state else {}
+    found = state_if_any(workdir / "run")
     how = f"{os.strerror(number)}, once" if once else os.strerror(number)
     fault(f"{how}: {folder}, {profiler}", 0, done.returncode, 0.0, found)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from lab import command
-from lab.endings import state
+from lab.endings import state_if_any
 from lab.stub import FOLDER
 from lab.tiers import few
 
@@ -72,7 +72,7 @@ def test_a_rank_trains_on_without_what_was_killed_beside_it(
     done = command.run(ours, env=env)
     added_s = done.seconds - plain.seconds
     what = f"the {' and '.join(which)} killed after step {place}, {profiler}"
-    fault(what, plain.returncode, done.returncode, added_s, state(workdir / "run"))
+    fault(what, plain.returncode, done.returncode, added_s, state_if_any(workdir / "run"))
     assert done.returncode == plain.returncode == 0, done
     assert done.stdout == plain.stdout == "trained\n", done
     assert "Traceback" not in done.stderr, done

@@ -33,6 +33,14 @@ def state(run: Path, rank: int = 0) -> dict[str, Any]:
     return found
 
 
+def state_if_any(run: Path, rank: int = 0) -> dict[str, Any]:
+    """The rank's state; {} where it has left none that can be read."""
+    try:
+        return state(run, rank)
+    except (OSError, ValueError):
+        return {}
+
+
 def outcomes(run: Path) -> dict[int, str]:
     """The state of each profiled rank when its run had ended, as run.json has it."""
     manifest = json.loads((run / "run.json").read_text())
@@ -96,10 +104,7 @@ class Running:
 
     def state(self, rank: int = 0) -> dict[str, Any]:
         """The rank's state as it is now; {} where there is none."""
-        try:
-            return state(self.run, rank)
-        except (OSError, ValueError):
-            return {}
+        return state_if_any(self.run, rank)
 
     def wait_for(self, wanted: str, rank: int = 0) -> None:
         """Wait until the rank has this state."""
