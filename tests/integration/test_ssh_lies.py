@@ -253,7 +253,7 @@ def test_a_host_that_does_not_end_its_job_is_given_up_at_the_second_signal(liar:
     "answer", long_but(["lists nested 200,000 deep"], ["five megabytes of lines"])
 )
 def test_the_status_of_the_job_comes_through_and_the_other_hosts_ranks(
-    run_clusterprof: Cli, workdir: Path, liar: Liar, answer: str
+    run_clusterprof: Cli, workdir: Path, liar: Liar, answer: str, fault: Callable[..., None]
 ) -> None:
     liar.answers("list", lies.ANSWERS[answer])
     done = run_clusterprof(
@@ -262,6 +262,7 @@ def test_the_status_of_the_job_comes_through_and_the_other_hosts_ranks(
          "--python", liar.python, "--ranks=all", "--nproc-per-node=1", "--no-merge", "--no-python",
          "--", LEAVE]
     )  # fmt: skip
+    fault(f"ssh: a host answers {answer}", 7, done.returncode, 0.0, {})
     assert done.returncode == 7, done
     assert "h2: " in done.stderr
     assert "h2:/" in done.stderr
@@ -274,7 +275,7 @@ def test_the_status_of_the_job_comes_through_and_the_other_hosts_ranks(
 
 
 def test_a_host_that_lies_of_itself_is_left_out_and_the_others_train(
-    run_clusterprof: Cli, workdir: Path, liar: Liar
+    run_clusterprof: Cli, workdir: Path, liar: Liar, fault: Callable[..., None]
 ) -> None:
     liar.answers("look", b'{"host": "\\u001b[2Jh1", "machine": "", "temporary": "/tmp"}')
     done = run_clusterprof(
@@ -283,5 +284,6 @@ def test_a_host_that_lies_of_itself_is_left_out_and_the_others_train(
          "--python", liar.python, "--ranks=all", "--nnodes=1:2", "--no-merge", "--no-python",
          "--", LEAVE]
     )  # fmt: skip
+    fault("ssh: a host lies of itself", 7, done.returncode, 0.0, {})
     assert done.returncode == 7, done
     assert "host is '\\x1b[2Jh1'" in done.stderr
