@@ -38,6 +38,11 @@ while not os.path.exists("go"):
 PYTHON = str(Path(sys.executable).resolve())
 
 
+def written(file: Path) -> str:
+    """What is in it by now."""
+    return file.read_text() if file.exists() else ""
+
+
 class Session:
     """One nsys with a session of its own over a program."""
 
@@ -67,11 +72,17 @@ class Session:
             )  # fmt: skip
 
     def launched(self, then: str = "", trace: str = "none") -> int:
-        """Run one until `go` is there, which then does `then`; its process, which is ready."""
-        self.launch(UNTIL + then, trace=trace)
+        """Run one until `go` is there, which then does `then`; its process, which is ready.
+
+        An nsys that gives up before the program begins is started again, as clusterprof does.
+        """
         ready = self.folder / "ready"
-        self.until(lambda: ready.exists() and ready.read_text())
-        return int(ready.read_text())
+        for _ in range(3):
+            self.launch(UNTIL + then, trace=trace)
+            self.until(lambda: written(ready) or self.over.poll() is not None)
+            if pid := written(ready):
+                return int(pid)
+        raise AssertionError(self.printed())
 
     def printed(self) -> str:
         return (self.folder / "printed").read_text()

@@ -21,7 +21,7 @@ VERSION = "2022.4.2.1"
 RANKS = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "RANK")
 #: The session's agent listens at an address without a file; no other session has its name.
 ADDRESS = "\0nsys-script-"
-#: __SO_ACCEPTCON, as /proc/net/unix shows it: before that nobody can connect
+#: __SO_ACCEPTCON, as /proc/net/unix shows it: before that none can connect
 LISTENING = "00010000"
 COLLECTING = "trace sample cpuctxsw force-overwrite output capture-range capture-range-end"
 FLAGS = {
