@@ -91,6 +91,39 @@ def test_a_rank_under_nsys_goes_with_those_of_another_profiler_though_it_saw_no_
     assert partners(mixed) == partners([armed, ranks[1]])
 
 
+def with_broadcasts(tables: RankTables) -> RankTables:
+    """A rank of which every fifth call is a Broadcast, which ends on rank 1 long before."""
+    calls = tables.collective_calls
+    chosen = pa.array(np.arange(calls.num_rows) % 5 == 0)
+    early = {"start_ns": 8 * MS, "end_ns": 8 * MS} if tables.rank == 1 else {}
+    operation = pc.if_else(chosen, "Broadcast", calls["operation"].cast(pa.string()))
+    columns = {
+        name: pc.subtract(calls[name], pc.if_else(chosen, by, 0)) for name, by in early.items()
+    }
+    for name, values in {
+        "operation": operation.combine_chunks().dictionary_encode(),
+        **columns,
+    }.items():
+        at = calls.schema.get_field_index(name)
+        calls = calls.set_column(
+            at, calls.schema.field(at), values.cast(calls.schema.field(at).type)
+        )
+    return replace(tables, collective_calls=calls)
+
+
+def test_broadcasts_which_need_not_end_together_hide_no_communicator() -> None:
+    ranks = [with_broadcasts(r) for r in simulate(Job(dp=2, causes=CAUSES[:0]))[0]]
+    assert partners([ranks[0], renamed(ranks[1], group_name)]) == partners(ranks)
+
+
+@pytest.mark.parametrize("other", ["simulated", "torch.profiler"])
+def test_hosts_under_different_profilers_are_not_compared(other: str) -> None:
+    ranks, _ = simulate(Job(dp=2, synchronous=True, causes=(Cause("host", 1, 20 * MS),)))
+    ranks[1] = replace(ranks[1], info=replace(ranks[1].info, profiler=other))
+    codes = {each["code"] for each in study(ranks).results["findings"]}
+    assert ("straggler.host" in codes) == (other == "simulated")
+
+
 def test_the_names_of_most_ranks_are_those_of_all() -> None:
     ranks, _ = simulate(Job())
     mixed = [r if r.rank == 0 else renamed(r, group_name) for r in ranks]
@@ -155,8 +188,11 @@ def test_sends_are_paired_by_time_where_their_communicator_has_two_names(
     ranks = gathered(recording).ranks
     mixed = [renamed(r, other) if r.rank in numbers else r for r in ranks]
     found, expected = study(mixed).results, studied(recording).results
-    assert found["verdict"] == expected["verdict"]
-    assert found["findings"][0]["code"] == expected["findings"][0]["code"]
+    # by time fewer sends match, so that less is sure: a finding that may save nothing is no verdict
+    top, its = found["findings"][0], expected["findings"][0]
+    assert (top["code"], top["ranks"]) == (its["code"], its["ranks"])
+    above_nothing = top["saved_uncertainty_ns"] < top["saved_ns_per_step"]
+    assert (found["verdict"] == expected["verdict"]) == above_nothing
 
 
 @pytest.mark.parametrize("recording", ["nsys-2025.3/ddp-host-straggler"])

@@ -67,6 +67,9 @@ def fit(a: Part, b: Part, slack: float = 1.0, tolerance_ns: float = _END_SPREAD_
     timed = a.calls.has[in_a] & b.calls.has[in_b]
     if not timed.any():
         return None
+    # a Broadcast may end long before its other members begin it
+    synchronising = timed & a.calls.synchronising[in_a] & b.calls.synchronising[in_b]
+    timed = synchronising if synchronising.any() else timed
     (start_a, end_a), (start_b, end_b) = (
         (part.calls.start[inside][timed], part.calls.end[inside][timed])
         for part, inside in ((a, in_a), (b, in_b))

@@ -154,14 +154,15 @@ def _stands_out(job: WhatIfs, excess_of: Excess, one: Member, apart: set[Member]
     than it varies from step to step (Student's t), over the window, or over its beginning or end: a
     rank may be late in a part of it. Or it pauses so often, and its peers so seldom, as chance
     does not have it; a step in which a peer pauses tells nothing else. Or the look at all ranks has
-    shown it, and the window shows it again. A GPU's batches may be of one length for many steps: it
-    must exceed its peers by more than these differ.
+    shown it, and the window shows it again. Hosts under different profilers are slowed differently,
+    and not compared. A GPU's batches may be of one length for many steps: it must exceed its peers
+    by more than these differ.
     """
     k, part = one
     excess = excess_of[part]
     others = np.setdiff1d(job.peers.others(k), [j for j, other in apart if other == part])
     margin = excess[k] - excess[others].max(axis=0, initial=0.0)
-    if not len(others):
+    if not len(others) or (part == "host" and len(_profilers(job.dataset, [k, *others])) > 1):
         return False
     if margin.mean() >= limits.HALF * _shown_ns(job.dataset, job.dataset.ranks[k]):
         return True
@@ -196,6 +197,11 @@ def _unlike_peers(job: WhatIfs, k: int, others: Ints) -> bool:
     spread = (limits.VARIES_FRAC * usual_ns) ** 2 + (count - 1) * float(mean[others].var(ddof=1))
     half = students_t(limits.CHANCE / (count + 1) / job.peers.apart, count)
     return bool(mean[k] - mean[others].mean() > half * math.sqrt(spread / count * (1 + 1 / count)))
+
+
+def _profilers(dataset: Dataset, places: Sequence[int]) -> set[str]:
+    """Return what traced these ranks."""
+    return {dataset.tables[place].info.profiler.partition(" ")[0] for place in places}
 
 
 def _shown_ns(dataset: Dataset, rank: int) -> float:
