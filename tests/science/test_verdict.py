@@ -52,7 +52,7 @@ def dataset(ranks: tuple[int, ...] = (0, 1)) -> Dataset:
         last_rank=two, wait=two,
     )  # fmt: skip
     made = SimpleNamespace(
-        ranks=ranks, steady_steps=(3, 4, 5), step_ns=40e6, collectives=calls,
+        ranks=ranks, steady_steps=(3, 4, 5), step_ns=40e6, collectives=calls, world_size=None,
         known=_Nothing(),
     )  # fmt: skip
     return cast("Dataset", made)
