@@ -261,7 +261,8 @@ def of_saving(dataset: Dataset, saved: Saved) -> str:
     if len(hit) == 1:
         return f"{much} in step {dataset.steady_steps[hit[0]]} alone"
     share = words.percent(saved.ns / pace_ns(dataset))
-    return f"{much} in {len(hit)} of {count} steady-state steps ({share} of all time)"
+    often = f"{len(hit)} of {count} steady-state steps{_at(dataset, hit)}"
+    return f"{much} in {often}, {share} of all time"
 
 
 def of_window(dataset: Dataset, ns: float) -> str:
@@ -278,11 +279,15 @@ def _when(dataset: Dataset, each: np.ndarray, hit: np.ndarray) -> str:
     """In which steps of the window it is, where not in all: at one stretch, or how many."""
     if not 0 < len(hit) < len(each):
         return ""
-    first, last = dataset.steady_steps[hit[0]], dataset.steady_steps[hit[-1]]
-    stretch = len(hit) >= limits.FEW and hit[-1] - hit[0] + 1 == len(hit)
-    where = f" ({first} to {last})" if stretch else ""
-    often = f"{len(hit)} of {len(each)} steady-state steps{where}"
+    often = f"{len(hit)} of {len(each)} steady-state steps{_at(dataset, hit)}"
     return f" It happens in {often}, {words.ms(float(each[hit].mean()))} each."
+
+
+def _at(dataset: Dataset, hit: np.ndarray) -> str:
+    """The first and last of the steps, where they are one stretch of the window."""
+    if len(hit) < limits.FEW or hit[-1] - hit[0] + 1 > len(hit):
+        return ""
+    return f" ({dataset.steady_steps[hit[0]]} to {dataset.steady_steps[hit[-1]]})"
 
 
 def capture(dataset: Dataset, ranks: Sequence[int], *options: str, profiler: str = "nsys") -> str:

@@ -36,6 +36,8 @@ WAITS = r"^(c10d::|gloo:|nccl:|record_param_comms$|enumerate\(DataLoader\)|.*::w
 
 #: a process that runs fewer of its kernels than this on a GPU does not drive it
 _FEW_KERNELS_FRAC = 0.05
+#: GPUs that one process may drive: a number beyond is none of theirs
+_MOST_DEVICES = 1024
 _NUMBER = re.compile(r"\d+")
 _OPTIMIZER_STEP = "Optimizer.step#"
 _COPY_DIRECTIONS = {
@@ -76,10 +78,10 @@ def read(path: Path, *, alone: bool = False) -> list[Recording]:
 
 
 def _devices(trace: Trace) -> list[int]:
-    """Return the devices on which kernels ran, but for those that ran next to none."""
+    """Return the GPUs on which kernels ran, but for those that ran next to none."""
     device, count = np.unique(trace.spans["kernel"].column("device"), return_counts=True)
     often = count > _FEW_KERNELS_FRAC * count.max(initial=0)
-    return [int(number) for number in device[often & (device >= 0)]]
+    return [int(number) for number in device[often & (device >= 0) & (device < _MOST_DEVICES)]]
 
 
 def _of_several(recording: Recording, rank: int, gpus: int) -> Recording:
