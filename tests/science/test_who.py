@@ -36,6 +36,14 @@ def test_the_top_finding_of_a_job_is_true(
     assert right(made.case, list(made.study.results["findings"]))
 
 
+@pytest.mark.parametrize("job_kind", ["late host, every second step"])
+def test_a_host_that_pauses_in_most_steps_by_less_than_half_of_these_is_named(
+    simulated: Callable[..., Simulated], job_kind: str
+) -> None:
+    made = simulated(job_kind, 7002)
+    assert right(made.case, list(made.study.results["findings"]))
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_one_pause_is_an_information_about_its_rank(rank: int) -> None:
     pause = Cause("host", rank, 40 * MS, (9,))

@@ -173,6 +173,8 @@ def _stands_out(job: WhatIfs, excess_of: Excess, one: Member, apart: set[Member]
         if _more_than_by_chance(job, np.where(paused, excess, 0.0)[[k, *others]]):
             return True
         regular = ~paused[others].any(axis=0)
+        if regular.mean() < limits.HALF:  # what is left are the steps in which it paused itself
+            return False
         margin, excess = margin[regular], excess[:, regular]
     runs = [slice(None), *(slice(at) for at in range(limits.FEW, len(margin)))]
     runs += [slice(-run.stop, None) for run in runs[1:]]
@@ -214,7 +216,8 @@ def _shown_ns(dataset: Dataset, rank: int) -> float:
 def _paused(job: WhatIfs, excess: Floats) -> Bools:
     """Whose host pauses in which step: for half a step, and half of what makes its step longer."""
     durations = job.dataset.durations
-    usual = float(np.median(durations))
+    # without pauses: most steps may have one
+    usual = float(np.median(durations - excess.max(axis=0)))
     return np.asarray(excess >= limits.HALF * np.maximum(usual, durations - usual))
 
 
