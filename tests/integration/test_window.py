@@ -232,7 +232,7 @@ def test_under_nsys_too(
     assert done.returncode == 0, done
     assert "trained" in done.stdout
     state = json.loads((workdir / "run" / "ranks" / "00000" / "state.json").read_text())
-    assert state["state"] == "collected", state
+    assert state["state"] == "collected", (state.get("reason"), done)
     assert reason in state.get("reason", "")
     names = sorted(path.name for path in (workdir / "run" / "ranks" / "00000").iterdir())
     assert {"report.nsys-rep", "trace.json.gz"} <= set(names)

@@ -54,6 +54,14 @@ def test_one_pause_is_an_information_about_its_rank(rank: int) -> None:
     assert f"Rank {rank} paused once, in step 9" in once["summary"]
 
 
+def test_of_ranks_under_two_profilers_hosts_are_not_compared() -> None:
+    ranks, _ = simulate(Job(steps=8, synchronous=True, causes=(Cause("host", 2, 40 * MS),)))
+    ranks[2] = replace(ranks[2], info=replace(ranks[2].info, profiler="torch.profiler"))
+    results = study(ranks).results
+    assert not straggler_named(list(results["findings"]))
+    assert "for rank 2; whether its host is slower cannot be determined" in results["verdict"]
+
+
 def test_hosts_that_pause_in_turn_are_one_finding_of_all() -> None:
     turns = tuple(Cause("host", step % 4, 20 * MS, (step,)) for step in range(6, 14))
     found = studied_job(Job(steps=8, synchronous=True, causes=turns)).results["findings"]

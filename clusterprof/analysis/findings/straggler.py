@@ -162,10 +162,12 @@ def _stands_out(job: WhatIfs, excess_of: Excess, one: Member, apart: set[Member]
     excess = excess_of[part]
     others = np.setdiff1d(job.peers.others(k), [j for j, other in apart if other == part])
     margin = excess[k] - excess[others].max(axis=0, initial=0.0)
-    if not len(others) or (part == "host" and len(_profilers(job.dataset, [k, *others])) > 1):
+    if not len(others):
         return False
     if margin.mean() >= limits.HALF * _shown_ns(job.dataset, job.dataset.ranks[k]):
         return True
+    if part == "host" and len(profilers(job.dataset, [k, *others])) > 1:
+        return False
     if part == "gpu" and len(others) > 1:
         return _unlike_peers(job, k, others)
     if part == "host":
@@ -201,7 +203,7 @@ def _unlike_peers(job: WhatIfs, k: int, others: Ints) -> bool:
     return bool(mean[k] - mean[others].mean() > half * math.sqrt(spread / count * (1 + 1 / count)))
 
 
-def _profilers(dataset: Dataset, places: Sequence[int]) -> set[str]:
+def profilers(dataset: Dataset, places: Sequence[int]) -> set[str]:
     """Return what traced these ranks."""
     return {dataset.tables[place].info.profiler.partition(" ")[0] for place in places}
 
