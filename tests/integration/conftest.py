@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -120,3 +122,13 @@ def warm_torchrun(tmp_path: Path, torch_process: Warm) -> None:
 def warm_job(tmp_path: Path, torch_process: Warm) -> Job:
     """`job` for programs with torch, which is loaded before the agent comes and not after it."""
     return Job(tmp_path / "run", torch_process.run)
+
+
+@pytest.fixture
+def node() -> Iterator[Path]:
+    """A temporary folder of the node, as /tmp is: everybody may write, no one remove another's."""
+    # pytest's own folders are root's alone.
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))
+    folder.chmod(0o1777)
+    yield folder
+    shutil.rmtree(folder)

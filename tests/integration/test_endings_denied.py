@@ -11,22 +11,12 @@ from pathlib import Path
 
 import pytest
 from lab import command
-from lab.command import Completed
-from lab.endings import PROGRAMS, state_if_any
-from lab.stub import FOLDER
+from lab.endings import PROGRAMS, check_as_without_us, state_if_any
+from lab.stub import OPTIONS, PROGRAM, RANK
 from lab.tiers import few
 
 pytestmark = pytest.mark.usefixtures("scripted")
 
-PROGRAM = """
-import torch
-optimizer = torch.optim.SGD()
-for step in range(25):
-    optimizer.step()
-print("trained")
-"""
-RANK = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "PYTHONPATH": str(FOLDER)}
-OPTIONS = ["--ranks=0", "--steps=5:15", "--run-dir=run", "--no-merge"]
 #: what we use, and what a program can do without
 OURS = [
     "bind", "clone3", "connect", "fchmod", "flock", "getsockopt", "kill", "link", "listen", "mkdir",
@@ -60,11 +50,4 @@ def test_a_program_trains_to_its_end_whatever_the_kernel_denies_it_and_us(
     found = state_if_any(workdir / "run")
     what = f"denied: {' '.join(calls)}, {profiler}"
     fault(what, plain.returncode, done.returncode, done.seconds - plain.seconds, found)
-    check(plain, done)
-
-
-def check(plain: Completed, done: Completed) -> None:
-    """The program is as it is without us."""
-    assert done.returncode == plain.returncode == 0, (plain, done)
-    assert done.stdout == plain.stdout == "trained\n", (plain, done)
-    assert "Traceback" not in done.stderr, done
+    check_as_without_us(plain, done)

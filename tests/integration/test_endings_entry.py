@@ -15,7 +15,7 @@ import pytest
 from lab import command
 from lab.command import Completed
 from lab.endings import OPTIONS as NSYS
-from lab.endings import PROGRAMS, Running, state, state_if_any
+from lab.endings import PROGRAMS, Running, check_as_without_us, state, state_if_any
 from lab.stub import FOLDER
 
 import clusterprof
@@ -119,13 +119,6 @@ def test_a_rank_trains_whatever_is_wrong_with_us(workdir: Path, fault: Fault, wh
     found = state_if_any(workdir / "run")
     fault(what, plain.returncode, done.returncode, done.seconds - plain.seconds, found)
     check_as_without_us(plain, done)
-
-
-def check_as_without_us(plain: Completed, done: Completed) -> None:
-    """The training ended as it does without us, and no error of ours was shown."""
-    assert done.returncode == plain.returncode == 0, (plain, done)
-    assert done.stdout == plain.stdout == "trained\n", (plain, done)
-    assert "Traceback" not in done.stderr, done
 
 
 @pytest.mark.needs_root

@@ -17,7 +17,7 @@ from lab import command
 from lab.command import Completed
 from lab.endings import state_if_any
 from lab.failing_files import Failing, library
-from lab.stub import FOLDER
+from lab.stub import OPTIONS, PROGRAM, RANK
 from lab.tiers import few
 
 from clusterprof.errors import RunDirectoryError
@@ -27,15 +27,6 @@ pytestmark = [
 ]  # fmt: skip
 Fault = Callable[..., None]
 
-PROGRAM = """
-import torch
-optimizer = torch.optim.SGD()
-for step in range(25):
-    optimizer.step()
-print("trained")
-"""
-RANK = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "PYTHONPATH": str(FOLDER)}
-OPTIONS = ["--ranks=0", "--steps=5:15", "--run-dir=run", "--no-merge"]
 #: folder, profiler, error, whether it is one operation alone that fails, and at how many places
 CASES = {
     f"{what}, {folder}, {profiler}": (folder, profiler, number, once, 8)

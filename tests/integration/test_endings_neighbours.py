@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from lab import command
-from lab.endings import PROGRAMS, state_if_any
-from lab.stub import FOLDER
+from lab.endings import PROGRAMS, check_as_without_us, state_if_any
+from lab.stub import OPTIONS, PROGRAM, RANK
 from users import MALLORY
 
 from clusterprof.agent.rank import claim
@@ -24,25 +23,6 @@ from clusterprof.agent.rank import claim
 pytestmark = [
     pytest.mark.long, pytest.mark.needs_root, pytest.mark.usefixtures("scripted"),
 ]  # fmt: skip
-
-PROGRAM = """
-import torch
-optimizer = torch.optim.SGD()
-for step in range(25):
-    optimizer.step()
-print("trained")
-"""
-RANK = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "PYTHONPATH": str(FOLDER)}
-OPTIONS = ["--ranks=0", "--steps=5:15", "--run-dir=run", "--no-merge"]
-
-
-@pytest.fixture
-def node() -> Iterator[Path]:
-    """A temporary folder of the node, as /tmp is."""
-    folder = Path(tempfile.mkdtemp(dir="/tmp"))
-    folder.chmod(0o1777)
-    yield folder
-    shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize("profiler", ["torch", "nsys"])
@@ -68,6 +48,4 @@ def test_a_program_trains_to_its_end_whatever_another_user_of_the_node_holds(
         other.kill()
     found, added_s = state_if_any(workdir / "run"), done.seconds - plain.seconds
     fault(f"another user holds all names, {profiler}", 0, done.returncode, added_s, found)
-    assert done.returncode == plain.returncode == 0, done
-    assert done.stdout == plain.stdout == "trained\n", done
-    assert "Traceback" not in done.stderr, done
+    check_as_without_us(plain, done)

@@ -7,12 +7,11 @@ import fcntl
 import json
 import os
 import re
-import shutil
 import socket
 import stat
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,16 +30,6 @@ from clusterprof.launch.planning import INJECT
 pytestmark = pytest.mark.needs_root
 
 LOCK = "SessionManager-2022.4.2.1.lock"
-
-
-@pytest.fixture
-def node() -> Iterator[Path]:
-    """A temporary folder of the node, as /tmp is: everybody may write, no one remove another's."""
-    # pytest's own folders are root's alone.
-    folder = Path(tempfile.mkdtemp(dir="/tmp"))
-    folder.chmod(0o1777)
-    yield folder
-    shutil.rmtree(folder)
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from typing import Any
 import clusterprof
 from clusterprof.agent.contracts import processes
 from lab import command
+from lab.command import Completed
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 #: for `programs/ending.py`: twenty milliseconds a step, a window from step 10 to 20
@@ -210,3 +211,10 @@ class Running:
     def nsys(self, rank: int = 0) -> list[int]:
         """The nsys processes of the rank's session, whose name no other run has."""
         return processes.of_session(self.state(rank).get("session", "no session"))
+
+
+def check_as_without_us(plain: Completed, done: Completed) -> None:
+    """The training ended as it does without us, and no error of ours was shown."""
+    assert done.returncode == plain.returncode == 0, (plain, done)
+    assert done.stdout == plain.stdout == "trained\n", (plain, done)
+    assert "Traceback" not in done.stderr, done
