@@ -178,6 +178,7 @@ TaskProlog=$state/taskprolog.sh
 JobAcctGatherType=jobacct_gather/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
+FirstJobId=$((1 + $(number) % 9000))
 SchedulerType=sched/backfill
 SchedulerParameters=sched_min_interval=0,bf_interval=1,batch_sched_delay=0
 ReturnToService=2
