@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 from dataclasses import asdict
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from lab.clock import ManualClock
 from lab.command import PATIENCE_S
 
-from clusterprof.agent.contracts import clocks, exchange
+from clusterprof.agent.contracts import clocks, exchange, files
 from clusterprof.agent.contracts.exchange import (
     Answerer,
     Endpoint,
@@ -27,9 +28,9 @@ from clusterprof.agent.contracts.exchange import (
     measure,
     narrowed,
 )
-from clusterprof.agent.contracts.identity import Identity
+from clusterprof.agent.contracts.identity import PLAN, Identity
 from clusterprof.agent.contracts.timing import Clock
-from clusterprof.agent.remote import prober
+from clusterprof.agent.remote import prober, probing
 from clusterprof.align.clock import UNBOUNDED_NS, align, alignment, measured
 from clusterprof.align.clock import readings as r
 from clusterprof.align.match import match
@@ -277,6 +278,29 @@ def test_a_prober_asks_a_host_again_that_does_not_answer_at_once(
         made = prober.Prober(pipe, str(tmp_path), 1, 0, 0)
         made.measure("open", Answerer("127.0.0.1", 9, b"s" * 32, ""))
     assert (len(made.bounds), len(made.notes)) == (bounds, 1 - bounds)
+
+
+def test_a_prober_writes_what_it_measured_before_its_rank_has_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "measure", lambda endpoint, to, clock: [Exchange(NOW, -10, 10)])
+    monkeypatch.setenv(probing.PROBE, f"clusterprof-{tmp_path}"[-90:])
+    monkeypatch.delenv(PLAN, raising=False)
+    reference = {"address": "127.0.0.1", "port": 9, "secret": "73" * 32, "machine": "another"}
+    (tmp_path / "ranks" / "00000").mkdir(parents=True)
+    address = tmp_path / "ranks" / "00000" / "probe-address.json"
+    files.write_json(str(address), reference, mode=0o600)
+    owner, rank = os.pipe()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as pipe:
+        pipe.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        pipe.bind("\0" + os.environ[probing.PROBE])
+        probing.notify("open")
+        probing.notify("close")
+        prober.Prober(pipe, str(tmp_path), 1, 0, owner).ask()
+    os.close(rank)
+    os.close(owner)
+    found = json.loads((tmp_path / "ranks" / "00001" / "probe.json").read_text())
+    assert [row["when"] for row in found["bounds"]] == ["open", "close"]
 
 
 # --- measurements

@@ -24,7 +24,7 @@ import socket
 import struct
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from ..contracts import clocks, exchange, files, paths
+from ..contracts import clocks, exchange, files, paths, states
 from ..contracts import plan as plans
 from ..contracts.exchange import Answerer
 from ..contracts.identity import PLAN
@@ -65,7 +65,7 @@ class Prober:
         if self.meeting is not None:
             endpoint = exchange.listen_for_seekers(*self.meeting)
         else:
-            os.makedirs(os.path.dirname(self.address_file), exist_ok=True)
+            states.make(os.path.dirname(self.address_file))
             endpoint = exchange.announce(self.address_file, exchange.own_address(os.environ))
         until = math.inf
         sources: List[Any] = [endpoint, self.pipe, self.owner]
@@ -113,8 +113,10 @@ class Prober:
                 self.measure(event, answerer)
             ended = event == "close" or self.owner in ready or (event == "open" and not answerer)
         if self.bounds or self.notes:
+            folder = paths.rank_folder(self.run, self.rank)
+            states.make(folder)  # the rank's writer may not have come to it
             files.write_json(
-                os.path.join(paths.rank_folder(self.run, self.rank), paths.PROBE),
+                os.path.join(folder, paths.PROBE),
                 {"schema_version": 1, "bounds": self.bounds, "notes": self.notes},
             )
 
