@@ -264,6 +264,7 @@ def test_of_a_prober_that_is_killed_nothing_is_left(run_command: Cli, workdir: P
     )
     own = workdir / "temporary"
     own.mkdir()
+    (workdir / "run").mkdir()
     done = run_command([sys.executable, "-c", code, workdir / "run"], env={"TMPDIR": str(own)})
     assert (done.returncode, done.stdout.split()) == (0, ["killed"]), done
     assert list(own.iterdir()) == []
