@@ -55,7 +55,7 @@ class Disk:
     def thaw(self) -> None:
         """Let it move again, now."""
         if self.process is not None:
-            with contextlib.suppress(ProcessLookupError):
+            if self.still:  # one that has ended leaves its number to others
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
             self.process = None
