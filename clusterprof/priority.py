@@ -9,6 +9,8 @@ import os
 import signal
 from pathlib import Path
 
+#: whether what makes tables steps aside: "normal" is for nodes whose processors are never idle
+VARIABLE = "CLUSTERPROF_REDUCE_PRIORITY"
 _PR_SET_PDEATHSIG = 1
 #: niceness goes no further
 _LEAST = 19
@@ -39,6 +41,9 @@ def step_aside() -> None:
     """
     import ctypes
 
+    end_first()
+    if os.environ.get(VARIABLE) == "normal":
+        return
     with contextlib.suppress(OSError):
         os.nice(_LEAST)
     with contextlib.suppress(OSError, AttributeError):
@@ -47,4 +52,3 @@ def step_aside() -> None:
     if number is not None:
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).syscall(number, _IOPRIO_WHO_PROCESS, 0, _IOPRIO_IDLE)
-    end_first()

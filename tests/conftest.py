@@ -25,6 +25,7 @@ from lab.command import Completed
 from lab.parts import PARTS
 
 from clusterprof.agent.nsys import START_VARIABLE
+from clusterprof.priority import VARIABLE as PRIORITY_VARIABLE
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -144,7 +145,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     command.forget()
-    command.settings = {START_VARIABLE: "60"}  # a busy machine may take its time to start nsys
+    # A busy machine may take its time to start nsys, and leaves nothing over for making tables.
+    command.settings = {START_VARIABLE: "60", PRIORITY_VARIABLE: "normal"}
 
 
 def _refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
