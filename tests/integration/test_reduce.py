@@ -113,7 +113,8 @@ def test_a_rank_that_a_signal_ended_has_its_report_brought_before_any_tables(hom
 def rank(monkeypatch: pytest.MonkeyPatch) -> Outbox:
     """That of a rank whose writer is at work; what that is started by ends with the test."""
     monkeypatch.setattr(beside, "_starter", None)
-    beside.prepare()
+    with beside.prepared():
+        pass
     started = outbox.start()
     started.say("folder")
     assert started.wait("begun", PATIENCE_S)

@@ -76,11 +76,13 @@ def test_the_agent_loads_no_more_than_it_uses_in_a_rank_that_is_not_chosen(
     }  # fmt: skip
     (workdir / "plan.json").write_text(json.dumps(plan))
     done = run_command(
-        [sys.executable, "-c", "import sys; print(*sys.modules)"],
+        [sys.executable, "-c", "import gc, sys; print(gc.isenabled(), *sys.modules)"],
         env={"PYTHONPATH": str(AGENT / "inject"), "CLUSTERPROF_PLAN": str(workdir / "plan.json"),
              "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"},
     )  # fmt: skip
-    loaded = set(done.stdout.split())
+    collects, *words = done.stdout.split()
+    loaded = set(words)
+    assert collects == "True"
     assert "_clusterprof_agent.rank.steps" in loaded
     assert loaded & (HEAVY | {"array", "glob", "pathlib", "socket", "subprocess"}) == set()
 

@@ -19,7 +19,7 @@ import _socket
 import contextlib
 import errno
 import os
-from typing import TYPE_CHECKING, Any, List, NoReturn, Optional
+from typing import TYPE_CHECKING, Any, Iterator, List, NoReturn, Optional
 
 from . import descriptors, processes
 from .identity import FOLLOWED, PROFILED
@@ -39,14 +39,23 @@ _starter: Optional[Any] = None
 _pid = 0
 
 
-@descriptors.no_streams()
-def prepare() -> None:
-    """Make the starter; the program has not begun. Raises OSError."""
+@contextlib.contextmanager
+def prepared() -> Iterator[None]:
+    """Make the starter while the block imports what it needs; the program has not begun.
+
+    Raises OSError.
+    """
     global _starter, _pid
-    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-    _pid = _shell(theirs.fileno())
-    if _pid:
-        _pid = int(ours.recv(20, _socket.MSG_DONTWAIT))
+    with descriptors.no_streams():
+        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        shell = _shell(theirs.fileno())
+    try:
+        yield
+    finally:
+        if shell:
+            with contextlib.suppress(ChildProcessError):  # SIGCHLD may be ignored
+                os.waitpid(shell, 0)
+    _pid = int(ours.recv(20, _socket.MSG_DONTWAIT)) if shell else 0
     if not _pid or _is_our_child(_pid):
         _pid = _clone() or main([str(theirs.fileno())])
     theirs.close()
@@ -75,7 +84,7 @@ def wake() -> None:
 
 
 def _shell(connection: int) -> int:
-    """Have a shell leave the starter, whose id it writes to the connection; 0 without a shell."""
+    """A shell that leaves the starter, whose id it writes to the connection; 0 without one."""
     line = ["sh", "-c", _SHELL, "sh", *processes.part("starter"), "3"]
     # LD_PRELOAD may set the rank's clock, which a prober is to read; or it is nsys'.
     followed = FOLLOWED if PROFILED in os.environ else set(FOLLOWED) - {"LD_PRELOAD"}
@@ -83,13 +92,9 @@ def _shell(connection: int) -> int:
     actions: List[Any] = [(os.POSIX_SPAWN_DUP2, connection, each) for each in (0, 1)]
     actions.append((os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_RDWR, 0))
     actions += [(os.POSIX_SPAWN_CLOSE, each) for each in descriptors.inherited() if each > 2]
-    try:
-        pid = os.posix_spawn("/bin/sh", line, environ, file_actions=actions, setpgroup=0)
-    except OSError:
-        return 0
-    with contextlib.suppress(ChildProcessError):  # SIGCHLD may be ignored
-        os.waitpid(pid, 0)
-    return pid
+    with contextlib.suppress(OSError):
+        return os.posix_spawn("/bin/sh", line, environ, file_actions=actions, setpgroup=0)
+    return 0
 
 
 def _is_our_child(pid: int) -> bool:

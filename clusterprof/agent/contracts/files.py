@@ -13,10 +13,11 @@ import json
 import os
 import stat
 import time
-from typing import IO, Any, Iterator, Optional, Union
+from typing import IO, TYPE_CHECKING, Any, Iterator, Optional, Union
 
-#: a file's path; bytes that are no UTF-8 are surrogates, as everywhere in Python
-Path = Union[str, "os.PathLike[str]"]
+if TYPE_CHECKING:  # the first annotation that is compiled takes an interpreter a millisecond
+    #: a file's path; bytes that are no UTF-8 are surrogates, as everywhere in Python
+    Path = Union[str, os.PathLike[str]]
 
 #: the kernel's number for a user who has none here
 _UNMAPPED = 65534

@@ -4,7 +4,7 @@ Named tuples: every interpreter of the job reads this, and importing dataclasses
 """
 
 import os
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Type, TypeVar
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from . import documents, paths
 from .identity import Identity, nodes
@@ -19,7 +19,11 @@ BEGIN_S = 6
 MOST_BEGIN_S = 16
 
 _RANKS = range(10_000_000)  # more than any job has
-_Selection = TypeVar("_Selection", bound="Selection")
+
+if TYPE_CHECKING:
+    from typing import Type, TypeVar
+
+    _Selection = TypeVar("_Selection", bound="Selection")
 
 
 class Selection(NamedTuple):
@@ -35,7 +39,7 @@ class Selection(NamedTuple):
     world_size: Optional[int] = None
 
     @classmethod
-    def from_json(cls: Type[_Selection], content: Mapping[str, Any]) -> _Selection:
+    def from_json(cls: "Type[_Selection]", content: Mapping[str, Any]) -> "_Selection":
         """What stands in plan.json and run.json, of the form that was checked."""
         known = {name: value for name, value in content.items() if name in cls._fields}
         return cls(**{"text": "", **known, "ranks": tuple(content.get("ranks", ()))})

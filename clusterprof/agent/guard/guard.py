@@ -364,8 +364,8 @@ def session_name(run: str, rank: int) -> str:
 def main(argv: List[str]) -> None:
     """Run as the guard of rank argv[1]; ends as the program ended."""
     try:
-        guard = Guard(plans.read(argv[0]).of_attempt(os.environ), int(argv[1]), argv[2:])
-        beside.prepare()
+        with beside.prepared():
+            guard = Guard(plans.read(argv[0]).of_attempt(os.environ), int(argv[1]), argv[2:])
     except Exception as error:  # it was there a moment ago: the program runs all the same
         messages.complain("rank %s runs without nsys: %s" % (argv[1], error))
         run_alone(argv[2:])

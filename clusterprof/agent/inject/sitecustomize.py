@@ -3,6 +3,7 @@
 This file must never fail, and must cost an interpreter that is no rank next to nothing.
 """
 
+import gc
 import os
 import sys
 
@@ -10,7 +11,9 @@ import sys
 def _start_agent() -> None:
     if "CLUSTERPROF_PLAN" not in os.environ:
         return
+    collects = gc.isenabled()
     try:
+        gc.disable()  # nearly all that is made stays
         from types import ModuleType
 
         package = sys.modules["_clusterprof_agent"] = ModuleType("_clusterprof_agent")
@@ -26,6 +29,9 @@ def _start_agent() -> None:
             complain("this process runs without profiling: %s" % (reason,))
         except Exception:
             pass
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _hand_on() -> None:

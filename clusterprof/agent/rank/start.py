@@ -7,6 +7,7 @@ torch's optimizers on: an interpreter that never trains claims nothing, and has 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import List
@@ -37,8 +38,8 @@ def main() -> None:
         leave_nsys([sys.executable, *line[1:]])
     alone = me.source == identity.ALONE
     if alone and (is_worker(line) or environ.get(WAITING, own) != own):
-        beside.prepare()
-        from .rank import Unnumbered
+        with beside.prepared():
+            from .rank import Unnumbered
 
         Unnumbered(plan, me, False, guarded).wait_for_the_program()
         return
@@ -52,14 +53,15 @@ def main() -> None:
             from ..remote import probing
 
             if probing.wanted(plan, me, environ):
-                beside.prepare()
+                with beside.prepared():
+                    pass
                 probing.start(plan, me)
             guard.become(plan_path, me.rank, [sys.executable, *line[1:]])
-    if alone or not guarded:  # a guard starts what its rank needs
-        beside.prepare()
-    # All that a rank may need comes with these, now: later a file of ours may be another version's,
-    # or be gone, or there may be no descriptor left to open it with.
-    from .rank import Rank, Unnumbered
+    # A guard starts what its rank needs.
+    with beside.prepared() if alone or not guarded else contextlib.nullcontext():
+        # All that a rank may need comes with these, now: later a file of ours may be another
+        # version's, or be gone, or there may be no descriptor left to open it with.
+        from .rank import Rank, Unnumbered
 
     if alone:
         guarded = guarded or environ.get(PROFILED) == WITHOUT_NSYS
