@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from clusterprof import console, run_directory, words
+from clusterprof import console, folders, run_directory, words
 from clusterprof.agent.contracts import files, identity, paths
 from clusterprof.collect.outcomes import Outcome
 from clusterprof.console import say
@@ -346,7 +346,7 @@ def same_file(kept: Path | None, target: Path) -> bool:
             return False
         if not target.is_symlink() and target.exists() and target.samefile(kept):
             return True
-        files.link(kept, target)
+        folders.link(kept, target)
     except OSError:
         return False
     return True

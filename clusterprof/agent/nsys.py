@@ -15,7 +15,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from .contracts import processes
 from .contracts.plan import NsysPlan
@@ -140,33 +140,13 @@ def here(plan: NsysPlan, window_by: str) -> Tuple[NsysPlan, List[str]]:
 def found(wanted: str) -> Optional[str]:
     """The nsys at the path `wanted`, or else the one that this node has; None without one."""
     there = shutil.which(wanted) or shutil.which(os.path.basename(wanted))
-    return there or next(_in_places(), None)
+    return there or next(in_places(), None)
 
 
-def installed(named: Optional[Union[str, "os.PathLike[str]"]] = None) -> List[Nsys]:
-    """All that are found, each once, in order of choice: `named`, by CLUSTERPROF_NSYS, on PATH."""
-    wanted = (named, os.environ.get(VARIABLE), "nsys")
-    candidates = [shutil.which(os.fspath(each)) for each in wanted if each]
-    paths: Dict[str, Nsys] = {}
-    for path in filter(None, [*candidates, *_in_places()]):
-        paths.setdefault(os.path.realpath(path), Nsys(path))
-    return list(paths.values())
-
-
-def _in_places() -> Iterator[str]:
-    # The newest first: installers put the version into the folder's name.
+def in_places() -> Iterator[str]:
+    """Those where installers put them, newest first: the version is in the folder's name."""
     paths = [path for place in PLACES for path in glob.glob("/" + place)]
     return iter(sorted((path for path in paths if os.access(path, os.X_OK)), reverse=True))
-
-
-def prefer(nsys: Optional[Union[str, "os.PathLike[str]"]]) -> None:
-    """Let `nsys`, which the user named, be the first choice of this process from now on.
-
-    Only a user names one: what a run directory or a report says that it was made by is never
-    executed, since whoever sent it could have written anything there.
-    """
-    if nsys is not None:
-        os.environ[VARIABLE] = os.fspath(nsys)
 
 
 def ask(command: List[str], patience_s: float) -> str:

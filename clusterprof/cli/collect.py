@@ -7,8 +7,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from clusterprof import run_directory, words
-from clusterprof.agent import nsys
+from clusterprof import installed_nsys, run_directory, words
 from clusterprof.arguments import path
 from clusterprof.cli import Parser, verb_parser
 from clusterprof.collect.live_windows import check_over
@@ -44,7 +43,7 @@ def parser(verb: str) -> Parser:
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     """Collect what an interrupted launch has left, merge, print the verdict."""
     arguments = parser(verb).parse_args(list(own))
-    nsys.prefer(arguments.nsys)
+    installed_nsys.prefer(arguments.nsys)
     run = chosen_window(run_directory.opened(arguments.run), arguments.window)
     check_over(run)
     manifest = run.read_manifest()

@@ -9,8 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterprof import console, gate, run_directory
-from clusterprof.agent import nsys
+from clusterprof import console, gate, installed_nsys, run_directory
 from clusterprof.agent.contracts import paths
 from clusterprof.arguments import check_free, number_of, path
 from clusterprof.cli import Parser, verb_parser
@@ -70,7 +69,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     with tasks.first_speaks(mine) as speak:
         arguments = parser(verb).parse_args(line)
         gate.check_codes(arguments.fail_on)
-        nsys.prefer(arguments.nsys)
+        installed_nsys.prefer(arguments.nsys)
         from clusterprof.ingest.engines import Processes
 
         here = Processes(arguments.workers, always=arguments.engine == "process")

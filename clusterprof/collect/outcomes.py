@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from clusterprof import installed_nsys
 from clusterprof.agent import nsys
 from clusterprof.agent.contracts import documents, paths, states
 from clusterprof.agent.contracts.states import State
@@ -315,7 +316,7 @@ def import_raw(run: RunDirectory, *, patience_s: float = IMPORT_S) -> Iterator[t
 
 def _import(folder: Path, patience_s: float) -> str:
     raw = folder / paths.RAW
-    importer = next(filter(None, (each.importer for each in nsys.installed())), None)
+    importer = next(filter(None, (each.importer for each in installed_nsys.installed())), None)
     if importer is None:
         return f"there is no QdstrmImporter here for {raw}: name an nsys that has one: --nsys"
     # The importer replaces nothing: it gets a folder of its own.

@@ -17,6 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from clusterprof import folders
 from clusterprof.agent.contracts import documents, files, paths
 from clusterprof.errors import ReportError
 from clusterprof.ingest.opening import unreadable
@@ -103,8 +104,7 @@ def write(tables: RankTables, folder: Path, report: Path | Origin) -> None:
 
     origin = report if isinstance(report, Origin) else Origin.of(report)
     written: dict[str, dict[str, int]] = {}
-    with files.new_folder(folder) as beside:
-        made = Path(beside)
+    with folders.new_folder(folder) as made:
         for name in SCHEMAS:
             table: pa.Table = getattr(tables, name)
             target = made / f"{name}.parquet"

@@ -29,7 +29,11 @@ SUFFIXES = (*NSYS_REPORT, *NSYS_SQLITE, *KINETO, *NSYS_RAW)
 #: one of these is a key of every Kineto trace, or it is a list of events
 KINETO_MARKS = frozenset({"traceEvents", "schemaVersion", "deviceProperties", "["})
 #: JSON that lies in a run directory beside the reports
-OUR_OWN = frozenset(paths.DOCUMENTS)
+OUR_OWN = frozenset((
+    paths.MANIFEST, paths.AGAIN, paths.PLAN, paths.ORDER, paths.STATE, paths.CLOCK, paths.PROBE,
+    paths.PROBE_ADDRESS, paths.CLOCK_PROBE, paths.RESULTS, paths.REDUCED_RANK,
+    "beacons.json",  # of earlier versions
+))  # fmt: skip
 #: bytes, packed or not; JSON that is larger is somebody's recording and no settings
 _NO_SETTINGS = 64 << 10
 

@@ -15,9 +15,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from clusterprof.agent.contracts.plan import MOST_START_S, NsysPlan
-from clusterprof.agent.nsys import START_VARIABLE, Nsys, installed
+from clusterprof.agent.nsys import START_VARIABLE, Nsys
 from clusterprof.arguments import path
 from clusterprof.errors import ProfilerError, UsageError
+from clusterprof.installed_nsys import installed
 from clusterprof.results import NODES
 
 PROFILERS = ("auto", "nsys", "torch", "none")

@@ -10,8 +10,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from clusterprof import __version__, console, gate, masking, run_directory, words
-from clusterprof.agent import nsys
+from clusterprof import __version__, console, gate, installed_nsys, masking, run_directory, words
 from clusterprof.agent.contracts import paths
 from clusterprof.agent.contracts.states import State
 from clusterprof.arguments import selected, shortest
@@ -134,7 +133,7 @@ def conclude(
     `in_haste`: we got a signal to end; merging may take longer than we have, and is for later.
     """
     ended = now_text()
-    nsys.prefer(plan.capture.nsys.path if plan.capture.nsys else None)
+    installed_nsys.prefer(plan.capture.nsys.path if plan.capture.nsys else None)
     complete, merged, passed = False, False, not plan.arguments.fail_on
     try:
         if plan.job.closed and not run.ranks():

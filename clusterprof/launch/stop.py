@@ -8,9 +8,10 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from clusterprof import words
-from clusterprof.agent.contracts import states
+from clusterprof.agent.contracts import files, paths, states
 from clusterprof.agent.contracts.states import State
 from clusterprof.agent.contracts.timing import REAL, Clock
 from clusterprof.collect.outcomes import reports_in
@@ -68,10 +69,15 @@ class BeforeSrunKills:
         return numbers
 
 
+def request_stop(run: Path, reason: str) -> None:
+    """Have the ranks close all open windows; the first reason stays. Raises OSError."""
+    if states.stop_requested(str(run)) is None:
+        files.write(run / paths.CLOSE, reason + "\n")
+
+
 def _request(run: RunDirectory, reason: str) -> None:
-    """Have the ranks close all open windows."""
     with contextlib.suppress(OSError):
-        states.request_stop(str(run.path), reason)
+        request_stop(run.path, reason)
 
 
 def unsaved(run: RunDirectory, expected: Sequence[int] | None) -> list[int]:
@@ -147,7 +153,8 @@ class TimeLimit:
         states = self.run.attempts()[-1].states()
         chosen = self.expected or [rank for rank in states if states[rank].get("chosen")]
         found = [State.of(states.get(rank, {})) for rank in chosen]
-        return bool(found) and all(each is not None and each.window_ended for each in found)
+        closed = [each and (each.has_captured or each is State.LOST) for each in found]
+        return bool(found) and all(closed)
 
 
 def margin(limit_s: float | None) -> float:

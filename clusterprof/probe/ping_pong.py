@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,11 +17,15 @@ from typing import Any
 
 from clusterprof import words
 from clusterprof.agent.contracts import clocks, exchange
-from clusterprof.agent.contracts.exchange import Answerer, Exchange
+from clusterprof.agent.contracts.exchange import Answerer, Endpoint, Exchange
 from clusterprof.agent.contracts.identity import Identity
 from clusterprof.agent.contracts.timing import REAL, Clock
 from clusterprof.errors import ClusterprofError
 from clusterprof.probe.measurement import Measurement, parsed
+
+#: a rank's bound on its way to rank 0, and back that it has come
+_DELIVER, _RECEIVED = b"clp>", b"clp<"
+_PATIENCE_S = 2.0
 
 
 def _row(rank: int, found: list[Exchange]) -> dict[str, Any]:
@@ -77,18 +82,26 @@ def _answer(
     deadline = clock.now() + timeout_s
     with contextlib.closing(endpoint):
         while len(rows) < size - 1 and endpoint.wait(deadline - clock.now(), clock):
-            delivered = exchange.answer(endpoint)
-            if delivered is not None:
+            if delivered := _taken(endpoint):
                 row = json.loads(delivered)
                 rows[int(row["rank"])] = row
         # A rank whose last confirmation was lost asks again: it has a moment for it.
         until = clock.now() + 0.3
         while endpoint.wait(until - clock.now(), clock):
-            exchange.answer(endpoint)
+            _taken(endpoint)
     notes = []
     if silent := set(range(1, size)) - set(rows):
         notes = [f"no answer from {words.ranks(silent)} within {timeout_s:g} s"]
     return _measurement([rows[rank] for rank in sorted(rows)], notes)
+
+
+def _taken(endpoint: Endpoint) -> bytes:
+    """Take one datagram and answer it; what a rank has delivered by it, b"" for nothing."""
+    body, sender = exchange.answer(endpoint) or (b"", None)
+    if not body.startswith(_DELIVER):
+        return b""
+    endpoint.send(_RECEIVED + body[4:12], sender)
+    return body[12:]
 
 
 def _ask(me: Identity, path: Path, timeout_s: float, clock: Clock) -> None:
@@ -114,4 +127,16 @@ def _measured(me: Identity, answerer: Answerer, clock: Clock) -> bool:
     with contextlib.closing(answerer.endpoint()) as endpoint:
         found = exchange.measure(endpoint, answerer, clock)
         row = json.dumps(_row(me.rank, found)).encode() if found else b""
-        return bool(row) and exchange.deliver(endpoint, answerer, row, clock=clock)
+        return bool(row) and _delivered(endpoint, answerer, row, clock)
+
+
+def _delivered(endpoint: Endpoint, to: Answerer, content: bytes, clock: Clock) -> bool:
+    """Hand `content` (at most 8000 bytes) to rank 0; whether it has confirmed it."""
+    mark = os.urandom(8)
+    deadline = clock.now() + _PATIENCE_S
+    while clock.now() < deadline:
+        endpoint.send(_DELIVER + mark + content, to[:2])
+        answers = exchange.received([endpoint], exchange.ASK_AGAIN_S, clock)
+        if any(body == _RECEIVED + mark for body, _, _ in answers):
+            return True
+    return False

@@ -17,10 +17,11 @@ from lab.command import Completed
 from lab.parts import LAB
 from lab.tiers import few
 
-from clusterprof.agent.nsys import VARIABLE, Nsys, installed
+from clusterprof.agent.nsys import VARIABLE, Nsys
 from clusterprof.errors import ReportError
 from clusterprof.ingest import gather, read_report
 from clusterprof.ingest.nsys import exported as nsys_export
+from clusterprof.installed_nsys import installed
 from clusterprof.tables import RankTables
 
 Run = Callable[..., Completed]

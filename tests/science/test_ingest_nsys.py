@@ -16,7 +16,6 @@ import pyarrow.compute as pc
 import pytest
 
 from clusterprof.agent.contracts import identity
-from clusterprof.agent.remote import probing
 from clusterprof.ingest import read_report
 from clusterprof.ingest.nsys.nccl_ranges import NO_KERNEL
 from clusterprof.ingest.nsys.scrubbing import scrub
@@ -515,7 +514,7 @@ def test_one_new_row_has_a_launcher_s_ranks_known_live_and_in_a_report_and_its_s
     monkeypatch.setattr(identity, "LAUNCHERS", (row, *identity.LAUNCHERS))
     me = identity.identify(environ, "prun")
     assert me == (3, 8, 1, "prun")
-    assert probing.several_nodes(me, environ)
+    assert identity.nodes(me, environ) > 1
     scrub(report, tmp_path / "scrubbed.sqlite")
     for path in (report, tmp_path / "scrubbed.sqlite"):
         info = read_report(path).info

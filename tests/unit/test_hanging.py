@@ -125,14 +125,14 @@ class Hung:
         self.outbox.say("begin", run=str(self.run), folder=str(self.rank), window=[50, 60],
                         wall_ns=self.counter.wall(0), log_s=0)  # fmt: skip
         self.outbox.state("counting")
-        recorder = Recorder(plan, self.outbox, {}, alone=True, clock=False)
+        recorder = Recorder(plan, self.outbox, {}, window=None, clock=False)
         self.hanging = Hanging(plan, self.outbox, recorder, self.counter)
         self.hanging.attend()
 
     def answer(self) -> dict[str, Any]:
         """What this thread would answer; only the other one may send by its outbox."""
         with pytest.MonkeyPatch.context() as alone:
-            alone.setattr(hanging, "hand_over", lambda source, *_: source.packed())
+            alone.setattr(hanging, "hand_over", lambda source, *_: source.content())
             return self.hanging.answer()
 
     def state(self, until_known: bool) -> dict[str, Any]:

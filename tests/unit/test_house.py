@@ -251,6 +251,7 @@ _WRITERS = {
     "collect/outcomes.py": "out of a folder of its own (mkdtemp)",
     "doctor/cluster.py": "in a folder of its own (mkdtemp)",
     "doctor/this_host.py": "in a folder of its own (mkdtemp)",
+    "folders.py": "under a random name that nothing has, then by rename",
     "priority.py": "the kernel's own file of this process, in /proc",
     "run_directory.py": "the lock of a merge: O_NOFOLLOW",
     "ingest/handover.py": "in memory, without a name",

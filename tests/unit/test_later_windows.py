@@ -265,13 +265,13 @@ def test_a_rank_that_was_not_selected_at_first_takes_part_in_a_later_window(
     asking: Path, rank: ranks.Rank, written: Callable[[], None]
 ) -> None:
     rank.obey(LaterWindow(2, (30, 40), THREE, "torch"))
-    (part,) = rank.parts
-    assert (part.window.first, part.window.end, part.window.number) == (30, 40, 2)
-    assert (part.recorder.first, part.recorder.alone) == (30, False)
+    (recorder,) = rank.recorders
+    window = recorder.window
+    assert (window.first, window.end, window.number, recorder.first) == (30, 40, 2, 30)
     assert ranks.counter.next_event == 30
     rank.obey(LaterWindow(3, (40, 50), NONE, "torch"))
-    assert rank.parts[1].window is None
-    assert (rank.parts[1].recorder.first, rank.parts[1].recorder.alone) == (40, True)
+    assert rank.recorders[1].window is None
+    assert rank.recorders[1].first == 40
     written()
     found = [states.read(str(asking / f"windows/{number}/ranks/00003")) for number in (2, 3)]
     assert [(each["state"], each["chosen"]) for each in found] == [
@@ -302,7 +302,7 @@ def test_a_rank_that_cannot_take_part_says_why_and_captures_nothing(
     if steps[0] < 30:
         rank.busy_until = 20
     rank.obey(LaterWindow(2, steps, selection, "torch"))
-    assert rank.parts == []
+    assert rank.recorders == []
     written()
     found = states.read(str(asking / "windows/2/ranks/00003"))
     assert found["state"] == state
@@ -318,7 +318,7 @@ def test_an_order_that_makes_no_sense_to_the_rank_hurts_no_step(
     ranks.counter.after_flush = rank.look_for_windows
     ranks.counter._flush_at = 0
     ranks.counter.boundary()
-    assert (rank.parts, ranks.counter.count) == ([], 26)
+    assert (rank.recorders, ranks.counter.count) == ([], 26)
     assert "later window" in capfd.readouterr().err
 
 

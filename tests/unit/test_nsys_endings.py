@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -135,7 +136,7 @@ def test_a_guard_ends_as_its_program_by_a_status_or_a_signal(
     monkeypatch.setattr(guard.plans, "read", lambda path: Plan(path, selection, (2, 4), "nsys"))
     monkeypatch.setattr(guard.Guard, "run", lambda self: status)
     monkeypatch.setattr(guard.descriptors, "fill_streams", lambda: None)
-    monkeypatch.setattr(guard.beside, "prepare", lambda: None)
+    monkeypatch.setattr(guard.beside, "prepared", contextlib.nullcontext)
     monkeypatch.setattr(guard.processes, "end_by_signal", ended_by.append)
     with pytest.raises(SystemExit) as ended:
         guard.main([str(tmp_path), "0", "python"])

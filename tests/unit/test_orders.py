@@ -15,6 +15,7 @@ from clusterprof.agent.guard import report_transfer, session
 from clusterprof.agent.guard.outbox import Outbox
 from clusterprof.agent.rank import window
 from clusterprof.agent.rank.steps import Counter
+from clusterprof.launch.stop import request_stop
 
 WHY = "the job's time limit is near"
 
@@ -65,7 +66,7 @@ def test_an_ordered_window_closes_between_two_steps_and_says_why(
     counter, switch = armed
     steps(counter, 5)
     assert switch.events == ["start"]
-    states.request_stop(str(rank_folder.parents[1]), WHY)
+    request_stop(rank_folder.parents[1], WHY)
     steps(counter, 30)
     assert switch.events == ["start", "stop", "save"]
     written()
@@ -80,7 +81,7 @@ def test_a_window_whose_time_comes_after_the_order_is_not_opened(
     written: Callable[[], None],
 ) -> None:
     counter, switch = armed
-    states.request_stop(str(rank_folder.parents[1]), WHY)
+    request_stop(rank_folder.parents[1], WHY)
     steps(counter, 30)
     assert switch.events == []
     written()
@@ -92,12 +93,12 @@ def test_a_window_whose_time_comes_after_the_order_is_not_opened(
 def test_the_first_reason_stays_and_a_run_directory_that_is_gone_gives_no_order(
     tmp_path: Path,
 ) -> None:
-    states.request_stop(str(tmp_path), WHY)
-    states.request_stop(str(tmp_path), "another")
+    request_stop(tmp_path, WHY)
+    request_stop(tmp_path, "another")
     assert states.stop_requested(str(tmp_path)) == WHY
     assert states.stop_requested(str(tmp_path / "gone")) is None
     with pytest.raises(OSError, match="gone"):
-        states.request_stop(str(tmp_path / "gone"), WHY)
+        request_stop(tmp_path / "gone", WHY)
 
 
 def test_an_order_that_comes_later_is_seen_until_no_one_asks(
@@ -106,7 +107,7 @@ def test_an_order_that_comes_later_is_seen_until_no_one_asks(
     outbox.say("watch")
     written()
     assert outbox.look()["order"] is None
-    states.request_stop(str(rank_folder.parents[1]), WHY)
+    request_stop(rank_folder.parents[1], WHY)
     outbox.clock.sleep(2 * states.LOOK_S)
     assert outbox.look()["order"] == WHY
 

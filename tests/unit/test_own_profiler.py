@@ -6,13 +6,14 @@ window is open or not, and both end well; under --profiler torch it has all 210 
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from clusterprof.agent.contracts import states
+from clusterprof.agent.contracts import descriptors, states
 from clusterprof.agent.contracts.identity import PROFILED
 from clusterprof.agent.contracts.plan import Plan, Selection
 from clusterprof.agent.guard.outbox import Outbox
@@ -31,8 +32,13 @@ def train(outbox: Outbox, monkeypatch: pytest.MonkeyPatch, *, own: bool) -> list
     monkeypatch.setattr(own_profilers, "kineto", kineto)
     monkeypatch.setattr(profilers, "uses_cuda", lambda: True)
     monkeypatch.setattr(profilers, "drain", lambda: None)
-    monkeypatch.setattr(profilers, "_ask", lambda *of: asked.append(of[2]) or "ok")
-    monkeypatch.setattr(profilers.NsysSession, "tell", lambda self, word: asked.append(word))
+
+    def ask(address: str, request: str, seconds: float) -> socket.socket:
+        asked.append(request)
+        return socket.socket()
+
+    monkeypatch.setattr(descriptors, "asked", ask)
+    monkeypatch.setattr(profilers, "_answer", lambda *of: "ok")
     monkeypatch.setenv(PROFILED, "session:/nowhere")
     counter = Counter()
     made = window.Window(Plan("", Selection("all", "all"), (2, 6), "nsys"), outbox, counter)

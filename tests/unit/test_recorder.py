@@ -18,6 +18,7 @@ from clusterprof.agent.guard.outbox import Outbox
 from clusterprof.agent.rank import recorder
 from clusterprof.agent.rank.recorder import Recorder, UnavailableError, check_size, version_of
 from clusterprof.agent.rank.steps import Counter
+from clusterprof.agent.rank.window import Window
 
 TEXT = b'{"entries": []}'
 
@@ -83,8 +84,9 @@ class Sent:
         plan = Plan("run", Selection("0", "ranks", (0,)), (2, 4), "torch", stacks=stacks)
         self.clock = ManualClock()
         outbox = Outbox(ours, self.clock)
-        self.recorder = Recorder(plan, outbox, began_with, alone=False, clock=False)
         self.counter = Counter(self.clock)
+        window = Window(plan, outbox, self.counter)
+        self.recorder = Recorder(plan, outbox, began_with, window, clock=False)
 
     def window(self) -> tuple[dict[str, bytes], str]:
         """Run through the window: the files that were sent, and why there is none."""

@@ -19,13 +19,10 @@ import _socket
 import contextlib
 import errno
 import os
-from typing import TYPE_CHECKING, Any, Iterator, List, NoReturn, Optional
+from typing import Any, Iterator, List, NoReturn, Optional
 
 from . import descriptors, processes
 from .identity import FOLLOWED, PROFILED
-
-if TYPE_CHECKING:
-    import socket
 
 #: the numbers of clone(2), which libc does not let return twice as fork(2) does
 _CLONE = {"x86_64": 56, "aarch64": 220, "ppc64le": 120, "riscv64": 220}
@@ -63,7 +60,7 @@ def prepared() -> Iterator[None]:
     _starter = ours
 
 
-def start(part: str, connection: socket.socket, *arguments: str) -> None:
+def start(part: str, connection: _socket.socket, *arguments: str) -> None:
     """Start a part of the agent (see `__main__`): arguments are the socket's number, and these.
 
     Nothing comes back: of one that cannot be started the socket is closed. Raises OSError.

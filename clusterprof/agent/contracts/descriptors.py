@@ -12,10 +12,7 @@ import contextlib
 import errno
 import os
 import sys
-from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Tuple
-
-if TYPE_CHECKING:
-    import socket
+from typing import Any, Dict, Iterable, Iterator, List, Tuple
 
 #: in one message; the kernel takes 253, each an `int`
 _AT_ONCE, _INT_B = 200, 4
@@ -73,7 +70,23 @@ def release(given: List[int]) -> None:
             os.close(each)
 
 
-def send(connection: socket.socket, descriptors: List[int]) -> None:
+def asked(address: str, request: str, seconds: float) -> _socket.socket:
+    """A way to the guard that listens here, by which it was asked this; it is waited for so long.
+
+    Raises OSError.
+    """
+    guard = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    try:
+        guard.settimeout(seconds)
+        guard.connect(address)
+        guard.sendall(request.encode() + b"\n")
+    except OSError:
+        guard.close()
+        raise
+    return guard
+
+
+def send(connection: _socket.socket, descriptors: List[int]) -> None:
     """Send them with their numbers, a line for each message, and a line `ok`. Raises OSError."""
     for place in range(0, len(descriptors), _AT_ONCE):
         some = descriptors[place : place + _AT_ONCE]
@@ -94,7 +107,7 @@ def came(beside: Iterable[Tuple[int, int, bytes]]) -> List[int]:
     return [number for data in whole for number in memoryview(data).cast("i")]
 
 
-def receive(connection: socket.socket) -> Dict[int, int]:
+def receive(connection: _socket.socket) -> Dict[int, int]:
     """What `send` sent: the number that each had, and the one that it has here, O_CLOEXEC.
 
     Raises OSError where the sender has sent nothing, or we can open no more.

@@ -35,7 +35,6 @@ _MAC = 16
 _REQUEST = struct.Struct("!4sI")
 _ANSWER = struct.Struct("!4sIqq")
 _ASK, _REPLY = b"clp?", b"clp!"
-_DELIVER, _RECEIVED = b"clp>", b"clp<"
 _SEEK, _FOUND = b"clp-", b"clp+"
 _LARGEST = 8192
 #: Where hosts share a secret and no folder, the answerer listens on one of so many ports that
@@ -175,7 +174,7 @@ class Endpoint:
         return bool(clock.wait([self.socket], seconds))
 
 
-def _received(
+def received(
     endpoints: List[Endpoint], seconds: float, clock: Clock
 ) -> Iterator[Tuple[bytes, Any, int]]:
     """All datagrams with a proof that come within so long."""
@@ -225,8 +224,8 @@ def announced(path: str, ours: bool) -> Answerer:
     return Answerer(**{**known, "secret": bytes.fromhex(known["secret"])})
 
 
-def answer(endpoint: Endpoint) -> Optional[bytes]:
-    """Take one datagram and answer it; returns what an asker delivered (`deliver`), else None."""
+def answer(endpoint: Endpoint) -> Optional[Tuple[bytes, Any]]:
+    """Take one datagram and answer it; returns one that asks for something else, and its sender."""
     came = endpoint.receive()
     if came is None:
         return None
@@ -234,11 +233,10 @@ def answer(endpoint: Endpoint) -> Optional[bytes]:
     if body[:4] == _ASK and len(body) == _REQUEST.size:
         number = _REQUEST.unpack(body)[1]
         endpoint.send(_ANSWER.pack(_REPLY, number, arrived, time.time_ns()), sender)
-    elif body[:4] == _DELIVER:
-        endpoint.send(_RECEIVED + body[4:12], sender)
-        return body[12:]
     elif body[:4] == _SEEK:
         endpoint.send(_FOUND + body[4:12] + clocks.machine().encode(), sender)
+    else:
+        return body, sender
     return None
 
 
@@ -272,7 +270,7 @@ def seek(
             for host, endpoint in ways:
                 for port in meeting_ports(secret):
                     endpoint.send(_SEEK + mark, (host, port))
-            for body, sender, _ in _received([way for _, way in ways], ASK_AGAIN_S, clock):
+            for body, sender, _ in received([way for _, way in ways], ASK_AGAIN_S, clock):
                 if body[:12] == _FOUND + mark:
                     machine = body[12:].decode("utf-8", "replace")
                     return Answerer(sender[0], sender[1], secret, machine)
@@ -291,7 +289,7 @@ def measure(endpoint: Endpoint, to: Answerer, clock: Clock = REAL) -> List[Excha
         number += 1
         sent = time.time_ns()
         endpoint.send(_REQUEST.pack(_ASK, number), to[:2])
-        for body, _, came in _received([endpoint], ASK_AGAIN_S, clock):
+        for body, _, came in received([endpoint], ASK_AGAIN_S, clock):
             if body[:4] != _REPLY or len(body) != _ANSWER.size:
                 continue
             _, replied_to, arrived, left = _ANSWER.unpack(body)
@@ -302,20 +300,6 @@ def measure(endpoint: Endpoint, to: Answerer, clock: Clock = REAL) -> List[Excha
             found.append(exchanged(sent, arrived, left, came))
             break
     return found
-
-
-def deliver(
-    endpoint: Endpoint, to: Answerer, content: bytes, seconds: float = 2.0, clock: Clock = REAL
-) -> bool:
-    """Hand `content` (at most 8000 bytes) to an answerer; whether it has confirmed it."""
-    mark = os.urandom(8)
-    deadline = clock.now() + seconds
-    while clock.now() < deadline:
-        endpoint.send(_DELIVER + mark + content, to[:2])
-        answers = _received([endpoint], ASK_AGAIN_S, clock)
-        if any(body == _RECEIVED + mark for body, _, _ in answers):
-            return True
-    return False
 
 
 def own_address(environ: Any) -> str:

@@ -64,46 +64,6 @@ def new(path: Path, mode: Optional[int] = None) -> Iterator[IO[bytes]]:
             raise
 
 
-def link(source: Path, path: Path) -> None:
-    """Let `path`, which may be there, be another name of the file `source`. Raises OSError."""
-    with contextlib.suppress(FileExistsError):
-        return os.link(source, path, follow_symlinks=False)
-    folder, name = os.path.split(os.path.abspath(os.fspath(path)))
-    beside = os.path.join(folder, ".%s.%s%s" % (name, os.urandom(8).hex(), UNFINISHED))
-    os.link(source, beside, follow_symlinks=False)
-    try:
-        os.replace(beside, path)
-    except OSError:
-        os.unlink(beside)
-        raise
-
-
-@contextlib.contextmanager
-def new_folder(path: Path) -> Iterator[str]:
-    """A new folder, which is `path` once the block has ended without an exception.
-
-    It replaces what is there; of two at once one stays. Raises OSError; then, and with every
-    exception of the block, `path` is as it was before.
-    """
-    folder, name = os.path.split(os.path.abspath(os.fspath(path)))
-    beside = os.path.join(folder, ".%s.%s%s" % (name, os.urandom(8).hex(), UNFINISHED))
-    before = beside[: -len(UNFINISHED)] + ".old" + UNFINISHED
-    os.mkdir(beside)
-    try:
-        yield beside
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(path, before)
-        try:
-            os.rename(beside, path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.rename(before, path)
-            raise
-    finally:
-        for each in (beside, before):
-            remove(each)
-
-
 def remove(path: Path) -> None:
     """Remove a folder with all that is in it, or what else is there, as far as that is possible."""
     import shutil  # no rank needs it

@@ -38,38 +38,25 @@ def give_back(environ: MutableMapping[str, str]) -> None:
         environ.pop(name, None)
 
 
-class Launcher:
-    """The variables in which one launcher tells a process its place."""
-
-    def __init__(
-        self, name: str, rank: str, world_size: str, local_rank: str,
-        requires: Tuple[str, ...] = (), inner: bool = False, local_size: str = "", node: str = "",
-    ) -> None:  # fmt: skip
-        """`requires`: what must be there besides for the variables to mean what they say.
-
-        `inner`: it starts ranks inside of another launcher's tasks, whose variables they inherit.
-        `local_size`: how many ranks there are on this node; "" where it does not say. `node`: the
-        node's number, where the rank is that on its node: known of the first node only.
-        """
-        self.name = name
-        self.rank = rank
-        self.world_size = world_size
-        self.local_rank = local_rank
-        self.requires = requires
-        self.inner = inner
-        self.local_size = local_size
-        self.node = node
-
-    @property
-    def variables(self) -> List[str]:
-        """All that this module looks at."""
-        names = (self.rank, self.world_size, self.local_rank, self.local_size, self.node,
-                 *self.requires)  # fmt: skip
-        return [name for name in names if name]
-
-
 # As a NamedTuple compiles annotations that are texts, and the first compile() in an interpreter
 # takes 2 ms, there is no `from __future__ import annotations` in this module, nor in its like.
+class Launcher(NamedTuple):
+    """The variables in which one launcher tells a process its place."""
+
+    name: str
+    rank: str
+    world_size: str
+    local_rank: str
+    #: what must be there besides for the variables to mean what they say
+    requires: Tuple[str, ...] = ()
+    #: it starts ranks inside of another launcher's tasks, whose variables they inherit
+    inner: bool = False
+    #: how many ranks there are on this node; "" where it does not say
+    local_size: str = ""
+    #: the node's number, where the rank is that on its node: known of the first node only
+    node: str = ""
+
+
 class Identity(NamedTuple):
     """A process's place in its job, and which launcher said so."""
 

@@ -1,19 +1,6 @@
 """The names of a run's files and folders, which stand in this module alone.
 
-    RUN/                  runs/<UTC stamp>-<job id or pid>
-      run.json            schema version, argv, selection, versions, start and end, exit status
-      again.json          the command line that starts the run again, for its owner alone (0600)
-      plan.json           what the agent in every rank reads
-      close               a request to close all windows now, and why
-      ranks/00008/        what one rank leaves; in reduced/ the tables of its report
-      attempt-2/ranks/    the same of each later attempt, where the launcher started its ranks over
-      windows/2/          a later window of the same job: order.json, which asks for it, and ranks/,
-                          attempt-2/ranks/, tables/, merged/ and report.html as in the run directory
-      probe/              which machines the probers measure, while they do
-      clock_probe.json    the clocks as they were measured
-      tables/00008/       canonical tables, Parquet
-      merged/             results.json, collectives and accounts as Parquet
-      report.html
+docs/design.md shows what is in them.
 
 Later attempts (torchrun starts all ranks over when one has failed) are kept apart: a report that
 the writer of a killed rank still transfers, or a prober that still answers, belongs to another
@@ -71,12 +58,6 @@ REDUCED = "reduced"
 REDUCED_RANK = "rank.json"
 PROBE = "probe.json"
 PROBE_ADDRESS = "probe-address.json"
-
-#: JSON that is no report; beacons.json is in runs of earlier versions
-DOCUMENTS = (
-    MANIFEST, AGAIN, PLAN, ORDER, STATE, CLOCK, PROBE, PROBE_ADDRESS, CLOCK_PROBE, RESULTS,
-    REDUCED_RANK, "beacons.json",
-)  # fmt: skip
 
 
 def rank_folder(run: str, rank: int) -> str:

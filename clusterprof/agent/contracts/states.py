@@ -62,11 +62,6 @@ class State(str, enum.Enum):
         """Whether its window was captured: the report is there, or being written."""
         return self.has_report or self is State.FINISHING
 
-    @property
-    def window_ended(self) -> bool:
-        """Whether the rank has no window open, nor will have one."""
-        return self.has_captured or self is State.LOST
-
     def may_become(self, other: State) -> bool:
         """Whether `other` may follow: it comes later, or a lost rank starts over or is found."""
         order = list(State)
@@ -144,35 +139,27 @@ def _alone(folder: str, clock: Clock = REAL) -> Iterator[None]:
 
 
 def advance(
-    folder: str, state: str, reason: Optional[str] = None, at_ns: Optional[int] = None,
+    folder: str, state: Optional[str], reason: Optional[str] = None, at_ns: Optional[int] = None,
     by: Clock = REAL, **facts: Any,
 ) -> bool:  # fmt: skip
     """Move the rank to a `State` and add `facts`; False where it was further on already.
 
+    None: its state stays what it is, or is that of a rank whose report is being written.
     A second interpreter in the same rank may start over from `armed` once the first has ended
     without a report. Of two reasons for one state the first stays. `at_ns`: when that was (wall
     clock), by default now. `by`: the clock by which we wait. Raises OSError.
     """
     make(folder)
     with _alone(folder, by):
-        return _advance(folder, State(state), reason, at_ns or by.wall_ns(), facts)
-
-
-def note(folder: str, otherwise: State, **facts: Any) -> None:
-    """Add `facts` to a rank's state, which stays as it is now; `otherwise`: it had none.
-
-    Raises OSError.
-    """
-    make(folder)
-    with _alone(folder):
-        _advance(folder, State.of(read(folder)) or otherwise, None, REAL.wall_ns(), facts)
+        return _advance(folder, state, reason, at_ns or by.wall_ns(), facts)
 
 
 def _advance(
-    folder: str, new: State, reason: Optional[str], at_ns: int, facts: Dict[str, Any]
+    folder: str, state: Optional[str], reason: Optional[str], at_ns: int, facts: Dict[str, Any]
 ) -> bool:
     now = read(folder)
     before = State.of(now)
+    new = State(state or before or State.FINISHING)
     if before is not None and not before.may_become(new):
         return False
     if before is State.LOST and new is State.ARMED:
@@ -199,12 +186,6 @@ def captured_before(folder: str) -> bool:
         if state and state.has_captured and (each == attempt or before.get("whole")):
             return True
     return False
-
-
-def request_stop(run: str, reason: str) -> None:
-    """Have all windows of the run closed; the first reason stays. Raises OSError."""
-    if stop_requested(run) is None:
-        files.write(os.path.join(run, paths.CLOSE), reason + "\n")
 
 
 def stop_requested(run: str) -> Optional[str]:

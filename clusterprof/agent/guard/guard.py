@@ -291,7 +291,7 @@ class Guard:
         elif request == "writer":
             # The program's agent writes by our writer: so what both send is written in order.
             writer = self.outbox.share()
-            with writer or contextlib.nullcontext():
+            with contextlib.closing(writer) if writer else contextlib.nullcontext():
                 descriptors.send(connection, [writer.fileno()] if writer else [])
         elif request == "start" and not left(connection):
             self.opens(int(words[0]))

@@ -7,19 +7,17 @@ to a socket, and never waits for that either; what does not fit stays in memory,
 
 from __future__ import annotations
 
+import _socket
 import contextlib
 import json
 import os
 import struct
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 from ..contracts import beside, descriptors, messages
 from ..contracts.states import State
 from ..contracts.timing import REAL, Clock
-
-if TYPE_CHECKING:
-    import socket
 
 #: A message: the length of its body, its kind, its body. One of kind PEER comes with a socket; one
 #: of kind FILE has a name, a line end, and the content.
@@ -59,7 +57,7 @@ def frames(buffer: bytearray) -> List[Tuple[bytes, bytes]]:
 class Outbox:
     """Messages to the writer, and its answers; raises nothing."""
 
-    def __init__(self, connection: Optional[socket.socket], clock: Clock = REAL) -> None:
+    def __init__(self, connection: Optional[_socket.socket], clock: Clock = REAL) -> None:
         self.connection = connection
         self.clock = clock
         self.began_s = clock.now()
@@ -126,15 +124,13 @@ class Outbox:
                 last = self.clock.now()
         return self.answers.pop(name, None)
 
-    def share(self) -> Optional[socket.socket]:
+    def share(self) -> Optional[_socket.socket]:
         """A socket by which another process reaches the same writer; None if that fails."""
-        import socket
-
         self._push()
         if self.connection is None or self.waiting:
             return None
-        ours, theirs = socket.socketpair()
-        with ours:
+        ours, theirs = _socket.socketpair()
+        with contextlib.closing(ours):
             try:
                 rights = descriptors.rights([ours.fileno()])
                 self.connection.sendmsg([HEAD.pack(0, PEER)], rights)
@@ -168,12 +164,10 @@ class Outbox:
 
     def interrupt(self) -> None:
         """Have a thread that waits for the writer wait no more."""
-        import socket
-
         self._check()
         if self.connection is not None:
             with contextlib.suppress(OSError):
-                self.connection.shutdown(socket.SHUT_RDWR)
+                self.connection.shutdown(_socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Send nothing more; in a forked child, or where the writer is gone."""
@@ -210,12 +204,10 @@ class Outbox:
             self.connection = None
 
     def _push(self) -> None:
-        import socket
-
         self._check()
         try:
             while self.connection is not None and self.waiting:
-                sent = self.connection.send(self.waiting, socket.MSG_NOSIGNAL)
+                sent = self.connection.send(self.waiting, _socket.MSG_NOSIGNAL)
                 del self.waiting[:sent]
         except BlockingIOError:
             pass
@@ -246,24 +238,17 @@ class _OfWindow(Outbox):
 
 def of_guard(address: str) -> Optional[Outbox]:
     """The guard's writer for the program that it guards; None where it does not answer."""
-    import socket
-
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as guard:
-        try:
-            guard.settimeout(5)
-            guard.connect(address)
-            guard.sendall(b"writer\n")
+    try:
+        with contextlib.closing(descriptors.asked(address, "writer", 5)) as guard:
             given = descriptors.receive(guard)
-        except OSError:
-            return None
-    return Outbox(socket.socket(fileno=given.popitem()[1])) if given else None
+    except OSError:
+        return None
+    return Outbox(_socket.socket(fileno=given.popitem()[1])) if given else None
 
 
 def start() -> Outbox:
     """Start a writer for this process. Raises OSError."""
-    import socket
-
-    ours, theirs = socket.socketpair()
-    with theirs:
+    ours, theirs = _socket.socketpair()
+    with contextlib.closing(theirs):
         beside.start("writer", theirs, str(os.getpid()))
     return Outbox(ours)

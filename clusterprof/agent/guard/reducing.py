@@ -6,7 +6,7 @@ stay on its node, or to be dropped, is transferred after all where its tables co
 
 from __future__ import annotations
 
-import contextlib
+import io
 import os
 import shutil
 import subprocess
@@ -31,7 +31,7 @@ class Reducing:
         self.nsys = nsys
         self.clock = clock
         self.child: Optional["subprocess.Popen[bytes]"] = None
-        self._printed: Optional[IO[bytes]] = None
+        self._printed: IO[bytes] = io.BytesIO()
         #: where the tables are to be
         self._reduced = ""
         #: what its exporter writes, which one that is killed does not remove
@@ -78,7 +78,7 @@ class Reducing:
         if self.trouble is None and self.child is not None:
             status = self.child.poll()
             if status is not None:
-                why = "it %s: %s" % (processes.ended(status), self._last_line())
+                why = "it %s; it printed: %s" % (processes.ended(status), last_line(self._printed))
                 self.trouble = why if status else ""
                 self._clean()
         return self.trouble
@@ -103,10 +103,9 @@ class Reducing:
         if self.temporary:
             shutil.rmtree(self.temporary, ignore_errors=True)
 
-    def _last_line(self) -> str:
-        with contextlib.suppress(OSError, IndexError):
-            if self._printed is not None:
-                self._printed.seek(0)
-                lines = self._printed.read(65536).decode("utf-8", "replace").splitlines()
-                return [line.strip() for line in lines if line.strip()][-1][:400]
-        return "it printed nothing"
+
+def last_line(printed: IO[bytes]) -> str:
+    """The last line that a program has printed to this file; "nothing" for none."""
+    printed.seek(max(0, printed.seek(0, os.SEEK_END) - 65536))
+    lines = printed.read().decode("utf-8", "replace").splitlines()
+    return ([line.strip() for line in lines if line.strip()] or ["nothing"])[-1][:400]

@@ -15,7 +15,7 @@ from ..contracts import files, messages, paths, processes, states
 from ..contracts.plan import Reduction
 from ..contracts.states import State
 from ..contracts.timing import REAL, Clock
-from .reducing import Reducing
+from .reducing import Reducing, last_line
 
 #: The last bytes of every report that nsys has written to its end (docs/nsys.md).
 _END = b"[END]"
@@ -104,13 +104,10 @@ class ReportTransfer:
         reason = "; ".join(self.reasons(was, problem, status, opened, list(troubles)))
         advanced = False
         with contextlib.suppress(OSError):  # one that is gone or full must not hurt the program
-            if problem is not None:
-                states.advance(self.folder, State.LOST, reason or None, **facts)
-            elif State.of(was) is State.LOST:
-                # somebody may have collected the report as soon as it was there
-                states.note(self.folder, State.LOST, **facts)
-            else:
-                states.advance(self.folder, State.CAPTURED, reason or None, **facts)
+            became = State.LOST if problem is not None else State.CAPTURED
+            # Of one that was lost somebody may have collected the report as soon as it was there.
+            kept = problem is None and State.of(was) is State.LOST
+            states.advance(self.folder, None if kept else became, reason or None, **facts)
             advanced = True
             self.got_on()
         self.keep(paths.LOG)
@@ -232,7 +229,7 @@ class ReportTransfer:
         if not self.place_known:
             self.place_known = True
             with contextlib.suppress(OSError):
-                states.note(self.folder, State.FINISHING, report_at=self.made)
+                states.advance(self.folder, None, report_at=self.made)
 
     def reduce(self, reducing: Reducing, beside: bool) -> Optional[str]:
         """Make the report's tables where it is; "", or why there are none, or None: still open."""
@@ -272,11 +269,9 @@ class ReportTransfer:
 
     def last_line(self) -> str:
         """The last line that nsys printed."""
-        try:
-            with open(self.log, encoding="utf-8", errors="replace") as log:
-                return [line.strip() for line in log if line.strip()][-1]
-        except (OSError, IndexError):
-            return "nothing"
+        with contextlib.suppress(OSError), open(self.log, "rb") as log:
+            return last_line(log)
+        return "nothing"
 
 
 def ends_whole(report: str) -> bool:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import sys
 
 from ..contracts import descriptors, identity, processes
@@ -25,16 +24,14 @@ def main(argv: "list[str]") -> None:
     if argv[0] == "--wait":
         wait(argv[1], int(argv[2]))
     address, umask, temporary, program = *argv[:3], argv[3:]
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as guard:
-        try:
-            guard.settimeout(10)
-            guard.connect(address)
-            guard.sendall(b"hello %d\n" % os.getpid())
-            given = descriptors.receive(guard)
-            actions = descriptors.placed(given)
-        except OSError:
-            # A guard that has given this nsys up runs the program elsewhere: it must not run twice.
-            sys.exit(REFUSED)
+    try:
+        guard = descriptors.asked(address, "hello %d" % os.getpid(), 10)
+        given = descriptors.receive(guard)
+        actions = descriptors.placed(given)
+    except OSError:
+        # A guard that has given this nsys up runs the program elsewhere: it must not run twice.
+        sys.exit(REFUSED)
+    with contextlib.closing(guard):
         os.environ[identity.GIVEN] = ",".join(map(str, given))
         os.umask(int(umask, 8))  # nsys sets it to 0: all that is written would be everybody's
         os.environ.pop("TMPDIR", None)
@@ -58,8 +55,6 @@ def wait(address: str, pid: int) -> None:
     """The program's end: tell the guard how, and end likewise. 128 + n stands for signal n."""
     status = os.waitpid(pid, 0)[1]
     code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as guard:
-        guard.settimeout(5)
-        guard.connect(address)
-        guard.sendall(b"ended %d\n" % code)
+    with contextlib.suppress(OSError):
+        descriptors.asked(address, "ended %d" % code, 5).close()
     sys.exit(code)

@@ -288,8 +288,7 @@ class Writer:
         if peer.log is not None and state not in (State.COUNTING, State.ARMED, State.WAITING):
             with contextlib.suppress(OSError):
                 peer.log.write(all_of_it=state in (None, State.COUNTED, State.LOST))
-        now = state or State.of(states.read(self.folder)) or State.FINISHING
-        states.advance(self.folder, now, reason, at_ns, **facts)
+        states.advance(self.folder, state, reason, at_ns, **facts)
 
     def do_anchor(self, peer: Peer, wall_ns: int, since: int) -> None:
         """The log's times, from step `since` on, are by this difference of the two clocks."""
@@ -345,7 +344,7 @@ class Writer:
         """The step that hung has ended."""
         hangs = states.read(self.folder).get("hangs")
         if hangs is not None and hangs["until_ns"] is None:
-            states.note(self.folder, State.FINISHING, hangs={**hangs, "until_ns": at_ns})
+            states.advance(self.folder, None, hangs={**hangs, "until_ns": at_ns})
 
     def do_finish(self, peer: Peer) -> None:
         """Write all there is, and answer when that is done."""
@@ -429,7 +428,7 @@ class Writer:
             left_s = until - self.clock.now()
             trouble = reducing.wait(left_s, lambda: peer.answer(at=self.clock.now_ns()))
             if trouble:
-                states.note(folder, State.CAPTURED, not_reduced=trouble)
+                states.advance(folder, None, not_reduced=trouble)
             elif reducing.order.keep_reports == "none":
                 os.unlink(report)
 

@@ -6,20 +6,19 @@ holds it until it ends, and who connects to it learns which.
 
 from __future__ import annotations
 
+import _socket
+import contextlib
 import os
 import struct
-from typing import TYPE_CHECKING, Optional
+from typing import Optional
 
 from ..contracts import paths, states
 from ..contracts.identity import Identity
 from ..contracts.plan import Plan
 
-if TYPE_CHECKING:
-    import socket
-
 _PEER = struct.Struct("3i")  # pid, uid, gid
 
-_held: Optional[socket.socket] = None
+_held: Optional[_socket.socket] = None
 
 
 def is_picked(plan: Plan, me: Identity) -> bool:
@@ -30,9 +29,7 @@ def is_picked(plan: Plan, me: Identity) -> bool:
 def take(folder: str) -> Optional[int]:
     """Claim the rank with this folder; returns the process that has it already, see `holder`."""
     global _held
-    import socket
-
-    mine = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    mine = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     try:
         mine.bind(_name(folder))
         mine.listen(16)
@@ -56,13 +53,11 @@ def holder(folder: str) -> Optional[int]:
 
     0 for one that cannot be determined, None for none, or another user's.
     """
-    import socket
-
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+    with contextlib.closing(_socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)) as asking:
         asking.setblocking(False)
         try:
             asking.connect(_name(folder))
-            peer = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+            peer = asking.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, _PEER.size)
         except BlockingIOError:
             return 0  # asked too often
         except OSError:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 # `signal` makes an enum of each, at its import too.
 import _signal  # type: ignore[import-not-found]
-import functools
 import os
 from _thread import get_ident
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
@@ -93,19 +92,12 @@ def _call_for(number: int, handler: Handler) -> None:
     """
     import ctypes
 
-    action = ctypes.create_string_buffer(_ACTION_B)
-    _libc().sigaction(number, None, action)
+    libc, action = ctypes.CDLL(None), ctypes.create_string_buffer(_ACTION_B)
+    libc.sigaction(number, None, action)
     try:
         _signal.signal(number, handler)
     finally:
-        _libc().sigaction(number, action, None)
-
-
-@functools.lru_cache(None)
-def _libc() -> Any:
-    import ctypes
-
-    return ctypes.CDLL(None)
+        libc.sigaction(number, action, None)
 
 
 def is_the_program_s(error: Exception) -> bool:

@@ -8,11 +8,12 @@ threads of torch's in any case.
 
 from __future__ import annotations
 
+import _socket
 import _thread
 import contextlib
 import os
 import sys
-from typing import TYPE_CHECKING, Any, Dict, Iterator, Tuple
+from typing import Any, Dict, Iterator, Tuple
 
 from ..contracts import descriptors, paths
 from ..contracts.frames import users_line
@@ -23,9 +24,6 @@ from .profilers import initialised
 from .recorder import Recorder, UnavailableError, hand_over, members
 from .steps import FLUSH_NS, Counter
 from .window import first_line
-
-if TYPE_CHECKING:
-    import socket
 
 #: One wait for the writer; there is always another one. poll(2) takes 24 days at most.
 _DAY_S = 86_400.0
@@ -63,7 +61,7 @@ class Hanging:
         self.listen(connection)
         return -1
 
-    def listen(self, connection: socket.socket) -> None:
+    def listen(self, connection: _socket.socket) -> None:
         """From now on the writer is answered, by a thread that no signal is delivered to."""
         self.own = Outbox(connection)
         descriptors.hide([connection.fileno()])

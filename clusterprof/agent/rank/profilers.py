@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import _socket
+import contextlib
 import os
 import sys
 from _thread import get_native_id, start_new_thread
-from typing import TYPE_CHECKING, Any, Optional, Tuple
+from typing import Any, Optional, Tuple
 
 from ..contracts import descriptors
 from ..contracts.timing import REAL, Clock
 from ..guard import size
 from ..guard.outbox import Outbox
 from . import own_profilers
-
-if TYPE_CHECKING:
-    import socket
 
 #: How long the guard may take to answer, beyond what nsys takes.
 GUARD_S = 2.0
@@ -103,20 +102,18 @@ class NsysSession(Switch):
 
     def start(self) -> None:
         """Returns once nsys is collecting: of all that the guard is asked, this alone waits."""
-        import socket
-
         drain()
         self.outbox.look().pop("held", None)  # of an earlier window
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as guard:
-            request, clock = "start %d" % self.window, self.outbox.clock
-            answer = _ask(guard, self.address, request, self.patience_s, clock)
+        asked = descriptors.asked(self.address, "start %d" % self.window, 0)
+        with contextlib.closing(asked) as guard:
+            answer = _answer(guard, self.patience_s, self.outbox.clock)
         if answer != "ok":
             raise RuntimeError(answer or "the guard of nsys did not answer")
 
     def stop(self) -> None:
         """Returns at once: nsys writes its report while the training goes on."""
         drain()
-        self.tell("stop")
+        descriptors.asked(self.address, "stop", 0).close()
 
     def stall_s(self, done: int, left: int) -> float:
         """Its start's: it is stopped beside the training."""
@@ -124,17 +121,8 @@ class NsysSession(Switch):
 
     def size(self) -> int:
         """Bytes that nsys has on the node's disk by the last answer; what it is now comes later."""
-        self.tell("size")
+        descriptors.asked(self.address, "size", 0).close()
         return int(self.outbox.look().get("held", 0))
-
-    def tell(self, request: str) -> None:
-        """One word to the guard, which is not waited for."""
-        import socket
-
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as guard:
-            guard.setblocking(False)
-            guard.connect(self.address)
-            guard.sendall(request.encode() + b"\n")
 
 
 class CudaProfiler(NsysSession):
@@ -261,13 +249,8 @@ class TorchProfiler(OfOneThread):
         self.outbox.say("trace", path=path, facts={} if self.alone else None)
 
 
-def _ask(
-    guard: socket.socket, address: str, request: str, patience_s: float, clock: Clock = REAL
-) -> str:
-    """One word to the guard; its answer, "" for none. Raises OSError."""
-    guard.setblocking(False)
-    guard.connect(address)
-    guard.sendall(request.encode() + b"\n")
+def _answer(guard: _socket.socket, patience_s: float, clock: Clock = REAL) -> str:
+    """What the guard has answered, "" for nothing. Raises OSError."""
     if not clock.wait([guard], patience_s):
         return ""
     return guard.recv(256).decode("utf-8", "replace").strip()
@@ -280,11 +263,11 @@ def end_with_the_guard(address: str) -> None:
     runs in a session of its own and would live on, holding its GPU.
     """
     import signal
-    import socket
 
-    guard, pid = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), os.getpid()
+    pid = os.getpid()
     try:
-        if _ask(guard, address, "watch", 5) != "ok":
+        guard = descriptors.asked(address, "watch", 0)
+        if _answer(guard, 5) != "ok":
             return
         guard.setblocking(True)
         descriptors.hide([guard.fileno()])

@@ -34,16 +34,6 @@ from .steps import counter
 from .window import Window
 
 
-class Part:
-    """This rank's part in one window."""
-
-    def __init__(self, outbox: Outbox, window: Optional[Window], recorder: Recorder) -> None:
-        """`outbox` writes its files; `window` is None where the rank is not profiled."""
-        self.outbox = outbox
-        self.window = window
-        self.recorder = recorder
-
-
 class Rank:
     """The agent's part in one rank: count its steps and, where it is profiled, open its window."""
 
@@ -54,8 +44,8 @@ class Rank:
         self.picked = picked
         self.refused = refused
         self.folder = paths.rank_folder(plan.run, me.rank)
-        #: the windows, the plan's first
-        self.parts: List[Part] = []
+        #: of each window, the plan's first
+        self.recorders: List[Recorder] = []
         #: the step with which the latest of them ends
         self.busy_until = plan.window[1]
         self.hanging: Optional[Hanging] = None
@@ -137,7 +127,7 @@ class Rank:
             counter.attend(self.plan.window[0], self.unless_seen)
             counter.attend(self.plan.window[1], self.expect_order)
         self.take_part(self.plan, self.outbox, captures)
-        self.hanging = Hanging(self.plan, self.outbox, self.parts[0].recorder, counter)
+        self.hanging = Hanging(self.plan, self.outbox, self.recorders[0], counter)
         self.hanging.attend()
         if captures or self.plan.log_s:
             hooks.after_import({"torch.autograd.profiler": own_profilers.kineto.watch})
@@ -155,10 +145,10 @@ class Rank:
             counter.attend(window.first, window.at)
         if captures and PROFILED not in os.environ:
             hooks.after_import({"torch.version": own_profilers.kineto.leaves})
-        alone, clock = window is None, self.me.local_rank in (0, None)
-        recorder = Recorder(plan, outbox, self.began_with, alone, clock)
+        clock = self.me.local_rank in (0, None)
+        recorder = Recorder(plan, outbox, self.began_with, window, clock)
         recorder.attend(counter)
-        self.parts.append(Part(outbox, window, recorder))
+        self.recorders.append(recorder)
 
     def make_window(self, plan: Plan, outbox: Outbox, number: int) -> Window:
         """The window with this number, by nsys where that waits for one."""
@@ -173,14 +163,14 @@ class Rank:
         """
         if self.me.rank != 0 or self.refused:
             return -1
-        part = self.parts[0]
-        if part.window is None:
-            if self.me.world_size != 1 and part.recorder.can_dump():
+        recorder = self.recorders[0]
+        if recorder.window is None:
+            if self.me.world_size != 1 and recorder.can_dump():
                 return -1
-            self.picked, part.recorder.alone = True, False
-            self.first_state(part.outbox, True, self.plan.profiler)
-            part.window = self.make_window(self.plan, part.outbox, 1)
-        return part.window.at(count)
+            self.picked = True
+            self.first_state(recorder.outbox, True, self.plan.profiler)
+            recorder.window = self.make_window(self.plan, recorder.outbox, 1)
+        return recorder.window.at(count)
 
     def expect_order(self, count: int) -> int:
         """`--ranks auto`: the first window has ended, and an order for the second one may come."""
@@ -266,10 +256,10 @@ class Rank:
         self.pid = 0
         counter.end()
         own_profilers.kineto.comes = None
-        for part in reversed(self.parts):
-            if part.window is not None:
-                part.window.stop()
-            part.outbox.state(State.LOST if part.window is not None else None, why)
+        for each in reversed(self.recorders):
+            if each.window is not None:
+                each.window.stop()
+            each.outbox.state(State.LOST if each.window is not None else None, why)
         self.outbox.close()
 
     def leave(self) -> None:
@@ -278,10 +268,10 @@ class Rank:
         identity.give_back(os.environ)
         counter.end()
         self.outbox.close()
-        for part in self.parts:
-            part.recorder.is_open = False
-            if part.window is not None:
-                part.window.is_open = False
+        for each in self.recorders:
+            each.is_open = False
+            if each.window is not None:
+                each.window.is_open = False
         if self.hanging is not None:
             self.hanging.leave()
 
@@ -293,12 +283,12 @@ class Rank:
         counter.flush()
         if self.hanging is not None:
             self.hanging.finish()
-        for part in reversed(self.parts):
-            if part.window is not None:
-                part.window.finish()
-            part.recorder.finish(counter.count)
-            if part.window is None and (self.parts[0] is not part or not self.picked):
-                part.outbox.state(State.COUNTED, steps=counter.count)
+        for each in reversed(self.recorders):
+            if each.window is not None:
+                each.window.finish()
+            each.finish(counter.count)
+            if each.window is None and (self.recorders[0] is not each or not self.picked):
+                each.outbox.state(State.COUNTED, steps=counter.count)
         counter.end()
         if self.guard:
             self.outbox.hand_over()

@@ -26,7 +26,7 @@ from ..remote import probing
 from . import hooks
 from .profilers import initialised
 from .steps import Counter
-from .window import first_line
+from .window import Window, first_line
 
 #: How many entries the ring has; the first one's name is known from torch 2.8 on.
 SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
@@ -75,18 +75,15 @@ class Source:
             raise UnavailableError("torch's %s gave no dump" % self.function)
         return found
 
-    def packed(self) -> bytes:
-        """The dump, compressed. Raises as `content` does."""
-        return compressed(self.content())
-
 
 class Recorder:
     """The recorder of one rank: `open` before the window's first step, `save` after its last."""
 
     def __init__(
-        self, plan: Plan, outbox: Outbox, began_with: Mapping[str, str], alone: bool, clock: bool
-    ) -> None:
-        """`began_with`: the process's first environment. `alone`: no `Window` is in this rank.
+        self, plan: Plan, outbox: Outbox, began_with: Mapping[str, str],
+        window: Optional[Window], clock: bool,
+    ) -> None:  # fmt: skip
+        """`began_with`: the process's first environment. `window`: None where the rank has none.
 
         `clock`: this host's clock is read in this rank.
         """
@@ -94,7 +91,7 @@ class Recorder:
         self.stacks = plan.stacks
         self.outbox = outbox
         self.began_with = began_with
-        self.alone = alone
+        self.window = window
         self.clock = clock
         self.is_open = False
         self.was_open = False
@@ -124,7 +121,7 @@ class Recorder:
     def open(self) -> None:
         """From now on collectives are timed, if that can be had."""
         self.is_open = self.was_open = True
-        if self.alone:
+        if self.window is None:
             self.read_clock("open")
         with contextlib.suppress(Exception):  # it is said when the dump is due
             self.source = self.find()
@@ -138,7 +135,7 @@ class Recorder:
     def close(self) -> None:
         """The window's last step has ended."""
         self.ended = self.outbox.clock.now()
-        if self.alone:
+        if self.window is None:
             self.read_clock("close")
 
     def settled(self) -> bool:
@@ -253,7 +250,7 @@ def hand_over(source: Source, name: str, listed: Mapping[str, Any], outbox: Outb
     """Have the dump written, and the groups' ranks where it lists none. Raises as `content`."""
     if source.backend == "gloo" and listed:
         outbox.file(paths.GROUPS, compressed(json.dumps({"pg_config": listed}).encode()))
-    outbox.file(name, source.packed())
+    outbox.file(name, compressed(source.content()))
 
 
 def members() -> Dict[str, Any]:

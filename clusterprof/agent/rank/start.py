@@ -35,7 +35,9 @@ def main() -> None:
         return
     plan = plan.of_attempt(environ)
     if me.source == identity.LIGHTNING and PROFILED in environ and not guarded:
-        leave_nsys([sys.executable, *line[1:]])
+        # Begin again without the nsys of the rank that has started this one, and is followed here.
+        without = processes.environment_without((*identity.FOLLOWED, PROFILED))
+        os.execve(sys.executable, [sys.executable, *line[1:]], without)
     alone = me.source == identity.ALONE
     if alone and (is_worker(line) or environ.get(WAITING, own) != own):
         with beside.prepared():
@@ -68,12 +70,6 @@ def main() -> None:
         Unnumbered(plan, me, True, guarded).wait_for_the_program()
     else:
         Rank(plan, me, picked, refused).wait_for_the_program()
-
-
-def leave_nsys(program: List[str]) -> None:
-    """Begin again without the nsys of the rank that has started this one, and is followed here."""
-    without = (*identity.FOLLOWED, PROFILED)
-    os.execve(program[0], program, processes.environment_without(without))
 
 
 def command_line() -> List[str]:

@@ -92,7 +92,7 @@ class Counter:
         #: the one of them whose turn it is
         self._turn: Optional[int] = None
         #: whose steps are counted (`get_ident`), and how many came from elsewhere since
-        self._thread = 0
+        self.thread = 0
         self._elsewhere = 0
         self._attends_backward = False
 
@@ -138,7 +138,7 @@ class Counter:
     def optimizer_stepped(self, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
         """Post hook of every torch optimizer's step."""
         try:
-            if get_ident() != self._thread and not self._moves_here():
+            if get_ident() != self.thread and not self._moves_here():
                 return
             if self._counted is not None and self._counted() is optimizer:
                 self._own += 1
@@ -198,9 +198,9 @@ class Counter:
     def _moves_here(self) -> bool:
         """Whether the steps of this thread, which is not the counted one, are counted from now."""
         self._elsewhere += 1
-        if self._elsewhere < GIVEN_UP and self._thread in sys._current_frames():
+        if self._elsewhere < GIVEN_UP and self.thread in sys._current_frames():
             return False
-        self._thread = get_ident()
+        self.thread = get_ident()
         self._elsewhere = 0
         self._counted = None
         return True
@@ -213,7 +213,7 @@ class Counter:
                     return
                 entry.run(self.on_first)
             self.counts_itself = True
-            if get_ident() == self._thread or self._moves_here():
+            if get_ident() == self.thread or self._moves_here():
                 self.boundary()
         except Exception as error:
             entry.failed(error)
@@ -280,11 +280,6 @@ class Counter:
             step, begin = self.count, self._begin
             if step == self.count:
                 return step, begin
-
-    @property
-    def thread(self) -> int:
-        """Whose steps are counted (`get_ident`)."""
-        return self._thread
 
     def wall(self, monotonic_ns: int) -> int:
         """A reading of the monotonic clock as the log would have it."""

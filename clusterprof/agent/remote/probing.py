@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _socket
 import contextlib
 import os
 from typing import Mapping
@@ -18,7 +19,7 @@ PROBE = "CLUSTERPROF_PROBE"
 def wanted(plan: Plan, me: Identity, environ: Mapping[str, str]) -> bool:
     """Whether the clocks of this job are to be measured (`--clock-probe`), and from beside us."""
     mode = plan.clock_probe
-    if mode == "off" or (mode == "auto" and not several_nodes(me, environ)):
+    if mode == "off" or (mode == "auto" and nodes(me, environ) < 2):
         return False
     if me.local_rank is None:
         return me.rank == reference(plan) or plan.profiles(me)
@@ -30,23 +31,16 @@ def reference(plan: Plan) -> int:
     return min(plan.selection.ranks, default=0)
 
 
-def several_nodes(me: Identity, environ: Mapping[str, str]) -> bool:
-    """Whether the job's ranks live on more than one node, as far as the launcher says."""
-    return nodes(me, environ) > 1
-
-
 def start(plan: Plan, me: Identity) -> None:
     """Start the prober of this rank, if there is to be one; its socket's name is in PROBE then."""
     if not wanted(plan, me, os.environ):
         return
-    import socket
-
     name = "clusterprof-" + os.urandom(16).hex()
     facts = os.path.abspath(plan.run), me.rank, reference(plan), os.getpid()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as pipe:
+    with contextlib.closing(_socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM)) as pipe:
         try:
             # By now: a window may open before the prober listens.
-            pipe.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            pipe.setsockopt(_socket.SOL_SOCKET, _socket.SO_PASSCRED, 1)
             pipe.bind("\0" + name)
             beside.start("prober", pipe, *map(str, facts))
         except OSError as error:
@@ -57,11 +51,10 @@ def start(plan: Plan, me: Identity) -> None:
 
 def notify(event: str) -> None:
     """Announce to our prober, if there is one, that the window opens or closes; never waits."""
-    import socket
-
     if PROBE not in os.environ:
         return
-    address = "\0" + os.environ[PROBE]
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as pipe:
-        pipe.setblocking(False)
-        pipe.sendto(event.encode(), address)
+    with contextlib.suppress(OSError):
+        pipe = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM)
+        with contextlib.closing(pipe):
+            pipe.setblocking(False)
+            pipe.sendto(event.encode(), "\0" + os.environ[PROBE])

@@ -38,7 +38,7 @@ from clusterprof.ingest.flight.dump import (
 from clusterprof.ingest.kineto.json_stream import keys_of
 from clusterprof.ingest.opening import opened, unreadable
 from clusterprof.ingest.operations import SYNCHRONISING
-from clusterprof.ingest.sources import KINETO_MARKS
+from clusterprof.ingest.sources import KINETO_MARKS, OUR_OWN
 from clusterprof.priority import end_with_parent
 from clusterprof.results import MissingRank
 
@@ -94,7 +94,7 @@ def find_dumps(folder: Path, *, hang: bool = False) -> list[tuple[Path, int | No
                 if each.is_dir()
             ]
             return [(path, rank) for path, rank in found if path is not None]
-        there = sorted(each for each in folder.iterdir() if each.name not in paths.DOCUMENTS)
+        there = sorted(each for each in folder.iterdir() if each.name not in OUR_OWN)
         dumps = {each for each in there if each.is_file() and is_dump(each)}
         series = {_series(each) for each in dumps}
         return [

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from clusterprof.agent.contracts import files
 from clusterprof.agent.contracts.paths import QDSTRM
-from clusterprof.agent.nsys import VARIABLE, Nsys, installed
+from clusterprof.agent.nsys import VARIABLE, Nsys
 from clusterprof.errors import ReportError
 from clusterprof.ingest.nsys import NO_PAYLOADS, nccl_payloads, sqlite
 from clusterprof.ingest.nsys.database import gathered
@@ -27,6 +27,7 @@ from clusterprof.ingest.nsys.nccl_payloads import Payloads
 from clusterprof.ingest.nsys.nvtx import Ranges
 from clusterprof.ingest.opening import unreadable
 from clusterprof.ingest.recording import Recording
+from clusterprof.installed_nsys import installed
 
 #: nsys' name for a folder of tables in Arrow's stream format
 ARROW = "arrowdir"

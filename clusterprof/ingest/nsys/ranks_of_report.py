@@ -43,7 +43,12 @@ JOB_VARIABLES = (
 
 def wanted() -> frozenset[str]:
     """All variables that are ever looked at in the environment of a report."""
-    return frozenset(JOB_VARIABLES).union(*(each.variables for each in identities.LAUNCHERS))
+    names = {
+        name for each in identities.LAUNCHERS
+        for name in (each.rank, each.world_size, each.local_rank, each.local_size, each.node,
+                     *each.requires)
+    }  # fmt: skip
+    return frozenset(JOB_VARIABLES).union(names) - {""}
 
 
 #: a process with less than this part of the kernels of the busiest is a helper, not a rank
