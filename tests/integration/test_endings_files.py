@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from lab import command
 from lab.command import Completed
+from lab.disk import small_disk
 from lab.endings import state_if_any
 from lab.failing_files import Failing, library
 from lab.stub import OPTIONS, PROGRAM, RANK
@@ -38,6 +39,15 @@ CASES = {
     for folder in ("run", "tmp")
 }  # fmt: skip
 SHORT = {"a disk fails before the window": ("run", "torch", errno.EIO, False, 2)}
+
+
+#: folder, profiler, and with how many inodes
+INODES = {
+    f"{number} inodes, {folder}, {profiler}": (folder, profiler, number)
+    for profiler in ("torch", "nsys")
+    for folder, numbers in (("run", (4, 5, 6, 7, 8, 10, 12)), ("tmp", (1, 2, 3, 4, 6, 8, 12)))
+    for number in numbers
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -84,3 +94,24 @@ def test_a_program_trains_to_its_end_wherever_a_disk_begins_to_fail(
     found = state_if_any(workdir / "run")
     how = f"{os.strerror(number)}, once" if once else os.strerror(number)
     fault(f"{how}: {folder}, {profiler}", 0, done.returncode, 0.0, found)
+
+
+@pytest.mark.parametrize(
+    ("folder", "profiler", "number"), few(INODES, "7 inodes, run, torch", "1 inodes, tmp, torch")
+)
+def test_a_program_trains_to_its_end_on_a_disk_that_takes_no_further_file(
+    folder: str, profiler: str, number: int, workdir: Path, fault: Fault
+) -> None:
+    (workdir / "train.py").write_text(PROGRAM)
+    with small_disk(f"200m,nr_inodes={number}") as place:
+        run = place / "run" if folder == "run" else workdir / "run"
+        options = [*OPTIONS, f"--run-dir={run}", f"--profiler={profiler}"]
+        line = command.clusterprof(["run", *options, "--", "python", "train.py"])
+        done = command.run(
+            line, env={**RANK, **({"TMPDIR": str(place)} if folder == "tmp" else {})}
+        )
+        found = state_if_any(run)
+    fault(f"{number} inodes: {folder}, {profiler}", 0, done.returncode, 0.0, found)
+    check(done)
+    # Of a disk for all that is written beside the run, the system's own is taken as well.
+    assert folder == "run" or found["state"] in ("captured", "collected", "lost"), done
