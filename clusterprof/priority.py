@@ -7,7 +7,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from pathlib import Path
+
+from clusterprof.agent.contracts import processes
 
 #: whether what makes tables steps aside: "normal" is for nodes whose processors are never idle
 VARIABLE = "CLUSTERPROF_REDUCE_PRIORITY"
@@ -28,12 +29,6 @@ def end_with_parent() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def end_first() -> None:
-    """Be the first process that the kernel ends where memory runs out, if it lets us."""
-    with contextlib.suppress(OSError), Path("/proc/self/oom_score_adj").open("w") as score:
-        score.write("1000")
-
-
 def step_aside() -> None:
     """Take only what no other process wants of processor and disk; children inherit it.
 
@@ -41,7 +36,7 @@ def step_aside() -> None:
     """
     import ctypes
 
-    end_first()
+    processes.end_first()
     if os.environ.get(VARIABLE) == "normal":
         return
     with contextlib.suppress(OSError):

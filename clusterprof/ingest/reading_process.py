@@ -16,12 +16,12 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from clusterprof import words
-from clusterprof.agent.contracts.processes import ended
+from clusterprof.agent.contracts import processes
 from clusterprof.errors import ClusterprofError
 from clusterprof.imports import without_pandas
 from clusterprof.ingest import handover
 from clusterprof.ingest.sources import Source
-from clusterprof.priority import end_first, end_with_parent
+from clusterprof.priority import end_with_parent
 from clusterprof.tables import RankTables
 
 #: what is read of one rank
@@ -165,14 +165,14 @@ class Reader:
 def _ended(status: int) -> str:
     if status == -signal.SIGKILL:
         return "was killed, most often by the kernel for want of memory"
-    return ended(status)
+    return processes.ended(status)
 
 
 def _serve(calls: Connection, folder: str) -> None:
     """The reading process: answer until who asks is gone."""
     end_with_parent()
     os.setpgid(0, 0)
-    end_first()  # before who asked
+    processes.end_first()  # before who asked
     tempfile.tempdir = folder
     without_pandas()
     while True:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from lab import deepspeed, perfetto_ui
+from lab import deepspeed, memory, perfetto_ui
 
 LAB = Path(__file__).resolve().parent
 #: Debian keeps daemons where an ordinary user's PATH does not look.
@@ -104,6 +104,7 @@ PARTS = (
     Part("faketime", "libfaketime", lambda: None if faketime() else "no libfaketime"),
     Part("compiler", "a compiler of C", _program("cc")),
     Part("root", "root, to mount a small disk", lambda: None if os.geteuid() == 0 else "not root"),
+    Part("memory_group", "memory cgroups to be made, as root", memory.why_not),
     Part("chromium", "a headless Chromium", lambda: None if chromium() else "no chromium"),
     Part("perfetto_ui", "Perfetto's UI as npm has it", perfetto_ui.why_not),
 )

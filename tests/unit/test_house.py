@@ -240,6 +240,7 @@ def test_all_that_make_installs_is_locked_by_its_hash_but_for_torch() -> None:
 #: who writes otherwise than by `agent/contracts/files.py`, and why no one's link is followed there
 _WRITERS = {
     "agent/contracts/files.py": "the one way itself",
+    "agent/contracts/processes.py": "the kernel's own file of this process, in /proc",
     "agent/guard/report_transfer.py": "in the guard's own folder (mkdtemp)",
     "agent/guard/session.py": "in the guard's own folder; a lock with O_NOFOLLOW",
     "agent/remote/host.py": "in a folder of a host's that no other user sees (mkdir 0700)",
@@ -252,7 +253,6 @@ _WRITERS = {
     "doctor/cluster.py": "in a folder of its own (mkdtemp)",
     "doctor/this_host.py": "in a folder of its own (mkdtemp)",
     "folders.py": "under a random name that nothing has, then by rename",
-    "priority.py": "the kernel's own file of this process, in /proc",
     "run_directory.py": "the lock of a merge: O_NOFOLLOW",
     "ingest/handover.py": "in memory, without a name",
     "ingest/nsys/sqlite.py": "in a folder of its own (mkdtemp)",

@@ -141,9 +141,10 @@ def main(argv: List[str]) -> NoReturn:
 
 
 def _leave_the_program(keep: int) -> None:
-    """Hold nothing of the program's, since a launcher waits for its pipes to close; and get no
-    signal that is for its processes.
+    """Hold nothing of the program's, since a launcher waits for its pipes to close; get no signal
+    that is for its processes, and be ended before them where memory runs out.
     """
+    processes.end_first()
     os.setsid()
     os.chdir("/")
     _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())

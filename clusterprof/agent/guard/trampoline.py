@@ -53,6 +53,7 @@ def main(argv: "list[str]") -> None:
 
 def wait(address: str, pid: int) -> None:
     """The program's end: tell the guard how, and end likewise. 128 + n stands for signal n."""
+    processes.end_first()
     status = os.waitpid(pid, 0)[1]
     code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
     with contextlib.suppress(OSError):
