@@ -125,10 +125,9 @@ def test_what_cannot_be_measured_does_not_end_the_window_nor_the_training(armed:
 
 
 def test_short_steps_are_looked_at_every_half_second_and_long_ones_each() -> None:
-    looks = size.Looks(10, 0)
-    assert looks.next(20, 10 * 25_000_000) == 20 + 20
-    assert looks.next(20, 10 * 5_000_000_000) == 21
-    assert looks.next(10, 0) > 10
+    assert size.next_look(10, 0, 20, 10 * 25_000_000) == 20 + 20
+    assert size.next_look(10, 0, 20, 10 * 5_000_000_000) == 21
+    assert size.next_look(10, 0, 10, 0) > 10
 
 
 def test_a_session_is_what_is_in_its_folder_and_what_its_nsys_holds_open(tmp_path: Path) -> None:

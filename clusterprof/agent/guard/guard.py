@@ -141,14 +141,13 @@ class Guard:
         private = tempfile.mkdtemp(prefix="clusterprof-", dir=folder)
         name = session_name(self.plan.run, self.rank)
         self.transfer = ReportTransfer(private, rank_folder, nsys.importer, clock=self.clock)
-        known: Dict[str, Any] = {
+        self.known = {
             "private": private, "session": name, "importer": nsys.importer, "nsys": nsys.path,
         }  # fmt: skip
-        self.outbox.say("keep", armed=self.armed, **known)
+        self.outbox.say("keep", armed=self.armed, **self.known)
         processes.adopt_orphans()
         mode, most = self.plan.window_by, self.plan.max_report_mb * size.MB
         self.session = Session(name, nsys, mode, self.transfer, most, self.outbox, self.clock)
-        self.known = known
         if len(differs) > 1:  # the report has less in it than was asked for
             self.session.troubles += differs
         self.outbox.state(

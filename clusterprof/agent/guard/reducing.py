@@ -40,11 +40,6 @@ class Reducing:
         self.trouble: Optional[str] = None
 
     @property
-    def leaves_reports(self) -> bool:
-        """Whether only the tables are to reach the run directory."""
-        return self.order.keep_reports != "gather"
-
-    @property
     def at_once(self) -> bool:
         """Whether it begins beside the training."""
         return self.order.when == "now"

@@ -209,7 +209,7 @@ class ReportTransfer:
         """
         if not os.path.exists(self.made):
             return "nsys wrote no report"
-        if self.reducing is not None and self.reducing.leaves_reports:
+        if self.reducing is not None and self.reducing.order.keep_reports != "gather":
             if beside:
                 self.say_where()
             trouble = self.reduce(self.reducing, beside)

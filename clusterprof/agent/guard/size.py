@@ -96,14 +96,9 @@ def memory() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-class Looks:
-    """When to look next, in steps, from how long the steps take."""
-
-    def __init__(self, first: int, now_ns: int) -> None:
-        self.first = first
-        self.began_ns = now_ns
-
-    def next(self, count: int, now_ns: int) -> int:
-        """The step after which to look again; at least one further on."""
-        each_ns = max(1, (now_ns - self.began_ns) // max(1, count - self.first))
-        return count + max(1, EVERY_NS // each_ns)
+def next_look(first: int, began_ns: int, count: int, now_ns: int) -> int:
+    """The step after which to look again, at least one further on, by how long steps have taken
+    since step `first` began at `began_ns`.
+    """
+    each_ns = max(1, (now_ns - began_ns) // max(1, count - first))
+    return count + max(1, EVERY_NS // each_ns)

@@ -311,7 +311,8 @@ class Unnumbered(Rank):
     def wait_for_the_program(self) -> None:
         """Count from the process group's beginning on, or from the first step."""
         super().wait_for_the_program()
-        counter.on_first = self.steps_alone if self.alone else None
+        # A step without a process group: it is the only rank.
+        counter.on_first = functools.partial(self.numbered, self.me) if self.alone else None
         os.register_at_fork(after_in_child=self.forked)
         hooks.after_import({"torch.distributed.distributed_c10d": self.wait_for_a_group})
 
@@ -329,10 +330,6 @@ class Unnumbered(Rank):
         """Which rank it is may not be known yet."""
         self.trains_ns = time.monotonic_ns()
         os.environ[WAITING] = str(os.getpid())
-
-    def steps_alone(self) -> None:
-        """A step without a process group: it is the only rank."""
-        self.numbered(self.me)
 
     def has_a_group(self) -> None:
         """The program has a process group now."""

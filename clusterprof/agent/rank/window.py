@@ -49,7 +49,7 @@ class Window:
         #: the clocks' readings that the writer has not yet
         self.readings: List[Dict[str, Any]] = []
         self.garbage = garbage_collector.Pauses(counter)
-        self.looks = size.Looks(self.first, 0)
+        self.opened_ns = 0
         self.switches: List[Any] = []
         #: the switches that are on
         self.running: List[Any] = []
@@ -104,7 +104,7 @@ class Window:
         self.is_open = True
         self.local.at_end = _AtEnd(self.thread_ends)
         own_profilers.kineto.comes = self.give_way
-        self.looks = size.Looks(self.first, self.counter.clock.now_ns())
+        self.opened_ns = self.counter.clock.now_ns()
         with contextlib.suppress(Exception):
             self.readings.append(clocks.reading("opened", mark=True))
         self.garbage.start()
@@ -129,7 +129,8 @@ class Window:
         if not why and 0 < self.plan.max_report_mb * size.MB < held:
             why = "the report reached %d MB" % (held // size.MB)
         if not why:
-            return min(self.looks.next(count, self.counter.clock.now_ns()), self.end)
+            now_ns = self.counter.clock.now_ns()
+            return min(size.next_look(self.first, self.opened_ns, count, now_ns), self.end)
         self.close_early(why)
         return -1
 

@@ -146,15 +146,16 @@ class Prober:
                 self.notes.append("rank %d's prober was not found on %s (UDP ports %s)"
                                   % (self.against, ", ".join(hosts), ports))  # fmt: skip
             return found
-        deadline = self.clock.now() + exchange.FIRST_ANSWER_S
-        while True:
-            try:
-                return exchange.announced(self.address_file, ours=True)
-            except (OSError, ValueError):
-                if self.clock.now() > deadline:
-                    self.notes.append("rank %d's prober was not found" % self.against)
-                    return None
-                self.clock.sleep(0.1)
+        if self.clock.until(self.announced, exchange.FIRST_ANSWER_S, 0.1):
+            return self.announced()
+        self.notes.append("rank %d's prober was not found" % self.against)
+        return None
+
+    def announced(self) -> Optional[Answerer]:
+        """As the reference rank's prober has written; None where it has not, or not yet."""
+        with contextlib.suppress(OSError, ValueError):
+            return exchange.announced(self.address_file, ours=True)
+        return None
 
     def claims(self, answerer: Answerer) -> bool:
         """Whether it is ours to measure: of each machine the first that comes, of its own none."""
