@@ -156,6 +156,19 @@ def test_a_temporary_folder_that_is_stalled_delays_no_rank_and_a_slow_one_no_unp
     job.check(f"TMPDIR {what}, torch.profiler", fault, lost)
 
 
+def test_a_trace_comes_home_though_the_run_directory_is_stalled_while_its_window_closes(
+    still: Disk, workdir: Path, fault: Fault, torch_process: Warm
+) -> None:
+    # The folder for the trace is the node's, which answers; it is taken home once the disk moves.
+    start = torch_process.launcher(0)
+    job = Job(workdir, still.place / "run", [150, 20], "--steps=60:70", "--profiler=torch",
+              start=start)  # fmt: skip
+    job.comes_to(20)
+    still.freeze()
+    job.tasks_end(still)
+    job.check("the run directory is stalled over the window, torch.profiler", fault)
+
+
 def test_clusterprof_ends_with_its_job_where_the_run_directory_is_stalled(
     still: Disk, workdir: Path, fault: Fault
 ) -> None:

@@ -110,8 +110,9 @@ class WriterBeside:
         self.writer.take(0)
         while REAL.wait(self.connections(), 0):
             self.writer.take(0)
-        while not self.writer.jobs.empty():
-            self.writer.do(self.writer.jobs.get())
+        for jobs in (self.writer.jobs, self.writer.on_node):
+            while not jobs.empty():
+                self.writer.do(jobs)
 
     def connections(self) -> list[socket.socket]:
         """Those to all that write by it."""

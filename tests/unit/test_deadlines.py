@@ -368,7 +368,7 @@ def test_a_writer_that_a_file_system_holds_outlives_its_rank_by_minutes(
 ) -> None:
     ours, theirs = socket.socketpair()
     made = writer.Writer(theirs, os.getpid(), clock)
-    monkeypatch.setattr(made, "work", lambda: None)  # it is held by its first job
+    monkeypatch.setattr(made, "work", lambda jobs: None)  # it is held by its first job
     clock.plan(lasts_s, lambda: setattr(made.jobs, "unfinished_tasks", 0))
     ours.close()
     began = clock.now()

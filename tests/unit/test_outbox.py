@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import socket
+import tempfile
 from _thread import get_native_id
 from collections.abc import Callable
 from contextlib import closing
@@ -140,6 +141,20 @@ def test_a_trace_is_packed_and_taken_home_and_nothing_stays_on_the_node(
     assert gzip.decompress((rank_folder / "trace.json.gz").read_bytes()) == b'{"traceEvents": []}'
     assert states.read(str(rank_folder))["state"] == "captured"
     assert not folder.exists()
+
+
+def test_why_no_folder_for_a_trace_can_be_made_is_the_reason(
+    outbox: Outbox, rank_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(prefix: str) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/node")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", full)
+    profiler = profilers.TorchProfiler(outbox, alone=True)
+    profiler.thread = get_native_id()
+    outbox.say("folder")
+    with pytest.raises(RuntimeError, match="No space left on device: '/node'"):
+        profiler.save()
 
 
 def closed(

@@ -1,7 +1,8 @@
 """The process that writes one rank's files, so that the rank never waits for a file system.
 
-The rank sends it messages (see `outbox`). One thread receives and keeps them, within bounds; the
-other does all file operations, one after the other, and may wait for any of them. The step log is
+The rank sends it messages (see `outbox`). One thread receives and keeps them, within bounds;
+another does all file operations, one after the other, and may wait for any of them, and a third
+makes folders on the node, which the run directory must not delay. The step log is
 written once a minute, a state at once. It lives until the rank has ended and all is written.
 
 Arguments: FD PID.
@@ -76,7 +77,10 @@ class Writer:
         self.clock = clock
         self.peers: Dict[int, Peer] = {}
         self.attend(first)
+        #: what is done one after the other; and what waits for the node's own disk alone, where
+        #: the run directory may be stalled
         self.jobs: "queue.Queue[Callable[[], None]]" = queue.Queue()
+        self.on_node: "queue.Queue[Callable[[], None]]" = queue.Queue()
         self.folder = self.run = ""
         self.log_s, self.log_at = LOG_S, math.inf
         #: who waits for the order to close the window
@@ -105,13 +109,15 @@ class Writer:
 
     def serve(self) -> None:
         """Until no process is left to receive from, and all is written or `LINGER_S` has passed."""
-        threading.Thread(target=self.work, daemon=True).start()
+        for jobs in (self.jobs, self.on_node):
+            threading.Thread(target=self.work, args=(jobs,), daemon=True).start()
         while self.peers:
             due_at = min(self.log_at, self.hangs.look_at, self.look_at)
             due_s = max(0.1, min(due_at - self.clock.now(), self.log_s))
             self.take(states.LOOK_S if self.watching else due_s)
         self.jobs.put(self.take_over)
         self.jobs.put(self.stop_reducing)
+        self.jobs.put(self.on_node.join)
         self.jobs.put(self.clean)
         self.clock.until(lambda: not self.jobs.unfinished_tasks, LINGER_S)
 
@@ -219,7 +225,7 @@ class Writer:
     def do_folder(self, peer: Peer) -> None:
         """Make a folder on the node for the rank to write to."""
         peer.answer(begun=True)
-        self.jobs.put(functools.partial(self.make_folder, peer))
+        self.on_node.put(functools.partial(self.make_folder, peer))
 
     def do_held(self, peer: Peer, size: int) -> None:
         """What nsys has on the node by now; its rank may have to close the window."""
@@ -232,18 +238,18 @@ class Writer:
         peer.log = next((each.log for each in self.peers.values() if each.log), None)
         self.hangs.listen(after_s, unseen_s)
 
-    # -- the working thread ------------------------------------------------------------------
+    # -- the working threads -----------------------------------------------------------------
 
-    def work(self) -> None:
+    def work(self, jobs: "queue.Queue[Callable[[], None]]") -> None:
         """Do one job after the other, waiting for file systems."""
         while True:
-            self.do(self.jobs.get())
+            self.do(jobs)
 
-    def do(self, job: Callable[[], None]) -> None:
-        """One job; a run directory that is gone, full or read-only hurts no training."""
+    def do(self, jobs: "queue.Queue[Callable[[], None]]") -> None:
+        """The next job; a run directory that is gone, full or read-only hurts no training."""
         with contextlib.suppress(Exception):
-            job()
-        self.jobs.task_done()
+            jobs.get()()
+        jobs.task_done()
 
     def in_window(self, number: int, job: Callable[[], None]) -> Callable[[], None]:
         """The job as it is done in the rank's folder of this window."""
@@ -311,8 +317,11 @@ class Writer:
 
     def make_folder(self, peer: Peer) -> None:
         """See `do_folder`."""
-        self.made.append(tempfile.mkdtemp(prefix="clusterprof-"))
-        peer.answer(folder=self.made[-1])
+        try:
+            self.made.append(tempfile.mkdtemp(prefix="clusterprof-"))
+            peer.answer(folder=self.made[-1])
+        except OSError as error:
+            peer.answer(folder="", no_folder=str(error))
 
     def do_trace(self, peer: Peer, path: str, facts: Optional[Dict[str, Any]]) -> None:
         """Transfer a trace from the node; with `facts`, the rank has captured then."""

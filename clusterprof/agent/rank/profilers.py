@@ -238,10 +238,11 @@ class TorchProfiler(OfOneThread):
         late_s = self.outbox.began_s + BEGIN_S - self.outbox.clock.now()
         begun = self.outbox.wait("begun", max(FOLDER_S, late_s))
         folder = self.outbox.wait("folder", FOLDER_S) if begun else None
-        if folder is None:
+        if not folder:
             # Not by tempfile, which may write to it to see whether it can.
             which = os.environ.get("TMPDIR", "/tmp") if begun else "what writes this rank's files"
-            raise RuntimeError("%s does not answer" % which)
+            why = self.outbox.look().get("no_folder") or "%s does not answer" % which
+            raise RuntimeError(why)
         path = os.path.join(folder, "trace.json")
         with own_profilers.kineto.ours():
             self.profile.export_chrome_trace(path)
