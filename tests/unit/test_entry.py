@@ -160,6 +160,27 @@ def test_handlers_wait_for_one_another_and_are_all_called(entry: Entry) -> None:
         signal.signal(number, before)
 
 
+def test_a_program_that_is_as_deep_as_its_limit_lets_it_is_not_ended_by_us(entry: Entry) -> None:
+    def deeper(calls: int, act: Callable[[], None]) -> None:
+        deeper(calls - 1, act) if calls else act()
+
+    def fits(calls: int) -> bool:
+        with contextlib.suppress(RecursionError):
+            deeper(calls, lambda: None)
+            return True
+        return False
+
+    acted: list[int] = []
+    ours = lambda: deeper(100, lambda: acted.append(sys.getrecursionlimit()))  # noqa: E731
+    most = sys.getrecursionlimit()
+    deepest = next(calls for calls in range(most, 0, -1) if fits(calls))
+    for left in (10, 20, 60):
+        deeper(deepest - left, lambda: entry.run(ours))
+    assert len(acted) == 3
+    assert sys.getrecursionlimit() == most
+    assert not entry.is_shut
+
+
 class Action(ctypes.Structure):
     """glibc's `struct sigaction`."""
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 # `signal` makes an enum of each, at its import too.
 import _signal  # type: ignore[import-not-found]
 import os
+import sys
 from _thread import get_ident
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
@@ -28,6 +29,8 @@ _FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _CALLING = ("called_later", "call_those_that_came")
 #: more than any system's `struct sigaction`
 _ACTION_B = 512
+#: calls that we, and torch for us, may nest: the program may be as deep as its limit lets it
+_DEEPER = 500
 
 
 class Handlers:
@@ -132,7 +135,9 @@ class Entry:
             act(*arguments)
         if self.is_shut or me in self._inside:
             return
+        deepest = sys.getrecursionlimit()
         try:
+            sys.setrecursionlimit(deepest + _DEEPER)
             self._inside.add(me)
             if me == self.main:
                 self.handlers.wait()
@@ -143,8 +148,11 @@ class Entry:
             self._shut(error)
         finally:
             self._inside.discard(me)
-            if me == self.main:
-                self.handlers.go_on()
+            try:
+                if me == self.main:
+                    self.handlers.go_on()
+            finally:
+                sys.setrecursionlimit(deepest)
         owed, self.owed = self.owed, None
         if owed is not None:
             raise owed

@@ -94,7 +94,7 @@ def wrap(
     function, kind = getattr(owner, name), _kind(owner, name)
     if kind is classmethod:
         function = function.__func__
-    run = entry.run if lets_wait else _call
+    run: Callable[..., Any] = entry.run if lets_wait else lambda act: act()
 
     def stepping(*args: Any, **kwargs: Any) -> Any:
         if before is not None:
@@ -118,10 +118,6 @@ def _kind(owner: Any, name: str) -> Optional[Callable[[Any], Any]]:
             binds = hasattr(found, "__get__") and not isinstance(found, staticmethod)
             return None if binds else staticmethod
     return staticmethod if isinstance(owner, type) else None
-
-
-def _call(act: Callable[[], None]) -> None:
-    act()
 
 
 class _Stepped(ModuleType):
