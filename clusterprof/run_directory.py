@@ -532,7 +532,7 @@ def _check_no_link_in(folder: Path) -> None:
     """
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for entry in os.scandir(folder):
-            if entry.is_symlink() and entry.is_dir():
+            if entry.is_symlink() and Path(entry).is_dir():  # one to itself is none to a folder
                 raise RunDirectoryError(
                     f"{entry.path} is a link to another folder",
                     "a run directory has none: put the folder itself in its place",

@@ -298,6 +298,13 @@ def test_a_run_directory_leads_nowhere_else(tmp_path: Path, name: str) -> None:
         run_directory.opened(run.path)
 
 
+def test_a_link_to_itself_in_a_run_directory_keeps_no_one_from_reading_it(tmp_path: Path) -> None:
+    run = made(tmp_path / "run")
+    for name in ("loop", "ranks/loop"):
+        (run.path / name).symlink_to("loop")
+    assert run_directory.opened(run.path).ranks() == []
+
+
 def test_a_run_directory_may_be_reached_through_a_link(tmp_path: Path) -> None:
     made(tmp_path / "run")
     (tmp_path / "latest").symlink_to(tmp_path / "run")
