@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections.abc import Iterable
+from datetime import datetime, timezone
 
 #: decimals of a millisecond beyond which no clock of ours can see (1 µs)
 _FINEST_DECIMALS = 3
@@ -54,6 +55,16 @@ def age(seconds: float | None) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def period(begin_ns: int, end_ns: int) -> str:
+    """From when to when (wall clock): `2026-01-02 03:04:05.678 to 03:04:06.789 UTC`."""
+    begin, end = (
+        datetime.fromtimestamp(each // 1_000_000 / 1000, timezone.utc)
+        for each in (begin_ns, end_ns)
+    )
+    form = "%H:%M:%S.%f" if begin.date() == end.date() else "%Y-%m-%d %H:%M:%S.%f"
+    return f"{begin:%Y-%m-%d %H:%M:%S.%f}"[:-3] + f" to {end.strftime(form)[:-3]} UTC"
 
 
 def bound(ns: float) -> str:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
+import pyarrow.compute as pc
+
 from clusterprof import words
 from clusterprof.errors import ClusterprofError, MergeError, ReportError
 from clusterprof.ingest.assembler import RankUnknown, checked, combine
@@ -69,9 +71,9 @@ def gather(
     if not found:
         raise _none_readable(errors)
     found.sort(key=lambda tables: tables.rank)
-    windows = _check_one_job(found)
+    _check_one_job(found)
     unread = [str(error).replace("\n ", ";") for error in errors]
-    return Gathered(found, missing, [*unread, *_common_warnings(found, windows)])
+    return Gathered(found, missing, [*unread, *_common_warnings(found)])
 
 
 def _only(source: Source) -> list[Rank]:
@@ -153,11 +155,9 @@ def _none_readable(errors: Sequence[ClusterprofError]) -> ClusterprofError:
     )
 
 
-def _check_one_job(found: Sequence[RankTables]) -> dict[int, int]:
-    """Return the window of each rank.
-
-    Raises `MergeError` where a rank comes twice, or where the reports name different jobs, worlds,
-    or far-apart windows.
+def _check_one_job(found: Sequence[RankTables]) -> None:
+    """Raise `MergeError` where a rank comes twice, or where the reports name different jobs,
+    worlds, or far-apart windows.
     """
     for one, other in pairwise(found):
         if one.rank == other.rank:
@@ -169,10 +169,10 @@ def _check_one_job(found: Sequence[RankTables]) -> dict[int, int]:
             )
     _refuse_groups(found, "different jobs", lambda tables: tables.info.job)
     _refuse_groups(found, "jobs of different world sizes", lambda tables: tables.info.world_size)
-    windows = _windows(found)
+    captures = {each.rank: (each.info.begin_ns, each.info.end_ns) for each in found}
+    windows = _windows(captures, _APART_NS)
     if len(set(windows.values())) > 1 and _of_other_jobs(found, windows):
         _refuse_groups(found, "captures of different times", lambda each: windows[each.rank])
-    return windows
 
 
 def _refuse_groups(
@@ -188,15 +188,18 @@ def _refuse_groups(
         raise MergeError(f"the reports are of {what}", *lines, next_step)
 
 
-def _windows(found: Sequence[RankTables]) -> dict[int, int]:
-    """Return rank -> number of its window; captures closer than `_APART_NS` are one window."""
+def _windows(times: Mapping[int, tuple[int, int]], apart_ns: int) -> dict[int, int]:
+    """Return rank -> number of its window, by when its begins and ends (ns).
+
+    What is closer than `apart_ns` is one window.
+    """
     windows: dict[int, int] = {}
     number, until = 0, None
-    for tables in sorted(found, key=lambda each: each.info.begin_ns):
-        if until is not None and tables.info.begin_ns > until + _APART_NS:
+    for rank, (begin, end) in sorted(times.items(), key=lambda each: each[1]):
+        if until is not None and begin > until + apart_ns:
             number += 1
-        until = max(until or 0, tables.info.end_ns)
-        windows[tables.rank] = number
+        until = max(until or 0, end)
+        windows[rank] = number
     return windows
 
 
@@ -223,21 +226,42 @@ def _of_other_jobs(found: Sequence[RankTables], windows: Mapping[int, int]) -> b
     return one_clock or not silent
 
 
-def _common_warnings(found: Sequence[RankTables], windows: Mapping[int, int]) -> list[str]:
+def _common_warnings(found: Sequence[RankTables]) -> list[str]:
     """Return each warning once, with the ranks that gave it."""
     by: dict[str, list[int]] = {}
     for tables in found:
         for warning in dict.fromkeys(tables.warnings):
             by.setdefault(warning, []).append(tables.rank)
     lines = [f"{words.ranks(ranks)}: {warning}" for warning, ranks in by.items()]
-    lines += _unlike(found)
-    first = found[0].rank
-    if late := [rank for rank, window in sorted(windows.items()) if window != windows[first]]:
-        lines.append(
-            f"the window of {words.ranks(late)} is more than 5 s from rank {first}'s: another"
-            " window, or a host's clock that is far off"
-        )
-    return lines
+    return [*lines, *_unlike(found), *_apart(found)]
+
+
+def _apart(found: Sequence[RankTables]) -> list[str]:
+    """Return a warning, with the times, of ranks whose calls no other's overlap in time."""
+    times = {tables.rank: _communicating(tables) for tables in found}
+    windows: dict[int, list[int]] = {}
+    for rank, number in _windows(times, apart_ns=0).items():
+        windows.setdefault(number, []).append(rank)
+    most = max(windows.values(), key=len)
+
+    def when(ranks: Sequence[int]) -> str:
+        begins, ends = zip(*(times[rank] for rank in ranks), strict=True)
+        return f"{words.ranks(ranks)} ({words.period(min(begins), max(ends))})"
+
+    return [
+        f"the window of {when(others)} does not overlap that of {when(most)}: another window, or a"
+        " host's clock that is off"
+        for others in windows.values()
+        if others is not most
+    ]
+
+
+def _communicating(tables: RankTables) -> tuple[int, int]:
+    """Return from when to when a rank communicates, else its capture: hosts run far ahead."""
+    calls = tables.collective_calls
+    begin, end = pc.min(calls["start_ns"]).as_py(), pc.max(calls["end_ns"]).as_py()
+    known = begin is not None and end is not None
+    return (begin, end) if known else (tables.info.begin_ns, tables.info.end_ns)
 
 
 def _unlike(found: Sequence[RankTables]) -> list[str]:

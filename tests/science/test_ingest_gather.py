@@ -135,8 +135,8 @@ def test_reports_of_worlds_of_different_size_are_refused(
 
 
 def windows_apart(warnings: Sequence[str]) -> list[tuple[int, int]]:
-    """Return the ranks of windows that are too far apart: which, and from whose."""
-    named = (re.findall(r"rank (\d+)", warning) for warning in warnings if " 5 s " in warning)
+    """Return the ranks of windows that do not overlap: which, and whose."""
+    named = (re.findall(r"rank (\d+) \(", each) for each in warnings if "not overlap" in each)
     return [(int(rank), int(other)) for rank, other in named]
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from lab.tiers import long_but
 from simulate import Cause, Job, simulate
+from strangers import trace
 
+from clusterprof.ingest import gather
 from clusterprof.results import Results
 from clusterprof.study import Study, study
 from clusterprof.tables import RankTables
@@ -52,11 +56,29 @@ def captured(steps: int, ahead: int, odd: int = 3) -> Study:
     return study(made)
 
 
+def counted(job: Job, ahead: Sequence[int]) -> Study:
+    """A job whose hosts share no name, and whose ranks count so many steps ahead of the first."""
+    ranks, _ = simulate(replace(job, ranks_per_host=1, causes=(Cause("host", 2, 20 * MS),)))
+    return study([window(t, 6, job.steps, by) for t, by in zip(ranks, ahead, strict=True)])
+
+
+def matched(found: Study) -> set[tuple[int, ...]]:
+    """The ranks that the calls of a study were matched on, together."""
+    ranks: dict[int, list[int]] = {}
+    for row in found.collectives.select(["collective", "rank"]).to_pylist():
+        ranks.setdefault(row["collective"], []).append(row["rank"])
+    return {tuple(sorted(each)) for each in ranks.values()}
+
+
 def renumbered(results: Results) -> list[int]:
     """The numbers in the warning about a rank whose steps were renumbered; none without one."""
     found = [each for each in results["warnings"] if "renumbered" in each]
     assert len(found) <= 1
     return [int(number) for each in found for number in re.findall(r"\d+", each)]
+
+
+#: every step of it takes as long as the others
+REGULAR = Job(steps=8, noise_frac=0.0, phase_ns=300, tear_ns=0)
 
 
 @pytest.mark.parametrize("odd", long_but([3], [0]))
@@ -85,3 +107,49 @@ def test_ranks_that_count_alike_keep_their_numbers() -> None:
     results = captured(8, 0).results
     assert [each["step"] for each in results["steps"]] == list(range(FIRST, FIRST + 8))
     assert renumbered(results) == []
+
+
+@pytest.mark.parametrize("ahead", [(0, 1, 2, 3), (0, 0, 0, 90)])
+def test_where_clocks_agree_but_for_whole_steps_it_is_the_numbers_that_differ(
+    ahead: tuple[int, ...],
+) -> None:
+    results = counted(REGULAR, ahead).results
+    assert len([each for each in results["warnings"] if "renumbered" in each]) == (
+        len({*ahead}) - 1
+    )
+    assert results["collectives"]["unmatched"] == 0
+    assert len(results["steps"]) == 8
+    worst = results["findings"][0]
+    assert (worst["code"], worst["rank"]) == ("straggler.host", 2)
+
+
+def test_a_clock_that_is_off_by_no_whole_steps_is_no_other_count() -> None:
+    results = counted(replace(REGULAR, offset_ns=(0, 0, 0, 3_456_789_012)), (0, 0, 0, 0)).results
+    assert renumbered(results) == []
+    assert results["collectives"]["unmatched"] == 0
+
+
+def test_numbers_of_which_nothing_tells_whether_they_are_the_same_are_named() -> None:
+    found = counted(replace(REGULAR, offset_ns=(0, 0, 0, 9 * MS)), (0, 0, 0, 90))
+    warnings = [each for each in found.results["warnings"] if "its steps are numbered" in each]
+    assert [re.findall(r"\d+", each) for each in warnings] == [["3", "96", "103", "0", "6", "13"]]
+    assert matched(found) == {(0, 1, 2), (3,)}
+
+
+@pytest.mark.parametrize("steps", [True, False])
+def test_windows_that_do_not_overlap_are_named_with_their_times(
+    tmp_path: Path, steps: bool
+) -> None:
+    ranks, _ = simulate(replace(REGULAR, steps=20, causes=(Cause("host", 2, 20 * MS),)))
+    for tables in ranks:
+        shown = window(tables, 20 if tables.rank == 3 else 8, 6)
+        trace(shown, tmp_path, arguments="kernel", steps=steps)
+    gathered = gather([tmp_path])
+    found = study(gathered.ranks, gathered.missing, gathered.warnings)
+    (warning,) = (each for each in found.results["warnings"] if "does not overlap" in each)
+    assert warning.startswith("the window of rank 3 (2026-")
+    assert warning.count(" UTC)") == 2
+    assert matched(found) == {(0, 1, 2), (3,)}
+    if steps:
+        worst = found.results["findings"][0]
+        assert (worst["code"], worst["rank"]) == ("straggler.host", 2)

@@ -24,6 +24,14 @@ def test_numbers_as_they_are_written() -> None:
         (words.age(300), "5 min"),
         (words.age(172_800), "2 d"),
         (words.age(None), "-"),
+        (
+            words.period(10**18 + 1_234_567, 10**18 + 10**10),
+            "2001-09-09 01:46:40.001 to 01:46:50.000 UTC",
+        ),
+        (
+            words.period(10**18, 10**18 + 10**14),
+            "2001-09-09 01:46:40.000 to 2001-09-10 05:33:20.000 UTC",
+        ),
         (words.bound(8_241), "±8.3 µs"),
         (words.bound(123_456), "±0.13 ms"),
         (words.bound(0), "±0 µs"),

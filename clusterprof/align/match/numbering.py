@@ -29,6 +29,8 @@ _AGREE_FRAC = 0.6
 _FEW, _ONE_END_NS = 3, 10_000.0
 #: in steps: ends of the same step on two ranks differ by less, and so do the calls and one clock
 _BESIDE = 0.75
+#: in steps: a clock that is off lies so near to a whole number of them once in a hundred times
+_WHOLE = 0.005
 
 
 def numbered(ranks: Sequence[RankTables]) -> list[RankTables]:
@@ -78,28 +80,35 @@ def _recounted(ranks: Sequence[RankTables]) -> list[RankTables]:
 
     Checked only where one rank's steps lie more than a step beside another's of the same number.
     Then, without any numbers, the calls show which steps are the same: by a certain match, or by
-    the clock that ranks of one host share.
+    the clock that ranks share: those of one host, and those whose steps end at once but for a
+    whole number of steps.
     """
     stepping = [r for r in ranks if r.steps.num_rows]
     lead = _lead(stepping)
+    whole = {rank for rank, each in lead.items() if abs(each - round(each)) < _WHOLE}
     beside = [r for r in stepping if abs(lead[r.rank]) > _BESIDE]
     # a clock that is off is no other number: the same step ends at once, but for a constant
-    if all(_ends_alike(_ends(stepping[0]), _ends(r)) for r in beside):
+    if all(r.rank not in whole and _ends_alike(_ends(stepping[0]), _ends(r)) for r in beside):
         return list(ranks)
-    near = {rank: round(each) if np.isfinite(each) else None for rank, each in lead.items()}
+    near = {rank: round(each) for rank, each in lead.items()}
     most = Counter(near.values()).most_common(1)[0][0]
     base = next(r for r in stepping if near[r.rank] == most)
     calls = _in_steps(ranks, [r.rank for r in ranks])
-    neighbours = [r.rank for r in ranks if r.info.host and r.info.host == base.info.host]
+    neighbours = {r.rank for r in ranks if r.info.host and r.info.host == base.info.host}
+    sharing = [*neighbours, *(whole if base.rank in whole else ())]
     certain = calls["confidence"].to_numpy() >= CERTAIN
-    calls = calls.filter(certain | np.isin(integers(calls, "rank"), neighbours))
+    calls = calls.filter(certain | np.isin(integers(calls, "rank"), sharing))
     by_calls = _by_calls(calls, {base.rank: 0}, set(lead) - {base.rank})
     out = []
     for r in ranks:
         by = 0
         if r.rank in lead and r is not base:
             by = _chosen(r, base, lead[base.rank] - lead[r.rank], by_calls.get(r.rank))
-        out.append(_moved(r, by).warned(_warning(r, by, base)) if by else r)
+        if by:
+            r = _moved(r, by).warned(_warning(r, by, base))
+        elif near.get(r.rank, most) != most and not _common(r, base):
+            r = r.warned(_undecided(r, base))
+        out.append(r)
     return out
 
 
@@ -110,7 +119,6 @@ def _chosen(tables: RankTables, base: RankTables, by_clock: float, by_calls: int
     windows have nothing in common.
     """
     one_clock = bool(base.info.host) and tables.info.host == base.info.host
-    one_clock = one_clock and bool(np.isfinite(by_clock))
     if by_calls is not None and not (one_clock and abs(by_calls - by_clock) > _BESIDE):
         return by_calls
     steps = max(_ends(tables)[1].size, _ends(base)[1].size)
@@ -119,8 +127,8 @@ def _chosen(tables: RankTables, base: RankTables, by_clock: float, by_calls: int
 
 def _warning(tables: RankTables, by: int, base: RankTables) -> str:
     """The warning about a rank whose steps are `by` behind what it counts."""
-    mine, theirs = tables.steps["step"].to_numpy() + by, base.steps["step"].to_numpy()
-    common = len(np.intersect1d(mine, theirs))
+    common = _common(tables, base, by)
+    first = tables.steps["step"][0].as_py()
     overlap = (
         f"{words.counted(common, 'step')} in common with rank {base.rank}'s"
         if common
@@ -128,22 +136,45 @@ def _warning(tables: RankTables, by: int, base: RankTables) -> str:
     )
     return (
         f"its step numbers are {abs(by)} {'ahead of' if by < 0 else 'behind'} those of the other "
-        f"ranks (warm-up steps of its own?): its step {mine[0] - by} is renumbered as {mine[0]}, "
+        f"ranks (warm-up steps of its own?): its step {first} is renumbered as {first + by}, "
         f"and so on; its window has {overlap}"
     )
 
 
+def _undecided(tables: RankTables, base: RankTables) -> str:
+    """The warning about a rank whose numbers are others than `base` has at that time."""
+    mine, theirs = (
+        f"{each.steps['step'][0].as_py()} to {each.steps['step'][-1].as_py()}"
+        for each in (tables, base)
+    )
+    return (
+        f"its steps are numbered {mine}, and those that rank {base.rank} took at the same time "
+        f"{theirs}: it counts otherwise or its host's clock is off, which nothing tells, so that "
+        "its steps are not compared with the others'"
+    )
+
+
+def _common(tables: RankTables, base: RankTables, by: int = 0) -> int:
+    """How many steps two ranks have in common once `by` is added to the first one's."""
+    mine, theirs = tables.steps["step"].to_numpy() + by, base.steps["step"].to_numpy()
+    return len(np.intersect1d(mine, theirs))
+
+
 def _lead(ranks: Sequence[RankTables]) -> dict[int, float]:
-    """By how many steps each rank is ahead of the first, by the wall clocks: in the median."""
+    """By how many steps each rank's numbers are ahead of the first's, by the wall clocks.
+
+    In the median of its steps; beyond the first rank's window as if its steps went on.
+    """
     if not ranks:
         return {}
-    first = _ends(ranks[0])
-    usual = max(float(np.median(np.diff(first[1]))), 1.0) if len(first[1]) > 1 else np.inf
+    number, end = _ends(ranks[0])
+    usual = max(float(np.median(np.diff(end))), 1.0) if len(end) > 1 else np.inf
     lead = {}
     for r in ranks:
-        number, end = _ends(r)
-        _, a, b = np.intersect1d(first[0], number, return_indices=True)
-        lead[r.rank] = float(np.median(first[1][a] - end[b])) / usual if len(a) else np.inf
+        mine, at = _ends(r)
+        there = np.interp(at - end[0], end - end[0], number)
+        there += (np.minimum(at - end[0], 0) + np.maximum(at - end[-1], 0)) / usual
+        lead[r.rank] = float(np.median(mine - there)) if np.isfinite(usual) else 0.0
     return lead
 
 

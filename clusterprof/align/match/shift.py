@@ -255,7 +255,8 @@ def find_shift(
     `expected_ns` is a's clock minus b's where other calls determine it, to a few milliseconds.
     Confidence: 1.0 where steps agree, 0.9 where only one displacement is possible, or regular,
     0.8 where the expected offset had to decide between several, 0.5 where the wall clocks or the
-    greatest overlap had to: that adds nothing about the clocks.
+    greatest overlap had to: that adds nothing about the clocks. Where by these the windows do not
+    overlap in time nothing decides, and there is none.
     """
     if not len(a) or not len(b):
         return None
@@ -289,7 +290,15 @@ def find_shift(
         return Shift(regular.by, 0.9, regular.offset_ns)
     if expected_ns is not None:
         return replace(_nearest(possible, expected_ns), confidence=0.8)
-    return _nearest(possible, 0)
+    return _nearest(possible, 0) if _at_one_time(a, b) else None
+
+
+def _at_one_time(a: Calls, b: Calls) -> bool:
+    """Whether the two windows overlap by the wall clocks; so they do where no call has times."""
+    if not a.has.any() or not b.has.any():
+        return True
+    begins, ends = zip(*((c.start[c.has].min(), c.end[c.has].max()) for c in (a, b)), strict=True)
+    return bool(max(begins) <= min(ends))
 
 
 def _regular(a: Calls, b: Calls, trials: list[_Trial], directed: bool) -> _Trial | None:

@@ -36,6 +36,7 @@ def steady_steps(d: Timelines, placed: pa.Table) -> tuple[int, ...]:
     # a rank whose window has none of the steps that most have is compared with no other
     kept = np.isin(rank, rank[np.isin(step, steps[counts == counts.max()])])
     rank, step, took = rank[kept], step[kept], took[kept]
+    steps = np.unique(step)
     first, last = step[np.diff(rank, prepend=-1) != 0], step[np.diff(rank, append=-1) != 0]
     disturbed = np.r_[first, _disturbed_by_the_stop(last, placed), step[took <= 0]]
     steady = (steps > _synchronised(placed, int(first.max()))) & ~np.isin(steps, disturbed)
