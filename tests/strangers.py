@@ -37,13 +37,15 @@ def trace(
     operators: bool = True,
     graphs: bool = False,
     steps: bool = True,
+    listed: bool = True,
 ) -> Path:
     """Write the trace of one rank into `folder` and return its path.
 
     From `begin_ns` on (the rank's wall clock) host calls are recorded: kernels launched before have
     no launch. `arguments`: what tells the collective, `kernel`, `operator`, or neither (empty).
     `kernels` are the NCCL kernels' names by operation; around their launches are c10d's
-    `operators`, or none. With `graphs` all kernels of a step are launched by one call.
+    `operators`, or none. With `graphs` all kernels of a step are launched by one call. Ranks are
+    `listed`, or the name of a group (that of its kind) and its size are all that is told of it.
     """
     events: list[dict[str, Any]] = []
     made_by: dict[int, tuple[int, int]] = {}
@@ -69,7 +71,7 @@ def trace(
         elif call is None:
             add("kernel", row["name"], *span, **where)
         else:
-            stated = _stated(call, tables) if arguments and known else {}
+            stated = _stated(call, tables, listed) if arguments and known else {}
             own = stated if arguments == "kernel" else {}
             name = (kernels or {}).get(call["operation"], KERNEL)
             add("kernel", name, *span, **where, **own)
@@ -112,14 +114,15 @@ def _in_graphs(tables: RankTables) -> list[dict[str, Any]]:
     return rows
 
 
-def _stated(call: Mapping[str, Any], tables: RankTables) -> dict[str, Any]:
+def _stated(call: Mapping[str, Any], tables: RankTables, listed: bool) -> dict[str, Any]:
     """The arguments by which PyTorch since 2.2 tells a collective."""
     world = range(tables.info.world_size or 1)
+    ranks = {"Process Group Ranks": str(list(world)), "Group size": len(world)}
+    name = call["communicator"] or ""
+    unlisted = {"Process Group Name": name[2:4], "Group size": call["communicator_size"]}
     return {
         "Collective name": _CALLS[call["operation"]][1].strip("_"),
-        "Process Group Name": "0",
-        "Process Group Ranks": str(list(world)),
-        "Group size": len(world),
+        **({"Process Group Name": "0", **ranks} if listed else unlisted),
         "In msg nelems": 1024,
         "Out msg nelems": 1024,
         "dtype": "Float",

@@ -15,6 +15,7 @@ from clusterprof import words
 from clusterprof.errors import ClusterprofError, MergeError, ReportError
 from clusterprof.ingest.assembler import RankUnknown, checked, combine
 from clusterprof.ingest.engines import Engine, Processes
+from clusterprof.ingest.group_sizes import ambiguous, with_world
 from clusterprof.ingest.reading_process import Rank
 from clusterprof.ingest.reports import read_ranks, read_report
 from clusterprof.ingest.sources import Source, find_sources, resolved, stem_of
@@ -72,6 +73,7 @@ def gather(
         raise _none_readable(errors)
     found.sort(key=lambda tables: tables.rank)
     _check_one_job(found)
+    found = with_world(found)
     unread = [str(error).replace("\n ", ";") for error in errors]
     return Gathered(found, missing, [*unread, *_common_warnings(found)])
 
@@ -233,7 +235,7 @@ def _common_warnings(found: Sequence[RankTables]) -> list[str]:
         for warning in dict.fromkeys(tables.warnings):
             by.setdefault(warning, []).append(tables.rank)
     lines = [f"{words.ranks(ranks)}: {warning}" for warning, ranks in by.items()]
-    return [*lines, *_unlike(found), *_apart(found)]
+    return [*lines, *_unlike(found), *ambiguous(found), *_apart(found)]
 
 
 def _apart(found: Sequence[RankTables]) -> list[str]:

@@ -6,7 +6,7 @@ import json
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -258,6 +258,57 @@ def test_what_waits_unseen_in_whole_graphs_is_no_slow_gpu() -> None:
     assert "straggler.gpu" not in {each["code"] for each in study.results["findings"]}
     assert NODES in capture(study.dataset, [0])
     assert NODES not in capture(study.dataset, [0], profiler="torch")
+
+
+PAIRS = replace(SLEEPER, dp=2, tp=2, communicator_ids=True, phase_ns=20_000, tear_ns=2_000_000)
+
+
+def told_sizes(folder: Path, job: Job, ranks: Sequence[int], **job_info: object) -> Study:
+    """The study of these ranks' traces, which give of their groups a name and the size alone."""
+    for tables in simulate(job)[0]:
+        if tables.rank in ranks:
+            path = trace(tables, folder, arguments="kernel", operators=False, listed=False)
+            content = json.loads(path.read_text())
+            content["distributedInfo"] = {"rank": tables.rank, **job_info}
+            path.write_text(json.dumps(content))
+    found = gather([folder])
+    return study(found.ranks, found.missing, found.warnings)
+
+
+def test_a_group_has_no_more_members_than_its_size_tells(tmp_path: Path) -> None:
+    found = told_sizes(tmp_path, PAIRS, range(4), world_size=4)
+    groups = {(each["kind"], *each["ranks"]) for each in found.results["topology"]["groups"]}
+    assert groups == {("tensor", 0, 1), ("tensor", 2, 3), ("data", 0, 2), ("data", 1, 3)}
+    assert found.results["collectives"]["unmatched"] == 0
+    worst = found.results["findings"][0]
+    assert (worst["code"], worst["rank"]) == ("straggler.host", 2)
+    assert sum("they are several" in each for each in found.results["warnings"]) == 2
+
+
+def test_a_job_is_as_large_as_its_largest_group(tmp_path: Path) -> None:
+    job = replace(SLEEPER, dp=8, communicator_ids=True)
+    found = told_sizes(tmp_path, job, (0, 1))
+    assert [each["world_size"] for each in found.results["ranks"]] == [8, 8]
+    assert found.results["findings"][0]["code"] == "straggler.unprofiled"
+    assert any("8 ranks at least" in each for each in found.results["warnings"])
+
+
+def test_a_job_that_is_said_to_be_smaller_than_a_group_of_it_is_not(tmp_path: Path) -> None:
+    job = replace(SLEEPER, dp=8, communicator_ids=True)
+    found = told_sizes(tmp_path, job, range(4), world_size=4)
+    assert {each["world_size"] for each in found.results["ranks"]} == {8}
+    assert any("gives it 4 is wrong" in each for each in found.results["warnings"])
+
+
+def test_of_a_list_and_a_size_that_contradict_each_other_the_list_is_taken(tmp_path: Path) -> None:
+    for tables in simulate(SLEEPER)[0]:
+        path = trace(tables, tmp_path, arguments="kernel", operators=False)
+        path.write_text(path.read_text().replace('"Group size": 4', '"Group size": 2'))
+    found = gather([tmp_path])
+    assert {*found.ranks[0].collective_calls["communicator_size"].to_pylist()} == {4}
+    (warning,) = (each for each in found.warnings if "another size" in each)
+    assert warning.startswith("ranks 0–3: ")
+    assert study(found.ranks).results["collectives"]["unmatched"] == 0
 
 
 def test_numbers_and_lists_that_are_written_as_text_are_read(tmp_path: Path) -> None:

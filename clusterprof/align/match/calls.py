@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -34,6 +35,8 @@ class Calls:
     communicator: Objects
     #: global ranks of the communicator, None where not listed
     members: Objects
+    #: how many members the communicator has, by the report; -1 where it does not tell
+    count: Ints
     stream: Ints
     size: Ints
     root: Ints
@@ -109,6 +112,12 @@ class Part:
         values = getattr(self.whole, name)[self.rows]
         return {value: self.some(values == value) for value in dict.fromkeys(values.tolist())}
 
+    @cached_property
+    def most_members(self) -> float:
+        """How many members its communicator has at most: infinite where no call tells."""
+        stated = int(self.whole.count[self.rows].max(initial=UNKNOWN))
+        return stated if stated > 0 else math.inf
+
     def streams(self) -> list[Part]:
         """Return the rows of each stream."""
         return [part for _, part in sorted(self.by("stream").items())]
@@ -170,6 +179,7 @@ def read(tables: RankTables) -> Calls:
         # a process group's name ("1") may mean other ranks elsewhere: its members identify it
         if not (communicator[k] is None or listed is None or "[" in communicator[k]):
             communicator[k] += str(sorted(listed))
+    count = integers(table, "communicator_size", UNKNOWN)
     operation, step = texts(table, "operation"), steps_of(tables, issue)
     columns: dict[str, Any] = {
         **{n: integers(table, n, UNKNOWN) for n in ("call", "root", "peer", "group")},
@@ -186,6 +196,7 @@ def read(tables: RankTables) -> Calls:
         operation=operation,
         communicator=communicator,
         members=members,
+        count=count,
         stream=stream,
         issue=issue,
         start=start,

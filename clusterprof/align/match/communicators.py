@@ -33,6 +33,8 @@ _WIDER = 16
 #: with so few calls a constant difference may be chance: then the wall clocks must agree too
 _FEW_CALLS = 3
 _NEAR_NS = 1_000_000
+#: what is more regular than any device's ends is only chance, and clocks are not exact either
+_FINEST_NS = 3_000.0
 #: with more streams than these not all pairs are compared (their number grows with the square), and
 #: the tolerance is learned from so many
 _MANY_STREAMS, _TELLING_STREAMS = 128, 12
@@ -52,6 +54,13 @@ class Fit:
     #: the tolerance that it takes for the two to be members, and how far their begins lie apart
     needs_ns: float = 0.0
     begins_ns: float = 0.0
+    #: how far apart the ends are by the wall clocks
+    apart_ns: float = 0.0
+
+    @property
+    def doubt(self) -> float:
+        """The less, the rather it is they and no others: by the rhythm and by the clocks."""
+        return max(self.spread_ns, _FINEST_NS) * max(self.apart_ns, _FINEST_NS)
 
 
 def fit(a: Part, b: Part, slack: float = 1.0, tolerance_ns: float = _END_SPREAD_NS) -> Fit | None:
@@ -81,12 +90,13 @@ def fit(a: Part, b: Part, slack: float = 1.0, tolerance_ns: float = _END_SPREAD_
         return None
     begins = _width(_apart(start_a, start_b, length))
     spread = _width(apart[length <= np.median(length)])
+    by_the_clock = abs(float(np.median(end_a - end_b)))
     confidence = 0.8 * shift.confidence
     if len(apart) <= _FEW_CALLS:
-        if abs(int(np.median(end_a - end_b))) > _NEAR_NS:
+        if by_the_clock > _NEAR_NS:
             return None
         confidence /= 2
-    return Fit(shift, spread, confidence, needs, begins)
+    return Fit(shift, spread, confidence, needs, begins, by_the_clock)
 
 
 def _apart(a: Ints, b: Ints, length: Floats) -> Floats:
@@ -152,13 +162,17 @@ def _plausible(nodes: Sequence[Part], groups: Sequence[Group]) -> bool:
 def _linked(
     nodes: Sequence[Part], pairs: Mapping[tuple[int, int], Fit], most: float
 ) -> list[Group]:
-    """Complete linkage, tightest pair first: each member must go together with each other one."""
+    """Complete linkage, tightest pair first: each member must go together with each other one.
+
+    A group has no more members than its reports tell.
+    """
     pairs = {pair: found for pair, found in pairs.items() if found.needs_ns <= most}
     group = {i: [i] for i in range(len(nodes))}
-    for i, j in sorted(pairs, key=lambda pair: pairs[pair].spread_ns):
+    for i, j in sorted(pairs, key=lambda pair: pairs[pair].doubt):
         one, other = group[i], group[j]
         ranks = {nodes[k].rank for k in one + other}
         linked = all((min(k, m), max(k, m)) in pairs for k in one for m in other)
+        linked = linked and len(ranks) <= nodes[i].most_members
         if one is not other and linked and len(ranks) == len(one) + len(other):
             one.extend(other)
             group |= dict.fromkeys(other, one)
@@ -177,6 +191,7 @@ def _pairs(nodes: Sequence[Part]) -> dict[tuple[int, int], Fit]:
         for i in range(len(nodes))
         for j in range(i + 1, len(nodes))
         if nodes[i].rank != nodes[j].rank
+        and nodes[i].most_members == nodes[j].most_members
         and (found := fit(nodes[i], nodes[j], tolerance_ns=_WIDEST_NS)) is not None
     }
 
@@ -186,9 +201,10 @@ def _infer_many(nodes: Sequence[Part], most: float) -> list[Group]:
     groups: list[Group] = []
     for i, node in enumerate(nodes):
         found = [
-            (pair.spread_ns, k, pair.confidence)
+            (pair.doubt, k, pair.confidence)
             for k, (members, _) in enumerate(groups)
             if all(nodes[m].rank != node.rank for m in members)
+            and len(members) < node.most_members == nodes[members[0]].most_members
             and (pair := fit(nodes[members[0]], node, tolerance_ns=most)) is not None
         ]
         if found:

@@ -62,6 +62,9 @@ def match(ranks: Sequence[RankTables]) -> pa.Table:
     directed: dict[str, list[Part]] = {}
     for name, of_name in named.items():
         collectives, sends = _split(of_name)
+        if len(collectives) > min((part.most_members for part in collectives), default=0):
+            nameless += collectives  # several communicators of one name
+            collectives = []
         communicator = _Communicator(rows, name, collectives, confidence.get(name, 1.0))
         if not communicator.match(clocks):
             undecided.append(communicator)

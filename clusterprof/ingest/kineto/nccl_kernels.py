@@ -148,7 +148,9 @@ def read(
     names = [trace.names[code] for code in spans.column("name")[order].tolist()]
     stream = spans.column("stream")[order]
     members = _of_stream([_group(each, groups) for each in args], stream.tolist())
-    members_count = _of_stream([_count(each, "Group size") for each in args], stream.tolist())
+    stated_size = _of_stream([_count(each, "Group size") for each in args], stream.tolist())
+    size = [len(each.ranks) if each and each.ranks else None for each in members]
+    members_count = [one or other for one, other in zip(size, stated_size, strict=True)]
     stated = [_stated(*each) for each in zip(args, around, strict=True)]
     operations = _operations(stated, names, stream.tolist())
     sizes = np.array([_bytes(each) for each in args], np.int64)
@@ -175,7 +177,10 @@ def read(
             "source": encoded(np.array(described, np.int32), ["kernel_name", "kineto"]),
         },
     )
-    return table, [*_warnings(members, operations), *without_nccl(names)]
+    unlike = sum(
+        one != other for one, other in zip(members_count, stated_size, strict=True) if other
+    )
+    return table, [*_warnings(members, operations, unlike), *without_nccl(names)]
 
 
 def member_columns(groups: Sequence[ProcessGroup | None]) -> dict[str, pa.Array]:
@@ -229,13 +234,17 @@ def _around(begin: Ints, end: Ints, of: Ints, thread: Ints, time: Ints) -> Ints:
     return found
 
 
-def _warnings(members: Sequence[ProcessGroup | None], operation: Sequence[str]) -> list[str]:
+def _warnings(
+    members: Sequence[ProcessGroup | None], operation: Sequence[str], unlike: int
+) -> list[str]:
     silent, unknown = sum(not each for each in members), operation.count("Unknown")
     lines = {
         f"{silent} of {len(members)} communication kernels do not name their process group"
         " (recorded for NCCL's by PyTorch 2.3 and later, and not in CUDA graphs)": silent,
         f"the operation of {unknown} of {len(members)} communication kernels cannot be determined:"
         " their names and launches do not tell it": unknown,
+        f"{unlike} of {len(members)} communication kernels give their process group another size"
+        " than it has ranks in its list, which is taken": unlike,
     }
     return [line for line, count in lines.items() if count]
 
