@@ -14,9 +14,9 @@ Bools = npt.NDArray[np.bool_]
 OPERATION, MADE = "AllToAll", "exchange"
 
 
-def kernels(rank: Ints, start: Ints) -> Ints:
+def kernels(rank: Ints, start: Ints, stream: Ints) -> Ints:
     """Each call's kernel as a number, from 0: calls of one NCCL group share one."""
-    _, number = np.unique(np.stack([rank, start]), axis=1, return_inverse=True)
+    _, number = np.unique(np.stack([rank, start, stream]), axis=1, return_inverse=True)
     return np.asarray(number.reshape(-1), dtype=np.int64)
 
 
@@ -49,10 +49,12 @@ def whole(table: pa.Table) -> pa.Table:
     if not rows.size:
         return table
     calls = table.take(pa.array(rows))
-    rank, start, collective = (_ints(calls, name) for name in ("rank", "start_ns", "collective"))
+    rank, start, stream, collective = (
+        _ints(calls, name) for name in ("rank", "start_ns", "stream", "collective")
+    )
     is_send = np.asarray(pc.equal(calls["operation"].cast(pa.string()), "Send").to_numpy())
     matched = np.asarray(pc.equal(calls["state"].cast(pa.string()), "matched").to_numpy())
-    kernel = kernels(rank, start)
+    kernel = kernels(rank, start, stream)
     mine = exchanges(rank, kernel, is_send, collective, matched)
     if not mine.any():
         return table
@@ -81,7 +83,7 @@ def whole(table: pa.Table) -> pa.Table:
 
 def once(table: pa.Table) -> Bools:
     """Which rows of a placed table to keep for one of each kernel: that which waits longest."""
-    kernel = kernels(_ints(table, "rank"), _ints(table, "start_ns"))
+    kernel = kernels(*(_ints(table, name) for name in ("rank", "start_ns", "stream")))
     order = np.lexsort((-_ints(table, "wait_ns", -1), kernel))
     out = np.zeros(table.num_rows, dtype=bool)
     out[order[np.unique(kernel[order], return_index=True)[1]]] = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +16,7 @@ from studies import FOLDER, SEED, TRUTH, Simulated, gathered
 
 from clusterprof import threads
 from clusterprof.analysis.model import host_activity, recorded
+from clusterprof.analysis.model.accounts import activity_of
 from clusterprof.analysis.model.dataset import Dataset, Ints
 from clusterprof.analysis.model.graph import NEVER
 from clusterprof.analysis.model.replay import Replay
@@ -181,6 +183,35 @@ def test_collectives_in_contradicting_orders_are_taken_apart_with_a_warning() ->
     (warning,) = recorded.contradictions(crossed)
     assert warning.startswith("2 ")
     assert recorded.contradictions(dataset) == []
+
+
+def starting_with_another(table: pa.Table, starts: dict[int, int]) -> pa.Table:
+    """A table in which what begins at these times (ns) begins at others."""
+    at = table.schema.get_field_index("start_ns")
+    moved = [starts.get(each, each) for each in table["start_ns"].to_pylist()]
+    return table.set_column(at, table.schema.field(at), pa.array(moved, pa.int64()))
+
+
+def test_of_calls_that_begin_at_once_each_has_the_kernel_on_its_stream() -> None:
+    first, *others = simulate(Job(dp=2, tp=2))[0]
+    calls = first.collective_calls.to_pylist()
+    pairs = [
+        (one, other)
+        for one, other in pairwise(sorted(calls, key=lambda call: call["start_ns"]))
+        if one["stream"] != other["stream"]
+    ]
+    assert len(pairs) > 3
+    # of each pair the second one begins with the first
+    starts = {other["start_ns"]: one["start_ns"] for one, other in pairs}
+    for name in ("activity", "collective_calls"):
+        first = first.changed(name, starting_with_another(getattr(first, name), starts))
+    dataset = dataset_of([first, *others])
+    place = activity_of(dataset)
+    assert (place >= 0).sum() > 50
+    streams = dataset.activities.streams(0, 4)[place]
+    assert (streams == dataset.collectives.stream)[place >= 0].all()
+    kernels = np.stack([dataset.collectives.rank, dataset.collectives.kernel])
+    assert np.unique(kernels, axis=1).shape[1] == np.unique(place).size - (place < 0).any()
 
 
 def test_a_window_of_years_is_not_replayed_and_said_to_be_wrong() -> None:

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from clusterprof import threads
 from clusterprof.align.clock import Clock
+from clusterprof.align.columns import places
 from clusterprof.analysis.model.dataset import Bools, Dataset, Ints, once
 from clusterprof.analysis.model.intervals import Intervals, union
 from clusterprof.analysis.model.replay import Replay
@@ -176,15 +177,29 @@ def calls(dataset: Dataset) -> Small:
 
 @once
 def activity_of(dataset: Dataset) -> Ints:
-    """The place in `dataset.activities` of each row of the placed table, -1 where it has none."""
+    """The place in `dataset.activities` of each row of the placed table, -1 where it has none.
+
+    It is the kernel that begins when the row does; of several the one on its stream, if one is: a
+    report may name gloo's streams by their threads, and calls' by their groups.
+    """
     c, a, axis = dataset.collectives, dataset.activities, dataset.axis
     kernels = np.flatnonzero(a.kind == COLLECTIVE)
     starts = axis.of(a.rank[kernels], a.start[kernels])
-    order = np.argsort(starts, kind="stable")
     wanted = axis.of(np.searchsorted(dataset.ranks, c.rank), c.aligned_start)
-    at = np.searchsorted(starts[order], wanted)
-    found, start = np.r_[kernels[order], -1][at], np.r_[starts[order], -1][at]
-    return np.where(c.has & (start == wanted), found, -1)
+    streams = a.streams(0, len(dataset.ranks))[kernels]
+    _, start = places(np.r_[starts, wanted])
+    known, stream = places(np.r_[streams, c.stream])
+    both = start * known.size + stream
+    exact, begun = (_first(each[: kernels.size], each[kernels.size :]) for each in (both, start))
+    found = np.where(exact >= 0, exact, begun)
+    return np.where(c.has, np.r_[kernels, -1][found], -1)
+
+
+def _first(values: Ints, wanted: Ints) -> Ints:
+    """The place in `values` of each one that is wanted, of several the first; -1 where none is."""
+    order = np.argsort(values, kind="stable")
+    at = np.searchsorted(values[order], wanted)
+    return np.where(np.r_[values[order], -1][at] == wanted, np.r_[order, -1][at], -1)
 
 
 def activities_of(dataset: Dataset, job: Replay, rows: Bools) -> Bools:

@@ -60,8 +60,8 @@ class Collectives:
         self.matched: Bools = texts(table, "state") == "matched"
         self.synchronising: Bools = (role == "both") | _held(table, role)
         self.point_to_point: Bools = (self.operation == "Send") | (self.operation == "Recv")
-        self.start, self.end, self.issue = (
-            integers(table, name) for name in ("start_ns", "end_ns", "issue_start_ns")
+        self.start, self.end, self.issue, self.stream = (
+            integers(table, name) for name in ("start_ns", "end_ns", "issue_start_ns", "stream")
         )
         self.aligned_start, self.lateness, self.wait = (
             integers(table, name) for name in ("aligned_start_ns", "lateness_ns", "wait_ns")
@@ -78,7 +78,7 @@ class Collectives:
     @cached_property
     def kernel(self) -> Ints:
         """Each row's kernel as a number: calls of one NCCL group share one."""
-        return exchanges.kernels(self.rank, self.start)
+        return exchanges.kernels(self.rank, self.start, self.stream)
 
     @cached_property
     def exchange(self) -> Bools:
