@@ -160,11 +160,11 @@ def _identified(info: ReportInfo, given: int | None) -> ReportInfo:
             f"give it: --rank {info.source}=N",
         )
     if given is not None and given != rank:
-        if world is not None and given >= world:
-            odd.append(f"no rank {given}: by {info.source} its job has ranks 0 to {world - 1}")
         if rank is not None:
             odd.append(f"{info.source} is of rank {rank} by itself, and read as rank {given}")
         rank = given
+    if world is not None and rank is not None and rank >= world:
+        odd.append(f"no rank {rank}: by {info.source} its job has ranks 0 to {world - 1}")
     return replace(
         info, rank=rank, world_size=world, local_rank=local, warnings=(*info.warnings, *odd)
     )

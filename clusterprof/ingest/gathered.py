@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import logging
+import re
 import traceback
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-import pyarrow.compute as pc
-
 from clusterprof import words
+from clusterprof.agent.contracts import paths
 from clusterprof.errors import ClusterprofError, MergeError, ReportError
 from clusterprof.ingest.assembler import RankUnknown, checked, combine
 from clusterprof.ingest.engines import Engine, Processes
 from clusterprof.ingest.group_sizes import ambiguous, with_world
+from clusterprof.ingest.rank_windows import apart, in_time, one_window
 from clusterprof.ingest.reading_process import Rank
 from clusterprof.ingest.reports import read_ranks, read_report
 from clusterprof.ingest.sources import Source, find_sources, resolved, stem_of
@@ -24,6 +25,9 @@ from clusterprof.tables import RankTables
 
 #: Captures of one job's window overlap; clocks of a cluster's hosts lie closer than this.
 _APART_NS = 5_000_000_000
+
+#: how files are called after their rank
+_CALLED = re.compile(r"(?i)rank[ _.-]?(\d{1,9})(?!\d)")
 
 _LOG = logging.getLogger(__name__)
 
@@ -62,7 +66,7 @@ def gather(
     for source, ranks_of in zip(sources, outcomes, strict=True):
         for outcome in ranks_of:
             if isinstance(outcome, RankTables):
-                found.append(outcome)
+                found.append(_named_otherwise(outcome) if len(ranks_of) == 1 else outcome)
             else:
                 errors.append(outcome)
                 rank = source.rank if len(ranks_of) == 1 else None
@@ -72,10 +76,11 @@ def gather(
     if not found:
         raise _none_readable(errors)
     found.sort(key=lambda tables: tables.rank)
+    found, left_out = one_window(found)
     _check_one_job(found)
     found = with_world(found)
     unread = [str(error).replace("\n ", ";") for error in errors]
-    return Gathered(found, missing, [*unread, *_common_warnings(found)])
+    return Gathered(found, missing, [*unread, *left_out, *_common_warnings(found)])
 
 
 def _only(source: Source) -> list[Rank]:
@@ -84,6 +89,17 @@ def _only(source: Source) -> list[Rank]:
         case [RankTables() as tables] if not tables.collective_calls.num_rows:
             return [tables.warned("the report does not name its rank: the only one is rank 0")]
     return []
+
+
+def _named_otherwise(tables: RankTables) -> RankTables:
+    """Return one report's rank, with a warning where its file or folder is called after another."""
+    source = tables.info.source
+    numbers = [int(number) for number in _CALLED.findall(source.name)]
+    if not numbers and source.parent.parent.name == paths.RANKS and source.parent.name.isdecimal():
+        numbers = [int(source.parent.name)]
+    if len(numbers) != 1 or tables.rank in numbers:
+        return tables
+    return tables.warned(f"{source} is called after rank {numbers[0]}, and read as {tables.rank}")
 
 
 def _ranked(sources: Sequence[Source], ranks: Mapping[Path, int]) -> list[Source]:
@@ -172,7 +188,7 @@ def _check_one_job(found: Sequence[RankTables]) -> None:
     _refuse_groups(found, "different jobs", lambda tables: tables.info.job)
     _refuse_groups(found, "jobs of different world sizes", lambda tables: tables.info.world_size)
     captures = {each.rank: (each.info.begin_ns, each.info.end_ns) for each in found}
-    windows = _windows(captures, _APART_NS)
+    windows = in_time(captures, _APART_NS)
     if len(set(windows.values())) > 1 and _of_other_jobs(found, windows):
         _refuse_groups(found, "captures of different times", lambda each: windows[each.rank])
 
@@ -188,21 +204,6 @@ def _refuse_groups(
         lines = (f"job {n}: {', '.join(files)}" for n, files in enumerate(groups.values(), 1))
         next_step = "give the reports of one job at a time"
         raise MergeError(f"the reports are of {what}", *lines, next_step)
-
-
-def _windows(times: Mapping[int, tuple[int, int]], apart_ns: int) -> dict[int, int]:
-    """Return rank -> number of its window, by when its begins and ends (ns).
-
-    What is closer than `apart_ns` is one window.
-    """
-    windows: dict[int, int] = {}
-    number, until = 0, None
-    for rank, (begin, end) in sorted(times.items(), key=lambda each: each[1]):
-        if until is not None and begin > until + apart_ns:
-            number += 1
-        until = max(until or 0, end)
-        windows[rank] = number
-    return windows
 
 
 def _of_other_jobs(found: Sequence[RankTables], windows: Mapping[int, int]) -> bool:
@@ -235,35 +236,7 @@ def _common_warnings(found: Sequence[RankTables]) -> list[str]:
         for warning in dict.fromkeys(tables.warnings):
             by.setdefault(warning, []).append(tables.rank)
     lines = [f"{words.ranks(ranks)}: {warning}" for warning, ranks in by.items()]
-    return [*lines, *_unlike(found), *ambiguous(found), *_apart(found)]
-
-
-def _apart(found: Sequence[RankTables]) -> list[str]:
-    """Return a warning, with the times, of ranks whose calls no other's overlap in time."""
-    times = {tables.rank: _communicating(tables) for tables in found}
-    windows: dict[int, list[int]] = {}
-    for rank, number in _windows(times, apart_ns=0).items():
-        windows.setdefault(number, []).append(rank)
-    most = max(windows.values(), key=len)
-
-    def when(ranks: Sequence[int]) -> str:
-        begins, ends = zip(*(times[rank] for rank in ranks), strict=True)
-        return f"{words.ranks(ranks)} ({words.period(min(begins), max(ends))})"
-
-    return [
-        f"the window of {when(others)} does not overlap that of {when(most)}: another window, or a"
-        " host's clock that is off"
-        for others in windows.values()
-        if others is not most
-    ]
-
-
-def _communicating(tables: RankTables) -> tuple[int, int]:
-    """Return from when to when a rank communicates, else its capture: hosts run far ahead."""
-    calls = tables.collective_calls
-    begin, end = pc.min(calls["start_ns"]).as_py(), pc.max(calls["end_ns"]).as_py()
-    known = begin is not None and end is not None
-    return (begin, end) if known else (tables.info.begin_ns, tables.info.end_ns)
+    return [*lines, *_unlike(found), *ambiguous(found), *apart(found)]
 
 
 def _unlike(found: Sequence[RankTables]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ from lab.tiers import long_but
 from simulate import Cause, Job, simulate
 from strangers import trace
 
+from clusterprof.errors import MergeError
 from clusterprof.ingest import gather
 from clusterprof.results import Results
 from clusterprof.study import Study, study
@@ -153,3 +155,50 @@ def test_windows_that_do_not_overlap_are_named_with_their_times(
     if steps:
         worst = found.results["findings"][0]
         assert (worst["code"], worst["rank"]) == ("straggler.host", 2)
+
+
+def in_cycles(folder: Path, *, one_file: bool) -> Path:
+    """Traces of two cycles of a schedule, of six steps from 6 and from 30 on."""
+    job = Job(steps=30, launch_ns=40_000, causes=(Cause("host", 2, 30 * MS),))
+    for tables in simulate(job)[0]:
+        cycles = [
+            json.loads(trace(window(tables, first, 6), folder, arguments="kernel").read_text())
+            for first in (6, 30)
+        ]
+        (folder / f"rank{tables.rank}.json").unlink()
+        if one_file:
+            first, second = (each["traceEvents"] for each in cycles)
+            cycles = [cycles[0] | {"traceEvents": first + second}]
+        for number, content in enumerate(cycles):
+            (folder / f"worker{tables.rank}.{number}.pt.trace.json").write_text(json.dumps(content))
+    return folder
+
+
+@pytest.mark.parametrize("one_file", [False, True])
+def test_of_the_cycles_of_a_schedule_the_last_is_merged(tmp_path: Path, one_file: bool) -> None:
+    found = gather([in_cycles(tmp_path, one_file=one_file)])
+    results = study(found.ranks, found.missing, found.warnings).results
+    assert [each["step"] for each in results["steps"]] == list(range(30, 36))
+    assert max(each["duration_ns"] for each in results["steps"] if each["settled"]) < 100 * MS
+    worst = results["findings"][0]
+    assert (worst["code"], worst["rank"]) == ("straggler.host", 2)
+    (warning,) = (each for each in results["warnings"] if "2 windows" in each)
+    assert "merged are steps 30 to 35" in warning
+    assert "left out steps 6 to 11" in warning
+
+
+def test_a_cycle_that_was_cut_short_gives_way_to_a_whole_one(tmp_path: Path) -> None:
+    in_cycles(tmp_path, one_file=False)
+    short = tmp_path / "worker3.1.pt.trace.json"
+    content = json.loads(short.read_text())
+    steps = [each for each in content["traceEvents"] if "Step#" in each["name"]]
+    content["traceEvents"] = [e for e in content["traceEvents"] if e not in steps[3:]]
+    short.write_text(json.dumps(content))
+    found = gather([tmp_path])
+    assert {each.steps["step"][0].as_py() for each in found.ranks} == {6}
+
+
+def test_cycles_of_which_a_rank_lacks_one_are_refused(tmp_path: Path) -> None:
+    (in_cycles(tmp_path, one_file=False) / "worker3.1.pt.trace.json").unlink()
+    with pytest.raises(MergeError, match="rank 0 has two reports"):
+        gather([tmp_path])

@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -309,6 +309,26 @@ def test_of_a_list_and_a_size_that_contradict_each_other_the_list_is_taken(tmp_p
     (warning,) = (each for each in found.warnings if "another size" in each)
     assert warning.startswith("ranks 0–3: ")
     assert study(found.ranks).results["collectives"]["unmatched"] == 0
+
+
+def test_a_file_that_is_called_after_another_rank_is_named(tmp_path: Path) -> None:
+    for tables in simulate(SLEEPER)[0]:
+        path = trace(tables, tmp_path, arguments="kernel")
+        path.rename(tmp_path / f"x_rank-{(tables.rank + 1) % 4}.pt.trace.json")
+    found = gather([tmp_path], ranks={tmp_path / "x_rank-0.pt.trace.json": 3})
+    assert [tables.rank for tables in found.ranks] == [0, 1, 2, 3]
+    numbers = [
+        re.findall(r"(\d+): .*called after rank (\d+), and read as (\d+)", each)
+        for each in found.warnings
+    ]
+    assert [*chain(*numbers)] == [(str(r), str((r + 1) % 4), str(r)) for r in range(4)]
+
+
+def test_a_rank_beyond_its_job_is_named(tmp_path: Path) -> None:
+    path = trace(simulate(SLEEPER)[0][2], tmp_path)
+    path.write_text(path.read_text().replace('"world_size": 4', '"world_size": 2'))
+    (warning,) = (each for each in gather([path]).warnings if "no rank 2" in each)
+    assert warning.endswith("its job has ranks 0 to 1")
 
 
 def test_numbers_and_lists_that_are_written_as_text_are_read(tmp_path: Path) -> None:

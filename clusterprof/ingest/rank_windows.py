@@ -1,0 +1,130 @@
+"""When ranks were captured: windows one after the other, and ranks whose windows lie apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pyarrow.compute as pc
+
+from clusterprof import words
+from clusterprof.ingest.recording import ints
+from clusterprof.tables import RankTables
+
+
+def one_window(found: Sequence[RankTables]) -> tuple[list[RankTables], list[str]]:
+    """Return the ranks in one window, and a warning that names those left out, if there are any.
+
+    `found` is by rank. A profiler with a schedule records several windows of a rank, in a report
+    each or in one, and a folder may hold those of several runs. Where each rank has as many, one
+    after the other, that with most steps is taken, of several such the last. Otherwise all are
+    returned as they are: it is not known what belongs together.
+    """
+    of: dict[int, list[RankTables]] = {}
+    for tables in sorted(found, key=lambda each: each.info.begin_ns):
+        of.setdefault(tables.rank, []).extend(_windows(tables))
+    counts = {len(each) for each in of.values()}
+    several = [pair for each in of.values() for pair in pairwise(each)]
+    in_turn = all(one.info.end_ns <= other.info.begin_ns for one, other in several)
+    if len(counts) != 1 or not several or not in_turn:
+        return list(found), []
+    windows = [*zip(*(of[rank] for rank in sorted(of)), strict=True)]
+    kept = max(reversed(windows), key=lambda window: min(each.steps.num_rows for each in window))
+    others = words.listed((_shown(window[0]) for window in windows if window is not kept), 3)
+    text = (
+        f"each rank has {len(windows)} windows, one after the other: merged are {_shown(kept[0])} "
+        f"and the other ranks' at that time, left out {others}"
+    )
+    return list(kept), [text]
+
+
+def _shown(tables: RankTables) -> str:
+    """Return how a warning names a window, by one rank's."""
+    info, steps = tables.info, tables.steps["step"]
+    what = f"steps {steps[0]} to {steps[-1]}" if len(steps) else "the events"
+    return f"{what} in {info.source} ({words.period(info.begin_ns, info.end_ns)})"
+
+
+def _windows(tables: RankTables) -> list[RankTables]:
+    """Return a report's windows: between two of them steps are missing, and no call was recorded.
+
+    Of times at which calls begin the farthest apart, by more than a step, are the ends of windows.
+    """
+    step, begin, end = (ints(tables.steps, name) for name in ("step", "begin_ns", "end_ns"))
+    if len(step) < 2:
+        return [tables]
+    usual = np.median(end - begin)
+    skipped = np.diff(step) > np.median(np.diff(step))
+    called = ints(tables.host_calls, "start_ns")
+    cuts = []
+    for place in np.flatnonzero(skipped & (begin[1:] - end[:-1] > usual)).tolist():
+        inside = called[(called > end[place]) & (called < begin[place + 1])]
+        edges = np.r_[end[place], inside, begin[place + 1]]
+        widest = int(np.argmax(np.diff(edges)))
+        if edges[widest + 1] - edges[widest] > usual:
+            cuts.append(int(edges[widest] + edges[widest + 1]) // 2)
+    return [_between(tables, *ends) for ends in pairwise([None, *cuts, None])] if cuts else [tables]
+
+
+#: by which time each table's rows are of a window, the first one that a row has
+_BY = {
+    "activity": ("start_ns",), "collective_calls": ("issue_start_ns", "start_ns"),
+    "steps": ("begin_ns",), "host_calls": ("start_ns",),
+}  # fmt: skip
+
+
+def _between(tables: RankTables, begin: int | None, end: int | None) -> RankTables:
+    """Return what began in a part of a report's time (ns; None: as far as it reaches)."""
+    first, last = tables.info.begin_ns, tables.info.end_ns
+    info = replace(tables.info, begin_ns=begin or first, end_ns=end or last)
+    for name, columns in _BY.items():
+        table = getattr(tables, name)
+        began = pc.coalesce(*(table[column] for column in columns))
+        inside = pc.and_(pc.greater_equal(began, info.begin_ns), pc.less_equal(began, info.end_ns))
+        tables = tables.changed(name, table.filter(inside))
+    return replace(tables, info=info)
+
+
+def apart(found: Sequence[RankTables]) -> list[str]:
+    """Return a warning, with the times, of ranks whose calls no other's overlap in time."""
+    times = {tables.rank: _communicating(tables) for tables in found}
+    windows: dict[int, list[int]] = {}
+    for rank, number in in_time(times, apart_ns=0).items():
+        windows.setdefault(number, []).append(rank)
+    most = max(windows.values(), key=len)
+
+    def when(ranks: Sequence[int]) -> str:
+        begins, ends = zip(*(times[rank] for rank in ranks), strict=True)
+        return f"{words.ranks(ranks)} ({words.period(min(begins), max(ends))})"
+
+    return [
+        f"the window of {when(others)} does not overlap that of {when(most)}: another window, or a"
+        " host's clock that is off"
+        for others in windows.values()
+        if others is not most
+    ]
+
+
+def _communicating(tables: RankTables) -> tuple[int, int]:
+    """Return from when to when a rank communicates, else its capture: hosts run far ahead."""
+    calls = tables.collective_calls
+    begin, end = pc.min(calls["start_ns"]).as_py(), pc.max(calls["end_ns"]).as_py()
+    known = begin is not None and end is not None
+    return (begin, end) if known else (tables.info.begin_ns, tables.info.end_ns)
+
+
+def in_time(times: Mapping[int, tuple[int, int]], apart_ns: int) -> dict[int, int]:
+    """Return rank -> number of its window, by when its begins and ends (ns).
+
+    What is closer than `apart_ns` is one window.
+    """
+    windows: dict[int, int] = {}
+    number, until = 0, None
+    for rank, (begin, end) in sorted(times.items(), key=lambda each: each[1]):
+        if until is not None and begin > until + apart_ns:
+            number += 1
+        until = max(until or 0, end)
+        windows[rank] = number
+    return windows
