@@ -109,7 +109,7 @@ DAMAGED: dict[str, tuple[Mapping[str, Any], str]] = {
         "nccl_trace_rank_3",
     ),
     "an empty pickle": (PICKLES | {"nccl_trace_rank_3": b""}, "nccl_trace_rank_3 is empty"),
-    "an older version": (JOB | {"rank_3.json": dump(FIVE, version="1.4")}, "version '1.4'"),
+    "an older version": (JOB | {"rank_3.json": dump(FIVE, version="0.9")}, "version '0.9'"),
     "a later version": (JOB | {"rank_3.json": dump(FIVE, version="3.0")}, "version '3.0'"),
     "another rank's": (
         JOB | {"rank_3.json": dump([entry(0, "1")], _1=[0, 1])},

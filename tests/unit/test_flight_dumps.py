@@ -7,7 +7,7 @@ import json
 import lzma
 import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -41,6 +41,24 @@ def entry(number: int, **changes: Any) -> dict[str, Any]:
 def dump(entries: list[dict[str, Any]], ranks: str = "[0, 1]", **changes: Any) -> dict[str, Any]:
     config = {"0": {"name": "0", "desc": "default_pg", "ranks": ranks}}
     return {"version": "2.10", "pg_config": config, "entries": entries} | changes
+
+
+def older(
+    numbers: list[int], config: dict[int, Any] | None = None, *, group: int = 0,
+    sends: Sequence[int] = (),
+) -> dict[str, Any]:  # fmt: skip
+    """A dump as torch 2.3 writes it: calls of one group with these numbers, some of them sends."""
+    entries = [
+        {
+            "record_id": place, "pg_id": group, "seq_id": number, "op_id": place + 1,
+            "profiling_name": "nccl:send 0->1" if number in sends else "nccl:all_reduce",
+            "time_created_ns": 10**18 + number * 10**9, "input_sizes": [[8, 4]],
+            "output_sizes": [[8, 4]], "state": "completed", "retired": True, "frames": [],
+            "time_discovered_started_ns": None, "time_discovered_completed_ns": 10**18,
+        }
+        for place, number in enumerate(numbers)
+    ]  # fmt: skip
+    return {"entries": entries, "version": "1.4", "pg_config": config or {0: [0, 1]}}
 
 
 def written(folder: Path, *documents: Any) -> Flight:
@@ -192,9 +210,13 @@ BAD: dict[str, Callable[[Path], object]] = {
     "cut_1.json.gz": lambda path: path.write_bytes(gzip.compress(b"{" * 999)[:-9]),
     "cut_1.json.xz": lambda path: path.write_bytes(lzma.compress(os.urandom(999))[:-99]),
     "cut_1": lambda path: path.write_bytes(pickle.dumps(dump([entry(0)]), 2)[:-90]),
-    "old_1.json": lambda path: path.write_text(json.dumps(dump([entry(0)], version="1.4"))),
+    "old_1.json": lambda path: path.write_text(json.dumps(dump([entry(0)], version="0.9"))),
     "none_1.json": lambda path: path.write_text(json.dumps(dump([entry(0)], version=None))),
-    "list_1": lambda path: path.write_bytes(pickle.dumps([entry(0)], 2)),
+    "list_1": lambda path: path.write_bytes(pickle.dumps([{"seq_id": 1}], 2)),
+    "config_1": lambda path: path.write_bytes(
+        pickle.dumps(older([1], {1: {"ranks": "[0]"}}, group=1), 2)
+    ),
+    "cut-off_1": lambda path: path.write_bytes(pickle.dumps(older([2, 3], sends=[3]), 2)),
     "odd_1.json": lambda path: path.write_text(json.dumps(dump([entry(0, record_id="x")]))),
     "far_1.json": lambda path: path.write_text(json.dumps(dump([entry(0, time_created_ns=2**63)]))),
     "deep_1.json": lambda path: path.write_text('{"version":"2.1","entries":' + "[" * 100_000),
@@ -213,6 +235,57 @@ def test_a_bad_dump_is_a_missing_one_and_the_others_are_read(tmp_path: Path, nam
     assert len(flight.warnings) == 1
     with pytest.raises(ReportError):
         read_dumps([(tmp_path / name, None)])
+
+
+def pickled(folder: Path, *documents: Any) -> Flight:
+    for rank, document in enumerate(documents):
+        (folder / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(document, 2))
+    return read_dumps(find_dumps(folder))
+
+
+def test_the_dumps_of_torch_2_3_are_read(tmp_path: Path) -> None:
+    # each rank numbers its own groups: what is 1 to ranks 0 and 1 is 2 to none
+    config = {0: [0, 1, 2, 3], 1: [0, 1], 2: [0, 1]}, {0: [0, 1, 2, 3], 1: [2, 3]}
+    made = [older([4, 5], config[rank // 2], group=1) for rank in range(4)]
+    flight = pickled(tmp_path, *made)
+    assert not flight.warnings
+    assert flight.world_size == 4
+    assert [(each.name, each.ranks, each.complete) for each in flight.groups] == [
+        ("0-1", (0, 1), True), ("2-3", (2, 3), True)
+    ]  # fmt: skip
+    rows = flight.entries.to_pylist()
+    assert [(row["rank"], row["sequence"], row["p2p"]) for row in rows] == [
+        (rank, number, False) for rank in range(4) for number in (4, 5)
+    ]
+    assert all(row["finished"] and row["bytes"] is None for row in rows)
+
+
+def test_of_torch_2_3_s_numbers_those_of_collectives_are_the_same_on_all_ranks(
+    tmp_path: Path,
+) -> None:
+    flight = pickled(tmp_path, older([1, 2, 3, 4], sends=[2, 3]), older([1, 2, 3], sends=[1]))
+    rows = flight.entries.to_pylist()
+    assert [(row["operation"], row["sequence"]) for row in rows] == [
+        ("AllReduce", 1), ("Send", 1), ("Send", 2), ("AllReduce", 2),
+        ("Send", 1), ("AllReduce", 1), ("AllReduce", 2),
+    ]  # fmt: skip
+
+
+def test_the_dumps_of_torch_2_2_are_read_as_far_as_they_name_their_group(tmp_path: Path) -> None:
+    def dumped(last: int) -> list[dict[str, Any]]:
+        of_all, of_some = older([*range(1, last)])["entries"], older([7], group=1)["entries"]
+        lacks = ("record_id", "op_id", "time_created_ns", "time_discovered_started_ns")
+        return [
+            {name: value for name, value in each.items() if name not in lacks}
+            | {"time_created_us": each["time_created_ns"] // 1000}
+            for each in of_all + of_some
+        ]
+
+    flight = pickled(tmp_path, dumped(5), dumped(4))
+    assert [(each.name, each.ranks) for each in flight.groups] == [("0", (0, 1))]
+    assert flight.entries["sequence"].to_pylist() == [1, 2, 3, 4, 1, 2, 3]
+    assert flight.entries["enqueue_ns"][0].as_py() == 10**18 + 10**9
+    assert [each[:7] for each in flight.warnings] == ["rank 0:", "rank 1:"]
 
 
 def test_more_than_any_recorder_holds_is_refused(tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
 """One rank's dump of PyTorch's flight recorder, as a table of what it called.
 
-The format is that of `torch.distributed.flight_recorder`, versions 2.x of the dump (torch 2.4 on):
-pickles as torch writes them on a timeout (`TORCH_FR_DUMP_TEMP_FILE`), or JSON. gloo records every
-collective and no point-to-point operation, and names no group's ranks: in a run these are in
-`groups.json.gz` beside the dump.
+The format is that of `torch.distributed.flight_recorder`, versions 2.x of the dump (torch 2.4 on;
+`version_1` brings older ones into it): pickles as torch writes them on a timeout
+(`TORCH_FR_DUMP_TEMP_FILE`), or JSON. gloo records every collective and no point-to-point operation,
+and names no group's ranks: in a run these are in `groups.json.gz` beside the dump.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from clusterprof.agent.contracts import files, paths
 from clusterprof.agent.contracts.frames import users_line
 from clusterprof.errors import ReportError
 from clusterprof.ingest.flight.unpickle import PickleError, unpickled
+from clusterprof.ingest.flight.version_1 import as_version_2
 from clusterprof.ingest.kineto.json_stream import keys_of
 from clusterprof.ingest.kineto.nccl_kernels import DTYPE_BYTES
 from clusterprof.ingest.opening import FARTHEST, check_regular, opened, unreadable
@@ -89,6 +90,9 @@ _GZIP = 31
 _RANK = re.compile(r"(\d{1,10})$")
 _PACKED = re.compile(r"(\.(json|pickle|pkl|gz|xz))+$")
 _PEER = re.compile(r"send \d{1,9}->(\d{1,9})|recv \d{1,9}<-(\d{1,9})")
+
+#: the version that is said of the dumps that have none: of torch 2.2
+_OF_A_LIST = "1.0"
 
 #: the operation of an entry that ends a batch
 _MARK = "Coalesced"
@@ -214,13 +218,15 @@ def _document(path: Path) -> Mapping[str, Any]:
             str(error),
             "where it is cut short, copy it again; nothing of it was executed",
         ) from error
+    if isinstance(found, list) and found:
+        found = {"version": _OF_A_LIST, "entries": found}
     if not isinstance(found, dict) or not isinstance(found.get("entries"), (list, tuple)):
         raise ReportError(f"{path} is no dump of a flight recorder: it has no entries")
     version = found.get("version")
-    if not isinstance(version, str) or not version.startswith("2."):
+    if not isinstance(version, str) or not version.startswith(("1.", "2.")):
         raise ReportError(
             f"{path} is of version {str(version)[:20]!r} of the flight recorder's dumps",
-            "versions 2.x are read, which torch 2.4 and later write",
+            "versions 1.x and 2.x are read, which torch 2.2 and later write",
         )
     return found
 
@@ -242,6 +248,9 @@ def _content(path: Path) -> bytes:
 
 
 def _read(path: Path, document: Mapping[str, Any], rank: int | None) -> FlightDump:
+    older: list[str] = []
+    if document["version"].startswith("1."):
+        document, older = as_version_2(path, document)
     entries = sorted(document["entries"], key=itemgetter("record_id"))
     if any(name not in each for each in entries[:1] + entries[-1:] for name in _DEFAULTS):
         entries = [{**_DEFAULTS, **each} for each in entries]
@@ -253,7 +262,7 @@ def _read(path: Path, document: Mapping[str, Any], rank: int | None) -> FlightDu
     arrays = [pa.array(columns[field.name], field.type) for field in ENTRIES]
     table = _without_marks(pa.table(arrays, schema=ENTRIES), entries)
     backend = str(entries[0]["profiling_name"]).partition(":")[0] if entries else ""
-    every = (*bad, *warnings, *doubt)
+    every = (*bad, *older, *warnings, *doubt)
     return FlightDump(
         path,
         own,

@@ -135,8 +135,8 @@ class _Machine:
         into = self.stack[-1]
         if type(into) is not dict or len(held) % 2:
             raise PickleError(f"no dictionary at byte {self.at}")
-        if any(type(key) is not str for key in held[::2]):
-            raise PickleError(f"a key that is no string at byte {self.at}")
+        if any(type(key) not in (str, int) for key in held[::2]):
+            raise PickleError(f"a key that is neither string nor number at byte {self.at}")
         self.hold(into, held)
         into.update(zip(held[::2], held[1::2], strict=True))
 
