@@ -7,7 +7,7 @@ import datetime as dt
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from clusterprof import __version__, console, gate, installed_nsys, masking, run_directory, words
@@ -144,8 +144,8 @@ def conclude(
             deep, expected, patience_s=patience_s, finishing_s=finishing_s
         )
         if plan.for_agent.looks_first and run.number == 1 and not outcomes:
-            say("the job ended before a second window was ordered: no rank was captured; train for "
-                "longer, or choose --ranks and earlier --steps")  # fmt: skip
+            say("the job ended before a second window was ordered: no rank was captured"
+                + advice(run.states().values()))  # fmt: skip
         if plan.job.closed and not run.ranks():
             outcomes = [Outcome(each.rank, each.state, plan.job.closed) for each in outcomes]
         complete = print_outcomes(run, outcomes)
@@ -194,6 +194,15 @@ def conclude(
     if plan.arguments.strict and status == 0 and not complete:
         return PROFILE_FAILED
     return GATE_FAILED if status == 0 and not passed else status
+
+
+def advice(states: Iterable[Mapping[str, Any]]) -> str:
+    """What to change where a job ended before a window began; its ranks' states say it where no
+    step was counted.
+    """
+    if any(state.get("steps", 1) for state in states):
+        return "; train for longer, or choose --ranks and earlier --steps"
+    return ""
 
 
 def first_members(plan: LaunchPlan) -> dict[str, Any]:

@@ -119,6 +119,38 @@ if __name__ == "__main__":
     assert sorted(path.name for path in warm_job.rank.iterdir()) == ["state.json", "steps.csv"]
 
 
+def test_skipped_steps_belong_to_the_next_and_optimizers_in_turn_all_count(warm_job: Job) -> None:
+    done = warm_job(
+        LOOP
+        + """
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+for number in range(10):
+    loss = model(torch.ones(1, 4)).sum() * (float("inf") if number in (2, 7) else 1)
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+other = torch.optim.Adam(model.parameters())
+for _ in range(2):
+    iterate(3)
+    for _ in range(3):
+        model(torch.ones(1, 4)).sum().backward()
+        other.step()
+"""
+    )
+    assert done.returncode == 0, done
+    # eight that were not skipped, and four turns of three
+    assert warm_job.steps() == list(range(8 + 12))
+
+
+def test_a_program_without_a_step_is_told_how_to_name_one(warm_job: Job) -> None:
+    done = warm_job(LOOP + "model(torch.ones(1, 4))", selection=CHOSEN)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (warm_job.state["state"], warm_job.state["steps"]) == ("lost", 0)
+    assert "--step-on module:function" in warm_job.state["reason"]
+    assert "--step-on module:function" in warm_job.state["flight"]
+
+
 def test_a_profiled_rank_leaves_a_trace_of_its_window(job: Job) -> None:
     done = job(LOOP + "iterate(6); print('trained')", selection=CHOSEN)
     assert (done.returncode, done.stdout, done.stderr) == (0, "trained\n", "")

@@ -20,7 +20,7 @@ from clusterprof.agent.contracts.identity import Identity
 from clusterprof.agent.contracts.plan import NsysPlan, Plan, Selection
 from clusterprof.agent.guard.step_log import StepLog
 from clusterprof.arguments import StepWindow, parse_ranks
-from clusterprof.launch import look_first, planning, settings
+from clusterprof.launch import look_first, planning, run_job, settings
 from clusterprof.launch.look_first import MOST, chosen
 from clusterprof.launch.profiling import CapturePlan
 from clusterprof.launchers.support.job import Job
@@ -50,6 +50,12 @@ def test_a_suspect_is_captured_with_one_peer_of_each_of_its_groups() -> None:
     assert chosen(look(13, groups=[*TENSOR, *DATA]), [], [0]) == [13, 12, 1]
     # a peer is never another suspect, and rather one that is captured or armed anyhow
     assert chosen(look(13, 12, groups=[*TENSOR, *DATA]), [15], [0]) == [13, 15, 1, 12, 0]
+
+
+def test_to_train_for_longer_is_no_advice_where_no_step_was_counted() -> None:
+    assert "train for longer" in run_job.advice([{"steps": 9}, {"steps": 0}])
+    assert "train for longer" in run_job.advice([{"steps": 0}, {}])
+    assert run_job.advice([{"steps": 0}, {"steps": 0}]) == ""
 
 
 def test_a_rank_whose_lateness_may_cost_nothing_is_not_said_to_delay_others() -> None:

@@ -25,7 +25,7 @@ from ..guard.outbox import Outbox
 from ..remote import probing
 from . import hooks
 from .profilers import initialised
-from .steps import Counter
+from .steps import Counter, ended_before
 from .window import Window, first_line
 
 #: How many entries the ring has; the first one's name is known from torch 2.8 on.
@@ -168,8 +168,7 @@ class Recorder:
                 self.close()
             self.save()
         elif not self.was_open:
-            where = (count, self.first, self.end)
-            self.missing("the program ended after %d steps, before the window %d:%d began" % where)
+            self.missing(ended_before(count, self.first, self.end))
 
     def missing(self, why: str) -> None:
         """Have the rank's state say why there is no dump, if there is none."""

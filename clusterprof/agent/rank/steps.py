@@ -15,6 +15,7 @@ from _thread import get_ident
 from _weakref import ref
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
+from ..contracts.states import UNCOUNTED
 from ..contracts.timing import REAL, Clock
 from . import hooks
 from .entry import entry
@@ -293,6 +294,12 @@ class Counter:
         if self.outbox is not None and pending:
             self.outbox.steps(self.count - len(pending), pending)
             self.outbox.look()
+
+
+def ended_before(count: int, first: int, end: int) -> str:
+    """Why there is nothing of the steps `first` to `end` of a program that has ended."""
+    why = "the program ended after %d steps, before the window %d:%d began" % (count, first, end)
+    return why if count else "%s: %s" % (why, UNCOUNTED)
 
 
 def wall_minus_monotonic(clock: Clock) -> int:

@@ -21,7 +21,7 @@ from ..guard.outbox import Outbox
 from ..remote import probing
 from . import garbage_collector, own_profilers, profilers
 from .entry import entry
-from .steps import Counter
+from .steps import Counter, ended_before
 
 #: How long a window that opens waits for word whether it was ordered closed already.
 ORDER_S = 0.25
@@ -224,8 +224,7 @@ class Window:
         if self.is_open:
             self.close("the program ended after %d steps, inside the window %d:%d" % where)
         elif not self.was_open:
-            self.lost("the program ended after %d steps, before the window %d:%d began" % where,
-                      steps=count)  # fmt: skip
+            self.lost(ended_before(*where), steps=count)
         else:
             self.outbox.state(None, self.deprived(), steps=count)
         self.stop()
