@@ -24,8 +24,7 @@ GroupKind = Literal["pipeline", "tensor", "expert", "data", "world", "unknown"]
 RANKS = "{ranks}"
 
 
-#: of the warning about CUDA graphs whose kernels nsys did not record, and its option that does so
-HIDDEN = "CUDA graphs were traced as a whole"
+#: nsys' option to record the kernels in CUDA graphs
 NODES = "--cuda-graph-trace=node"
 
 

@@ -40,6 +40,9 @@ _TOO_MUCH = f"it holds more than tables pack into so little (if it is one: {VARI
 #: the name of a CUDA graph that was recorded as a whole: what ran in it is not in the report
 GRAPH = "CUDA graph"
 
+#: how calls that launch a CUDA graph begin their names
+_LAUNCHES_GRAPH = r"^cu(da)?GraphLaunch"
+
 #: how a call of Python's garbage collector begins its name among the host's calls
 GARBAGE = "garbage collection"
 
@@ -229,6 +232,14 @@ def _from_another_process(
     steps: pa.Table,
 ) -> RankTables:
     return RankTables(info, unpacked(activity), collectives, steps, unpacked(calls), kept)
+
+
+def launches_graphs(host_calls: pa.Table) -> bool:
+    """Whether the calls of a host, schema `HOST_CALLS` or the names alone, launch CUDA graphs."""
+    import pyarrow.compute as pc
+
+    names = pa.array(host_calls["name"].unique().to_pylist(), pa.string())
+    return bool(pc.any(pc.match_substring_regex(names, _LAUNCHES_GRAPH)).as_py())
 
 
 def empty(name: str) -> pa.Table:

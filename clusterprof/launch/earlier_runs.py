@@ -13,13 +13,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clusterprof import masking
-from clusterprof.agent.contracts import documents, files, paths
+from clusterprof.agent.contracts import paths
 from clusterprof.errors import ClusterprofError, ReportError
-from clusterprof.results import HIDDEN, NODES, Results
+from clusterprof.results import Results
 from clusterprof.run_directory import Manifest, RunDirectory
 
 #: So many of the newest runs are looked through for one of the same program.
 MOST = 50
+
+#: All ranks run one program: so many of them tell what it launches.
+TELLING = 2
 
 
 def runs_in(parent: Path) -> list[tuple[RunDirectory, Manifest]]:
@@ -58,17 +61,22 @@ def launch_bound(parent: Path, program: Sequence[str]) -> RunDirectory | None:
 
 
 def with_graphs(parent: Path, program: Sequence[str]) -> RunDirectory | None:
-    """The latest merged run of this program in `parent`, if nsys saw CUDA graphs in it, else None.
+    """The latest merged run of this program in `parent`, if a rank launched CUDA graphs in its
+    window, else None.
 
-    As wholes; or, where it was asked for that, by what is in them.
+    Of many ranks the first that were captured tell it.
     """
-    run, results = _latest(parent, program)
-    if run is None or results is None:
+    run, _ = _latest(parent, program)
+    if run is None:
         return None
-    nodes = False
-    with contextlib.suppress(OSError):
-        nodes = NODES.encode() in files.content(run.plan, documents.MOST)
-    return run if nodes or any(HIDDEN in each for each in results["warnings"]) else None
+    from clusterprof.tables import SCHEMAS, launches_graphs, read_table
+
+    for rank in sorted(run.results.path.glob(f"{paths.TABLES}/[0-9]*"))[:TELLING]:
+        with contextlib.suppress(ReportError):
+            file = rank / "host_calls.parquet"
+            if launches_graphs(read_table(file, SCHEMAS["host_calls"], ["name"])):
+                return run
+    return None
 
 
 def _latest(parent: Path, program: Sequence[str]) -> tuple[RunDirectory | None, Results | None]:

@@ -247,8 +247,19 @@ def in_whole_graphs(tables: RankTables) -> RankTables:
         first, *rest = of
         graph = {"kind": "compute", "name": GRAPH, "stream": 7, "direction": None, "pageable": None}
         graphs.append(first | graph | {"end_ns": max(row["end_ns"] for row in (first, *rest))})
-    activity = pa.Table.from_pylist(graphs, SCHEMAS["activity"])
-    return replace(tables, activity=activity, collective_calls=empty("collective_calls"))
+    calls = [
+        {"start_ns": graph["launch_start_ns"], "end_ns": graph["launch_end_ns"], "kind": "cuda",
+         "name": "cudaGraphLaunch", "thread": graph["launch_thread"]}
+        for graph in graphs
+    ]  # fmt: skip
+    others = tables.host_calls.to_pylist()
+    calls = sorted(calls + others, key=lambda call: call["start_ns"])
+    return replace(
+        tables,
+        activity=pa.Table.from_pylist(graphs, SCHEMAS["activity"]),
+        host_calls=pa.Table.from_pylist(calls, SCHEMAS["host_calls"]),
+        collective_calls=empty("collective_calls"),
+    )
 
 
 def test_what_waits_unseen_in_whole_graphs_is_no_slow_gpu() -> None:

@@ -8,18 +8,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import pyarrow as pa
 import pytest
 import report_sample
 
-from clusterprof import run_directory
+from clusterprof import merge_run, run_directory
 from clusterprof.agent import nsys
 from clusterprof.agent.contracts import paths
 from clusterprof.arguments import parse_ranks
 from clusterprof.cli import main
 from clusterprof.launch.earlier_runs import launch_bound, runs_in, with_graphs
 from clusterprof.report import results_json
-from clusterprof.results import HIDDEN, NODES, RANKS, CaptureCost, Finding
+from clusterprof.results import NODES, RANKS, CaptureCost, Finding
 from clusterprof.run_directory import RunDirectory
+from clusterprof.tables import SCHEMAS
 
 PROGRAM = ("train.py", "--layers", "8", "--api-key", "hunter2")
 MS = 1_000_000
@@ -40,9 +42,9 @@ def cost(after_ms: int) -> CaptureCost:
 
 def earlier(
     parent: Path, name: str, program: Sequence[str] = PROGRAM, minute: int = 0,
-    merged: bool = True, **results: Any,
+    merged: bool = True, launches: str = "", **results: Any,
 ) -> RunDirectory:  # fmt: skip
-    """A run that has ended, with these members of its results."""
+    """A run that has ended, with these members of its results; `launches`: a call of its ranks."""
     run = run_directory.create(parent / name)
     run.write_manifest(
         {"schema_version": 1, "began": f"2026-01-02T03:{minute:02d}:05+00:00", "window": [10, 15],
@@ -53,6 +55,11 @@ def earlier(
         run.merged.mkdir()
         sample = report_sample.healthy() | results  # type: ignore[operator]
         results_json.write(run.merged / paths.RESULTS, sample)
+    for rank in (0, 1) if launches else ():
+        target = run.path / paths.TABLES / f"{rank:05d}/host_calls.parquet"
+        target.parent.mkdir(parents=True)
+        call = {"start_ns": 0, "end_ns": 1, "kind": "cuda", "name": launches, "thread": 1}
+        merge_run.write_table(pa.Table.from_pylist([call], SCHEMAS["host_calls"]), target)
     return run
 
 
@@ -143,15 +150,15 @@ def test_nsys_records_what_is_in_cuda_graphs_where_it_has_seen_some(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert NODES not in planned(capsys, "--profiler", "nsys")
-    warning = f"rank 0: 11 {HIDDEN}: ..."
-    run = earlier(tmp_path / "runs", "graphs", masked(PROGRAM), 1, warnings=[warning])
+    earlier(tmp_path / "runs", "graphs", masked(PROGRAM), 1, launches="cudaGraphLaunch_v10000")
     assert f"({NODES}), since runs/graphs" in planned(capsys, "--profiler", "nsys")
     assert NODES not in planned(capsys, "--profiler", "nsys", "--nsys-arg=--cuda-graph-trace=graph")
     assert with_graphs(tmp_path / "runs", [*PROGRAM, "--compile"]) is None
-    # a run that has recorded them has no such warning
-    run = earlier(tmp_path / "runs", "nodes", masked(PROGRAM), 2)
+    earlier(tmp_path / "runs", "plain", masked(PROGRAM), 2, launches="cudaLaunchKernel")
     assert with_graphs(tmp_path / "runs", PROGRAM) is None
-    run.plan.write_text(f'{{"nsys": {{"launch": ["{NODES}"]}}}}')
+    # by whatever profiler, and whatever became of the others' tables
+    run = earlier(tmp_path / "runs", "again", masked(PROGRAM), 3, launches="cudaGraphLaunch")
+    (run.path / "tables/00000/host_calls.parquet").rename(run.path / "tables/x")
     assert with_graphs(tmp_path / "runs", PROGRAM) == run
 
 

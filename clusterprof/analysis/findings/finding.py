@@ -302,7 +302,7 @@ def capture(dataset: Dataset, ranks: Sequence[int], *options: str, profiler: str
     given = dataset.again or ("clusterprof", launcher, RANKS, "...", "--", "PROGRAM...")
     place = given.index(RANKS) if RANKS in given else len(given)
     rest = given[place + 1 :]
-    if profiler == "nsys" and dataset.has_whole_graphs:
+    if profiler == "nsys" and dataset.launches_graphs:
         options = (*options, f"--nsys-arg={NODES}")
     by = [] if "--profiler" in rest[:1] else ["--profiler", profiler, *options]
     return shlex.join([*given[:place], "--ranks", ",".join(map(str, ranks)), *by, *rest])

@@ -20,7 +20,7 @@ from clusterprof.analysis.model.intervals import Axis
 from clusterprof.analysis.model.timeline import Timelines, wall_times
 from clusterprof.mapped import release, trim
 from clusterprof.results import CaptureCost, ShallowResults
-from clusterprof.tables import GRAPH, RankTables, empty
+from clusterprof.tables import GRAPH, RankTables, empty, launches_graphs
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -347,6 +347,11 @@ class Dataset:
     def has_whole_graphs(self) -> bool:
         """Whether a CUDA graph was recorded as a whole in the evidence steps."""
         return bool(self.tables) and bool(self.activities.whole_graphs.any())
+
+    @cached_property
+    def launches_graphs(self) -> bool:
+        """Whether a rank launches CUDA graphs: what is in them nsys records if it is asked to."""
+        return any(launches_graphs(each.host_calls) for each in self.tables)
 
     @once
     def issued(self, name: str) -> Ints:

@@ -23,7 +23,7 @@ from clusterprof.ingest.nsys.nccl_ranges import Communicators, Elsewhere
 from clusterprof.ingest.nsys.nvtx import Ranges
 from clusterprof.ingest.opening import opened, unreadable
 from clusterprof.ingest.recording import Calls, Recording, encoded
-from clusterprof.results import HIDDEN, NODES
+from clusterprof.results import NODES
 from clusterprof.tables import ReportInfo
 
 #: nsys gives these of every capture window; they mean nothing for this one
@@ -158,8 +158,9 @@ def _calls(export: Export, process: int | None) -> tuple[Calls, Calls]:
 
 def _gpu_warnings(work: Activity, export: Export) -> list[str]:
     if work.graphs:
-        hidden = f"{work.graphs} {HIDDEN}: the kernels and NCCL inside them are hidden, and"
-        return [f"{hidden} nothing is attributed to them (record with --nsys-arg={NODES})"]
+        hidden = f"{work.graphs} CUDA graphs were traced as a whole: the kernels and NCCL inside"
+        hidden += " them are hidden, and nothing is attributed to them"
+        return [f"{hidden} (record with --nsys-arg={NODES})"]
     if not work.kernels and schema.RUNTIME.name in export.tables:
         return ["the report holds CUDA calls but no kernels: nothing ran on the GPU in it"]
     return []
