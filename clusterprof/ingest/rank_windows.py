@@ -17,27 +17,68 @@ from clusterprof.tables import RankTables
 def one_window(found: Sequence[RankTables]) -> tuple[list[RankTables], list[str]]:
     """Return the ranks in one window, and a warning that names those left out, if there are any.
 
-    `found` is by rank. A profiler with a schedule records several windows of a rank, in a report
-    each or in one, and a folder may hold those of several runs. Where each rank has as many, one
-    after the other, that with most steps is taken, of several such the last. Otherwise all are
-    returned as they are: it is not known what belongs together.
+    A profiler with a schedule records several windows of a rank, in a report each or in one; or they
+    are of runs that nothing tells apart. Where nothing tells what belongs together, and where they
+    are of different jobs, all are returned as they are.
     """
     of: dict[int, list[RankTables]] = {}
-    for tables in sorted(found, key=lambda each: each.info.begin_ns):
+    for tables in sorted(found, key=lambda each: (each.rank, each.info.begin_ns)):
         of.setdefault(tables.rank, []).extend(_windows(tables))
-    counts = {len(each) for each in of.values()}
-    several = [pair for each in of.values() for pair in pairwise(each)]
-    in_turn = all(one.info.end_ns <= other.info.begin_ns for one, other in several)
-    if len(counts) != 1 or not several or not in_turn:
+    every = [each for windows in of.values() for each in windows]
+    pairs = [pair for windows in of.values() for pair in pairwise(windows)]
+    if not pairs or any(_of_other_jobs(*pair) for pair in pairs):
         return list(found), []
-    windows = [*zip(*(of[rank] for rank in sorted(of)), strict=True)]
-    kept = max(reversed(windows), key=lambda window: min(each.steps.num_rows for each in window))
-    others = words.listed((_shown(window[0]) for window in windows if window is not kept), 3)
+    kept = _in_turn([*of.values()]) or _at_one_time(every)
+    if kept is None:
+        return list(found), []
+    numbers = {id(each) for each in kept}
+    merged = next(each for each in kept if len(of[each.rank]) > 1)
+    others = [each for each in of[merged.rank] if id(each) not in numbers]
     text = (
-        f"each rank has {len(windows)} windows, one after the other: merged are {_shown(kept[0])} "
-        f"and the other ranks' at that time, left out {others}"
+        f"rank {merged.rank} has {words.counted(len(others) + 1, 'window')}: merged are "
+        f"{_shown(merged)} and the other ranks' at that time, left out "
+        f"{words.listed(map(_shown, others), 3)}"
     )
-    return list(kept), [text]
+    return kept, [text]
+
+
+def _of_other_jobs(one: RankTables, other: RankTables) -> bool:
+    """Whether two reports of one rank are of two jobs: by fingerprints, or by NCCL's ids."""
+    ids = [
+        {name for name in names.to_pylist() if name and name.startswith("0x")}
+        for names in (each.collective_calls["communicator"].unique() for each in (one, other))
+    ]
+    return one.info.job != other.info.job or (all(ids) and ids[0].isdisjoint(ids[1]))
+
+
+def _in_turn(of: Sequence[Sequence[RankTables]]) -> list[RankTables] | None:
+    """Return a window of each rank's, where all ranks have as many, one after the other.
+
+    It is that with most steps, of several such the last; clocks need not agree.
+    """
+    pairs = (pair for windows in of for pair in pairwise(windows))
+    if any(one.info.end_ns > other.info.begin_ns for one, other in pairs):
+        return None
+    if len({len(windows) for windows in of}) > 1:
+        return None
+    each = [*zip(*of, strict=True)]
+    return [*max(reversed(each), key=lambda ranks: min(rank.steps.num_rows for rank in ranks))]
+
+
+def _at_one_time(every: Sequence[RankTables]) -> list[RankTables] | None:
+    """Return the windows of the time at which most ranks have one, and those of ranks that have
+    one at another time only; None where a rank has two at that time, or two at others.
+    """
+    times = {k: (each.info.begin_ns, each.info.end_ns) for k, each in enumerate(every)}
+    numbers = in_time(times, apart_ns=0)
+    ranks: dict[int, set[int]] = {}
+    for k, number in numbers.items():
+        ranks.setdefault(number, set()).add(every[k].rank)
+    most = max(ranks, key=lambda number: (len(ranks[number]), number))
+    kept = [
+        each for k, each in enumerate(every) if numbers[k] == most or each.rank not in ranks[most]
+    ]
+    return kept if len({each.rank for each in kept}) == len(kept) else None
 
 
 def _shown(tables: RankTables) -> str:
@@ -77,13 +118,18 @@ _BY = {
 
 def _between(tables: RankTables, begin: int | None, end: int | None) -> RankTables:
     """Return what began in a part of a report's time (ns; None: as far as it reaches)."""
-    first, last = tables.info.begin_ns, tables.info.end_ns
-    info = replace(tables.info, begin_ns=begin or first, end_ns=end or last)
+    first, last = begin or tables.info.begin_ns, end or tables.info.end_ns
     for name, columns in _BY.items():
         table = getattr(tables, name)
         began = pc.coalesce(*(table[column] for column in columns))
-        inside = pc.and_(pc.greater_equal(began, info.begin_ns), pc.less_equal(began, info.end_ns))
+        inside = pc.and_(pc.greater_equal(began, first), pc.less_equal(began, last))
         tables = tables.changed(name, table.filter(inside))
+    events = [each for each in (tables.activity, tables.host_calls) if each.num_rows]
+    begins, ends = (
+        [reach(each[column]).as_py() for each in events]
+        for reach, column in ((pc.min, "start_ns"), (pc.max, "end_ns"))
+    )
+    info = replace(tables.info, begin_ns=min(begins, default=first), end_ns=max(ends, default=last))
     return replace(tables, info=info)
 
 

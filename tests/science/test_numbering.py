@@ -198,7 +198,30 @@ def test_a_cycle_that_was_cut_short_gives_way_to_a_whole_one(tmp_path: Path) -> 
     assert {each.steps["step"][0].as_py() for each in found.ranks} == {6}
 
 
-def test_cycles_of_which_a_rank_lacks_one_are_refused(tmp_path: Path) -> None:
-    (in_cycles(tmp_path, one_file=False) / "worker3.1.pt.trace.json").unlink()
-    with pytest.raises(MergeError, match="rank 0 has two reports"):
+@pytest.mark.parametrize("one_file", [False, True])
+def test_of_cycles_of_which_a_rank_lacks_one_that_of_all_ranks_is_merged(
+    tmp_path: Path, one_file: bool
+) -> None:
+    in_cycles(tmp_path, one_file=one_file)
+    for rank in (0, 1, 2):
+        if one_file:
+            job = Job(steps=30, launch_ns=40_000, causes=(Cause("host", 2, 30 * MS),))
+            (tmp_path / f"worker{rank}.0.pt.trace.json").unlink()
+            trace(window(simulate(job)[0][rank], 6, 6), tmp_path, arguments="kernel")
+        else:
+            (tmp_path / f"worker{rank}.1.pt.trace.json").unlink()
+    found = gather([tmp_path])
+    assert [each.rank for each in found.ranks] == [0, 1, 2, 3]
+    assert {each.steps["step"][0].as_py() for each in found.ranks} == {6}
+    (warning,) = (each for each in found.warnings if "2 windows" in each)
+    assert warning.startswith("rank 3 ")
+    worst = study(found.ranks).results["findings"][0]
+    assert (worst["code"], worst["rank"]) == ("straggler.host", 2)
+
+
+def test_a_report_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    in_cycles(tmp_path, one_file=False)
+    twice = tmp_path / "worker3.1.pt.trace.json"
+    (tmp_path / "worker3.2.pt.trace.json").write_bytes(twice.read_bytes())
+    with pytest.raises(MergeError, match="has two reports"):
         gather([tmp_path])

@@ -322,6 +322,15 @@ def test_of_a_list_and_a_size_that_contradict_each_other_the_list_is_taken(tmp_p
     assert study(found.ranks).results["collectives"]["unmatched"] == 0
 
 
+@pytest.mark.parametrize("size", [0, -3, "many", 10**12])
+def test_a_size_that_is_none_costs_no_rank(tmp_path: Path, size: object) -> None:
+    path = trace(simulate(SLEEPER)[0][0], tmp_path, arguments="kernel", operators=False)
+    path.write_text(
+        path.read_text().replace('"Group size": 4', f'"Group size": {json.dumps(size)}')
+    )
+    assert {*read_report(path).collective_calls["communicator_size"].to_pylist()} == {4}
+
+
 def test_a_file_that_is_called_after_another_rank_is_named(tmp_path: Path) -> None:
     for tables in simulate(SLEEPER)[0]:
         path = trace(tables, tmp_path, arguments="kernel")

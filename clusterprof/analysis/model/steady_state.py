@@ -42,7 +42,8 @@ def steady_steps(d: Timelines, placed: pa.Table) -> tuple[int, ...]:
     steady = (steps > _synchronised(placed, int(first.max()))) & ~np.isin(steps, disturbed)
     at = np.searchsorted(steps, step)
     ranks = np.bincount(at, minlength=len(steps))
-    # profilers of one window begin in one step, or in the next
+    # what few ranks have is of another window; profilers begin in one step, or in the next
+    steady &= 2 * ranks > len(first)
     if first.max() - first.min() > 1:
         steady &= ranks == len(first)
     chosen = steps[steady].tolist()

@@ -19,6 +19,7 @@ from clusterprof.ingest.exchange_kernels import exchange_of, exchanging_names, w
 from clusterprof.ingest.kineto.trace_events import Trace
 from clusterprof.ingest.operations import operation
 from clusterprof.ingest.recording import Bools, Ints, Launched, encoded, fill, nullable
+from clusterprof.tables import HIGHEST_RANK
 
 #: bytes of one element, by the names that torch gives its types in traces
 DTYPE_BYTES = {
@@ -148,7 +149,7 @@ def read(
     names = [trace.names[code] for code in spans.column("name")[order].tolist()]
     stream = spans.column("stream")[order]
     members = _of_stream([_group(each, groups) for each in args], stream.tolist())
-    stated_size = _of_stream([_count(each, "Group size") for each in args], stream.tolist())
+    stated_size = _of_stream([_group_size(each) for each in args], stream.tolist())
     size = [len(each.ranks) if each and each.ranks else None for each in members]
     members_count = [one or other for one, other in zip(size, stated_size, strict=True)]
     stated = [_stated(*each) for each in zip(args, around, strict=True)]
@@ -314,6 +315,12 @@ def _group(args: Mapping[str, Any], groups: Mapping[str, ProcessGroup]) -> Proce
     if name in groups:
         return groups[name]
     return ProcessGroup(name, listed(args.get("Process Group Ranks", "")))
+
+
+def _group_size(args: Mapping[str, Any]) -> int | None:
+    """Return how many members a process group has by its size; None for what is no such number."""
+    size = _count(args, "Group size") or 0
+    return size if 0 < size <= HIGHEST_RANK else None
 
 
 def _bytes(args: Mapping[str, Any]) -> int:
