@@ -76,7 +76,10 @@ def merged(run: RunDirectory, outcomes: Sequence[Outcome], engine: Engine | None
     if not sources:  # who shares a run may have put its reports, scrubbed, anywhere in it
         with contextlib.suppress(ReportError):
             sources = find_sources([run.path])
-    gathered = gather(sources, engine=engine) if sources else Gathered([], [], [])
+    manifest = run.read_manifest()
+    # a report without the environment does not say how large its job was
+    size = manifest.world_size
+    gathered = gather(sources, engine=engine, world_size=size) if sources else Gathered([], [], [])
     there = [tables.rank for tables in gathered.ranks]
     lost: list[MissingRank] = []
     # A report may be there although something went wrong: the program ended inside the window, say.
@@ -88,14 +91,12 @@ def merged(run: RunDirectory, outcomes: Sequence[Outcome], engine: Engine | None
             source = str(run.rank(each.rank))
             lost.append({"rank": each.rank, "source": source, "reason": each.reason})
     measured = measurement.of_run(run, there)
-    manifest = run.read_manifest()
     window = run.window()
     # Profilers start in the window's first step and stop after its last one.
     disturbed = [window.first, window.end, window.end + 1] if there else []
     job = job_record(run, manifest)
     shallow, silent = all_ranks(replace(run.results, attempt=run.attempt), disturbed, job)
-    # a report without the environment does not say how large its job was
-    ranks = [tables.of_world(manifest.world_size) for tables in gathered.ranks]
+    ranks = gathered.ranks
     if shallow is None and any(len(ranks) == tables.info.world_size for tables in ranks):
         silent = []  # each rank was profiled
     made = study(

@@ -46,13 +46,15 @@ def gather(
     *,
     ranks: Mapping[Path, int] | None = None,
     engine: Engine | None = None,
+    world_size: int | None = None,
 ) -> Gathered:
     """Read all reports in `paths`: files, folders, or sources that a run directory names.
 
     `ranks` maps reports that do not name their rank to it; `engine` reads them, by default
-    processes of this host. Whatever is wrong with one report becomes a `MissingRank` and a
-    warning, and the others go on. Raises `ReportError` where no report can be read at all,
-    `MergeError` where one rank comes twice or the reports are of different jobs.
+    processes of this host; `world_size` is the job's, where reports do not say it. Whatever is
+    wrong with one report becomes a `MissingRank` and a warning, and the others go on. Raises
+    `ReportError` where no report can be read at all, `MergeError` where one rank comes twice or the
+    reports are of different jobs.
     """
     sources = _ranked(find_sources(paths), ranks or {})
     if not sources:
@@ -78,7 +80,7 @@ def gather(
     found.sort(key=lambda tables: tables.rank)
     found, left_out = one_window(found)
     _check_one_job(found)
-    found = with_world(found)
+    found = with_world([tables.of_world(world_size) for tables in found])
     unread = [str(error).replace("\n ", ";") for error in errors]
     return Gathered(found, missing, [*unread, *left_out, *_common_warnings(found)])
 

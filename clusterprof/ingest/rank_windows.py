@@ -17,9 +17,9 @@ from clusterprof.tables import RankTables
 def one_window(found: Sequence[RankTables]) -> tuple[list[RankTables], list[str]]:
     """Return the ranks in one window, and a warning that names those left out, if there are any.
 
-    A profiler with a schedule records several windows of a rank, in a report each or in one; or they
-    are of runs that nothing tells apart. Where nothing tells what belongs together, and where they
-    are of different jobs, all are returned as they are.
+    A profiler with a schedule records several windows of a rank, in a report each or in one; or
+    they are of runs that nothing tells apart. Where nothing tells what belongs together, and where
+    they are of different jobs, all are returned as they are.
     """
     of: dict[int, list[RankTables]] = {}
     for tables in sorted(found, key=lambda each: (each.rank, each.info.begin_ns)):

@@ -304,6 +304,17 @@ def test_a_job_is_as_large_as_its_largest_group(tmp_path: Path) -> None:
     assert any("8 ranks at least" in each for each in found.results["warnings"])
 
 
+def test_a_run_says_how_large_its_job_is_before_its_groups_do(tmp_path: Path) -> None:
+    for tables in simulate(PAIRS)[0][:1]:
+        path = trace(tables, tmp_path, arguments="kernel", operators=False, listed=False)
+        path.write_text(path.read_text().replace('"world_size": 4', '"world_size": null'))
+    (found,) = gather([tmp_path], world_size=64).ranks
+    assert found.info.world_size == 64
+    assert not any("ranks at least" in each for each in found.warnings)
+    (found,) = gather([tmp_path]).ranks
+    assert found.info.world_size == 2
+
+
 def test_a_job_that_is_said_to_be_smaller_than_a_group_of_it_is_not(tmp_path: Path) -> None:
     job = replace(SLEEPER, dp=8, communicator_ids=True)
     found = told_sizes(tmp_path, job, range(4), world_size=4)
