@@ -125,10 +125,15 @@ def test_where_clocks_agree_but_for_whole_steps_it_is_the_numbers_that_differ(
     assert (worst["code"], worst["rank"]) == ("straggler.host", 2)
 
 
-def test_a_clock_that_is_off_by_no_whole_steps_is_no_other_count() -> None:
-    results = counted(replace(REGULAR, offset_ns=(0, 0, 0, 3_456_789_012)), (0, 0, 0, 0)).results
+@pytest.mark.parametrize("seconds", [0.062, 3456.789])
+def test_a_clock_that_is_off_by_no_whole_steps_is_no_other_count(seconds: float) -> None:
+    job = replace(REGULAR, offset_ns=(0, 0, 0, round(seconds * 1e9)))
+    results = counted(job, (0, 0, 0, 0)).results
     assert renumbered(results) == []
     assert results["collectives"]["unmatched"] == 0
+    doubted = [each for each in results["warnings"] if "may count otherwise" in each]
+    # so far off no clock of theirs would hide other numbers
+    assert len(doubted) == (seconds < 1)
 
 
 def test_numbers_of_which_nothing_tells_whether_they_are_the_same_are_named() -> None:

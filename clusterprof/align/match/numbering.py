@@ -89,7 +89,8 @@ def _recounted(ranks: Sequence[RankTables]) -> list[RankTables]:
     beside = [r for r in stepping if abs(lead[r.rank]) > _BESIDE]
     # a clock that is off is no other number: the same step ends at once, but for a constant
     if all(r.rank not in whole and _ends_alike(_ends(stepping[0]), _ends(r)) for r in beside):
-        return list(ranks)
+        doubtful = [r.rank for r in beside]
+        return [_doubted(r, stepping[0], lead[r.rank]) if r.rank in doubtful else r for r in ranks]
     near = {rank: round(each) for rank, each in lead.items()}
     most = Counter(near.values()).most_common(1)[0][0]
     base = next(r for r in stepping if near[r.rank] == most)
@@ -138,6 +139,21 @@ def _warning(tables: RankTables, by: int, base: RankTables) -> str:
         f"its step numbers are {abs(by)} {'ahead of' if by < 0 else 'behind'} those of the other "
         f"ranks (warm-up steps of its own?): its step {first} is renumbered as {first + by}, "
         f"and so on; its window has {overlap}"
+    )
+
+
+def _doubted(tables: RankTables, base: RankTables, lead: float) -> RankTables:
+    """A rank whose clock is taken to be off, with a warning where its numbers may be as well.
+
+    `lead` as of `_lead`, ahead of `base`. So it is where other steps end as much alike.
+    """
+    number, end = _ends(tables)
+    if not _ends_alike(_ends(base), (number - round(lead), end)):
+        return tables
+    beside = f"{abs(lead):.2g} steps {'ahead of' if lead > 0 else 'behind'} rank {base.rank}'s"
+    return tables.warned(
+        f"by the wall clocks its steps are {beside} of the same numbers: its host's clock is taken "
+        "to be off, but it may count otherwise, since all steps take as long"
     )
 
 
