@@ -8,6 +8,7 @@ BatchMode=yes HOST` cannot do, this cannot either.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import secrets
 import shlex
@@ -36,7 +37,7 @@ _ASK_EVERY_S = 10
 #: Sends a file behind a line that says where it begins.
 _SEND = 'echo "$1" && exec cat <"$2"'
 #: Bytes that are read at once.
-_PART_B = 1 << 18
+_PIECE_B = 1 << 18
 
 #: What receives the bytes of stdout or stderr as they arrive.
 Sink = Callable[[bytes], object]
@@ -80,12 +81,12 @@ class SshHost:
         if self.connected:
             return
         with self.explained(10 * self.timeout_s):  # timeout_s is for each part of it
-            each = self.connection
-            while each is not None and not isinstance(each, str):
-                keys = HostKeys(each, self.config_file)
-                each.client.set_missing_host_key_policy(keys)
-                each.connect_kwargs = {**each.connect_kwargs, "transport_factory": keys.transport}
-                each = each.gateway
+            hop = self.connection
+            while hop is not None and not isinstance(hop, str):
+                keys = HostKeys(hop, self.config_file)
+                hop.client.set_missing_host_key_policy(keys)
+                hop.connect_kwargs = {**hop.connect_kwargs, "transport_factory": keys.transport}
+                hop = hop.gateway
             self.connection.open()
             keep_watch(self.connection.transport)
 
@@ -128,20 +129,20 @@ class SshHost:
 
     def ask(self, argv: Sequence[str], stdin: bytes = b"", *, within_s: float = 30.0) -> Answer:
         """Run a short command to its end. Raises HostError, also of too long an answer."""
-        out, err = bytearray(), bytearray()
-        command = self.start(argv, _bounded(out), _bounded(err))
+        stdout, stderr = bytearray(), bytearray()
+        command = self.start(argv, _bounded(stdout), _bounded(stderr))
         command.write(stdin, last=True)
         until = REAL.now() + within_s
-        while not (ended := command.wait(0.1)) and max(len(out), len(err)) <= ANSWER_B:
+        while not (ended := command.wait(0.1)) and max(len(stdout), len(stderr)) <= ANSWER_B:
             if REAL.now() > until:
                 break
         status = command.status() if ended else 255
         command.close()
-        if max(len(out), len(err)) > ANSWER_B:
+        if max(len(stdout), len(stderr)) > ANSWER_B:
             raise HostError(f"{self.name}: its answer is longer than {ANSWER_B >> 20} MB")
         if not ended:
             raise HostError(f"{self.name}: no answer within {within_s:g} s to {argv[0]}")
-        return Answer(status, bytes(out), bytes(err))
+        return Answer(status, bytes(stdout), bytes(stderr))
 
     def start(self, argv: Sequence[str], stdout: Sink, stderr: Sink) -> RemoteCommand:
         """Start a command; what it prints goes to the two sinks, each from a thread of its own.
@@ -168,31 +169,38 @@ class SshHost:
             with self.explained():
                 channel.settimeout(_SILENCE_S)
                 channel.exec_command(command_line(["sh", "-c", _SEND, "sh", mark, path]))
-            data, end, pace = b"", mark.encode() + b"\n", _Pace()
-            while end not in data:  # a login shell may greet before it
-                part = self._part(channel, pace)
-                if not part or len(data) > ANSWER_B:
+            pieces, begun = self._output(channel), b""
+            while mark.encode() + b"\n" not in begun:  # a login shell may greet before it
+                piece = next(pieces, b"")
+                if not piece or len(begun) > ANSWER_B:
                     return
-                data += part
-            data = data.partition(end)[2]
-            while most > 0 and (data := data or self._part(channel, pace)):
-                yield data[:most]
-                most -= len(data)
-                data = b""
+                begun += piece
+            for piece in itertools.chain([begun.partition(mark.encode() + b"\n")[2]], pieces):
+                yield piece[:most]
+                most -= len(piece)
+                if most <= 0:
+                    return
 
-    def _part(self, channel: Any, pace: _Pace) -> bytes:
-        """The next bytes; b"" at the end of the command. Raises HostError at the connection's, and
-        where they come too slowly.
+    def _output(self, channel: Any) -> Iterator[bytes]:
+        """What a command prints, as it comes. Raises HostError at the connection's end, and where
+        a minute of waiting has brought next to nothing.
         """
-        with self.explained():
-            # tens of kB at least, where there are so many
-            data = pace.received(lambda: channel.recv(_PART_B))
-            if pace.is_slow():
-                raise HostError(f"{self.name}: it brings less than {_LEAST_B >> 20} MB a minute")
-            if not data and channel.status_event.wait(_SILENCE_S) and channel.exit_status < 0:
-                self.close()  # paramiko may still report it as connected
-                raise EOFError
-            return data
+        brought_b, waited_s, data = 0, 0.0, b"."
+        while data:
+            with self.explained():
+                began = REAL.now()
+                data = channel.recv(_PIECE_B)  # tens of kB at least, where there are so many
+                brought_b, waited_s = brought_b + len(data), waited_s + REAL.now() - began
+                if waited_s >= _SILENCE_S:
+                    if brought_b < _LEAST_B:
+                        raise HostError(
+                            f"{self.name}: it brings less than {_LEAST_B >> 20} MB a minute"
+                        )
+                    brought_b, waited_s = 0, 0.0
+                if not data and channel.status_event.wait(_SILENCE_S) and channel.exit_status < 0:
+                    self.close()  # paramiko may still report it as connected
+                    raise EOFError
+            yield data
 
     def sftp(self) -> Any:
         """A new SFTP client of paramiko's. Raises HostError where sshd offers none."""
@@ -201,28 +209,6 @@ class SshHost:
             return self.connection.client.open_sftp()
         except Exception as error:  # noqa: BLE001 - as above
             raise HostError(f"{self.name}: its sshd offers no SFTP ({first_line(error)})") from None
-
-
-class _Pace:
-    """How much a host brings in each minute that it is waited for."""
-
-    def __init__(self) -> None:
-        self._brought, self._waited_s = 0, 0.0
-
-    def received(self, receive: Callable[[], bytes]) -> bytes:
-        """What is received."""
-        began = REAL.now()
-        data = bytes(receive())
-        self._waited_s += REAL.now() - began
-        self._brought += len(data)
-        return data
-
-    def is_slow(self) -> bool:
-        """Whether the minute that has just ended, if one has, has brought next to nothing."""
-        if self._waited_s < _SILENCE_S:
-            return False
-        brought, self._brought, self._waited_s = self._brought, 0, 0.0
-        return brought < _LEAST_B
 
 
 def _bounded(answer: bytearray) -> Sink:

@@ -103,41 +103,36 @@ def look_at(there: OverSsh, nsys: str | None) -> tuple[list[RemoteHost], dict[Ho
     Returns those that can, in order, and what is wrong with the others.
     """
     with ThreadPoolExecutor(max_workers=min(64, len(there.hosts))) as pool:
-        looked = pool.map(lambda host: _look(host, there, nsys), there.hosts)
-        results = dict(zip(there.hosts, looked, strict=True))
-    good = [each for each in results.values() if isinstance(each, RemoteHost)]
-    return good, {host: wrong for host, wrong in results.items() if isinstance(wrong, str)}
+        results = [*pool.map(lambda host: _look(host, there, nsys), there.hosts)]
+    good = [remote for remote, wrong in results if not wrong]
+    return good, {remote.host: wrong for remote, wrong in results if wrong}
 
 
-def _look(host: Host, there: OverSsh, nsys: str | None) -> RemoteHost | str:
-    """A host that can run its part, or what is wrong with it."""
-    each = RemoteHost(host, SshHost(host, there.ssh_config, there.timeout_s), Found(host.name))
-    try:
-        wrong = _missing(each, there, nsys)
-    except HostError as error:
-        wrong = each.without_name(error)
-    if wrong:
-        each.ssh.close()
-    return wrong or each
-
-
-def _missing(each: RemoteHost, there: OverSsh, nsys: str | None) -> str:
-    """Let a host describe itself; what it lacks for its part, or "". Raises HostError."""
+def _look(host: Host, there: OverSsh, nsys: str | None) -> tuple[RemoteHost, str]:
+    """A host that has described itself, and what it lacks for its part, or ""."""
+    remote = RemoteHost(host, SshHost(host, there.ssh_config, there.timeout_s), Found(host.name))
     request = json.dumps({
         "folder": there.folder, "program": there.script, "nsys": nsys, "port": there.port,
     })  # fmt: skip
-    answer = each.ask("look", request, python=there.python, within_s=there.timeout_s)
-    found = answers.found(answer.stdout, there.port) if answer.status == 0 else None
-    if found is None:
-        printed = answers.last_printed(answer.stderr) or "nothing"
-        return f"{there.python} does not run there (it printed: {printed}): --python PATH"
-    each.found = found
-    if not found.folder:
-        return f"it has no folder {there.folder}: --chdir DIR"
-    if not found.program:
-        return f"it has no {there.script} in {there.folder}"
-    each.ssh.sftp()
-    return ""
+    wrong = ""
+    try:
+        answer = remote.ask("look", request, python=there.python, within_s=there.timeout_s)
+        description = answers.found(answer.stdout, there.port) if answer.status == 0 else None
+        if description is None:
+            printed = answers.last_printed(answer.stderr) or "nothing"
+            wrong = f"{there.python} does not run there (it printed: {printed}): --python PATH"
+        elif not description.folder:
+            wrong = f"it has no folder {there.folder}: --chdir DIR"
+        elif not description.program:
+            wrong = f"it has no {there.script} in {there.folder}"
+        else:
+            remote.found = description
+            remote.ssh.sftp()
+    except HostError as error:
+        wrong = remote.without_name(error)
+    if wrong:
+        remote.ssh.close()
+    return remote, wrong
 
 
 def same_machine(hosts: Sequence[RemoteHost]) -> list[list[str]]:
@@ -209,7 +204,11 @@ class Running:
                     command.close()
                     each.status, each.reason = 255, "it did not end when asked to"
                 elif command.wait(0.5 / len(self.hosts)):
-                    note_end(each, command)
+                    lost, each.status = command.lost, command.status()
+                    if lost and each.ssh.connected:
+                        each.reason = "our helper there was killed"
+                    elif lost:
+                        each.reason = "the connection was lost while the job ran"
         return max(each.status or 0 for each in self.hosts)
 
     def forward_signals(self, commands: Sequence[RemoteCommand]) -> None:
@@ -245,16 +244,6 @@ def start(each: RemoteHost, there: OverSsh, argv: Sequence[str], output: Output)
     if not taken and not each.command.wait(1):
         each.command.close()
         each.status, each.reason = 255, "it does not accept its command"
-
-
-def note_end(each: RemoteHost, command: RemoteCommand) -> None:
-    """Note how one host's command ended."""
-    lost = command.lost
-    each.status = command.status()
-    if lost and each.ssh.connected:
-        each.reason = "our helper there was killed"
-    elif lost:
-        each.reason = "the connection was lost while the job ran"
 
 
 # -- fetching ------------------------------------------------------------------------------------
