@@ -41,13 +41,11 @@ class Check:
 
 def from_json(fields: Mapping[str, Any]) -> Check:
     """A check that another host has sent. Raises KeyError, ValueError for anything else."""
-    if fields["level"] not in LEVELS:
-        raise ValueError(fields["level"])
+    name, level, result, advice = (str(fields[key]) for key in ("name", "level", "found", "advice"))
+    if level not in LEVELS:
+        raise ValueError(level)
     amount = fields["amount"]
-    return Check(
-        str(fields["name"]), fields["level"], str(fields["found"]), str(fields["advice"]),
-        None if amount is None else float(amount),
-    )  # fmt: skip
+    return Check(name, level, result, advice, None if amount is None else float(amount))
 
 
 @dataclass(frozen=True)
@@ -66,48 +64,45 @@ def lines(found: Mapping[str, Sequence[Check]]) -> list[Line]:
             # Quantities differ from node to node: they are alike as long as their level is.
             alike = check.level, "" if check.amount is not None else check.found
             groups.setdefault(check.name, {}).setdefault(alike, []).append((host, check))
-    return [
-        _line(members, differ=len(results) > 1)
-        for results in groups.values()
-        for members in results.values()
-    ]
+    table = []
+    for results in groups.values():
+        for members in results.values():
+            least = min((check for _, check in members), key=lambda check: check.amount or 0.0)
+            if least.amount is not None and len(members) > 1:
+                least = replace(least, found=f"{least.found} at worst")
+            if len(results) > 1 and least.name in _ALIKE:
+                level, advice = _ALIKE[least.name]
+                worst = max(level, least.level, key=LEVELS.index)
+                differ = f"the nodes differ: {least.advice or advice}"
+                least = replace(least, level=worst, advice=differ)
+            table.append(Line(least, tuple(host for host, _ in members)))
+    return table
 
 
-def _line(members: Sequence[tuple[str, Check]], *, differ: bool) -> Line:
-    least = min((check for _, check in members), key=lambda check: check.amount or 0.0)
-    if least.amount is not None and len(members) > 1:
-        least = replace(least, found=f"{least.found} at worst")
-    if differ and least.name in _ALIKE:
-        level, advice = _ALIKE[least.name]
-        worst = max(level, least.level, key=LEVELS.index)
-        least = replace(least, level=worst, advice=f"the nodes differ: {least.advice or advice}")
-    return Line(least, tuple(host for host, _ in members))
-
-
-def render(made: Sequence[Line], hosts: Sequence[str], width: int = 110) -> str:
+def render(table: Sequence[Line], hosts: Sequence[str], width: int = 110) -> str:
     """The table: level, check, nodes, result; the recommendation below each.
 
     Results begin below each other where they have half of the `width` or more.
     """
-    many = len(hosts) > 1
-    rows = [(each.check, _where(each.nodes, hosts) if many else "") for each in made]
-    wide = max(len(check.name) for check, _ in rows)
-    wider = max(len(where) for _, where in rows)
-    below = 6 + wide + 2 + (wider + 2) * many
+
+    def where(nodes: Sequence[str]) -> str:
+        if len(nodes) == len(hosts):
+            return f"all {len(hosts)}" if len(hosts) > 1 else ""
+        return ", ".join(nodes[:4]) + (f" and {len(nodes) - 4} more" if len(nodes) > 4 else "")
+
+    name_width = max(len(line.check.name) for line in table)
+    where_width = max(len(where(line.nodes)) for line in table)
+    below = 6 + name_width + 2 + (where_width + 2 if len(hosts) > 1 else 0)
     indent = " " * (below if below <= width // 2 else 8)
     text = []
-    for check, where in rows:
-        start = f"{check.level:<4}  {check.name:<{wide}}  " + (f"{where:<{wider}}  " * many)
+    for line in table:
+        check, start = line.check, f"{line.check.level:<4}  {line.check.name:<{name_width}}  "
+        if len(hosts) > 1:
+            start += f"{where(line.nodes):<{where_width}}  "
         text += wrapped(start + check.found, width, indent)
         if check.advice:
             text += wrapped(indent + check.advice, width, indent)
     return "\n".join(text)
-
-
-def _where(nodes: Sequence[str], hosts: Sequence[str]) -> str:
-    if len(nodes) == len(hosts):
-        return f"all {len(hosts)}"
-    return ", ".join(nodes[:4]) + (f" and {len(nodes) - 4} more" if len(nodes) > 4 else "")
 
 
 def verdict(made: Sequence[Line], hosts: Sequence[str]) -> str:

@@ -95,27 +95,24 @@ def look(
 ) -> Iterator[Check]:
     """Do all checks side by side; yields the results in the order given, within `patience_s`."""
     results: dict[str, list[Check]] = {}
-    threads = [
-        (title, threading.Thread(target=_one, args=(title, check, results), daemon=True))
-        for title, check in todo
-    ]
-    for _, thread in threads:
+
+    def do(title: str, check: Look) -> None:
+        try:
+            result = check()
+        except Exception as error:  # noqa: BLE001 - a check that fails is a result
+            why = str(error) or type(error).__name__
+            result = Check(title, BAD, f"the check failed: {why}")
+        results[title] = result if isinstance(result, list) else [result]
+
+    # daemons: a check that a file system holds must not hold the doctor's end
+    threads = [threading.Thread(target=do, args=pair, daemon=True) for pair in todo]
+    for thread in threads:
         thread.start()
     deadline = clock.now() + patience_s
-    for title, thread in threads:
+    late = f"no answer within {patience_s:g} s", "does a file system hang on that host?"
+    for (title, _), thread in zip(todo, threads, strict=True):
         thread.join(max(0.0, deadline - clock.now()))
-        late = f"no answer within {patience_s:g} s"
-        yield from results.get(title) or [
-            Check(title, BAD, late, "does a file system hang on that host?")
-        ]
-
-
-def _one(title: str, check: Look, results: dict[str, list[Check]]) -> None:
-    try:
-        found = check()
-    except Exception as error:  # noqa: BLE001 - a check that fails is a result
-        found = Check(title, BAD, f"the check failed: {str(error) or type(error).__name__}")
-    results[title] = found if isinstance(found, list) else [found]
+        yield from results.get(title) or [Check(title, BAD, *late)]
 
 
 # -- software ------------------------------------------------------------------------------------
@@ -127,28 +124,25 @@ def nsys_checks(wanted: Path | None) -> list[Check]:
     `wanted` is the one of --nsys.
     """
     try:
-        found = profiling.find(wanted)
+        nsys = profiling.find(wanted)
     except ProfilerError as error:
         level = WARN if wanted is None and "not installed" in error.what else BAD
         advice = "load its module or name it with --nsys; torch.profiler captures without it"
         return [Check("nsys", level, error.what, advice)]
-    importer = Check("nsys importer", OK, found.importer or "")
-    if found.importer is None:
+    importer = Check("nsys importer", OK, nsys.importer or "")
+    if nsys.importer is None:
         importer = Check("nsys importer", WARN, "there is no QdstrmImporter beside nsys",
                          "install all of Nsight Systems, not only its target part: without the "
                          "importer, reports may stay .qdstrm")  # fmt: skip
-    missing = [
-        f"{verb} {flag}"
-        for verb, flags in _NEEDED.items()
-        for flag in flags
-        if not found.offers(verb, flag)
-    ]
-    here = [flag for flag in _OPTIONAL if found.offers("profile", flag)]
-    options = Check("nsys flags", OK, f"all that are needed; optional: {', '.join(here) or 'none'}")
+    needed = [(verb, flag) for verb, flags in _NEEDED.items() for flag in flags]
+    missing = [f"{verb} {flag}" for verb, flag in needed if not nsys.offers(verb, flag)]
+    optional = [flag for flag in _OPTIONAL if nsys.offers("profile", flag)]
+    available = f"all that are needed; optional: {', '.join(optional) or 'none'}"
+    options = Check("nsys flags", OK, available)
     if missing:
-        options = Check("nsys flags", BAD, f"{found.version} has no {', '.join(missing)}",
+        options = Check("nsys flags", BAD, f"{nsys.version} has no {', '.join(missing)}",
                         f"install nsys {MINIMUM[0]}.{MINIMUM[1]} or newer")  # fmt: skip
-    return [Check("nsys", OK, f"{found.version}, {found.path}"), options, importer]
+    return [Check("nsys", OK, f"{nsys.version}, {nsys.path}"), options, importer]
 
 
 def python() -> Check:
@@ -257,15 +251,17 @@ def temporary_folder() -> Check:
 
 def shared_memory() -> Check:
     """nsys and the program talk through /dev/shm."""
+    name = leftovers.SHARED_MEMORY
     try:
-        with tempfile.NamedTemporaryFile(dir=leftovers.SHARED_MEMORY, prefix="clusterprof-doctor-"):
-            space = free_bytes(leftovers.SHARED_MEMORY)
+        with tempfile.NamedTemporaryFile(dir=name, prefix="clusterprof-doctor-"):
+            space = free_bytes(name)
     except OSError as error:
-        return Check(leftovers.SHARED_MEMORY, BAD, f"cannot be written: {error}",
-                     "nsys needs it: in a container --ipc=host or a larger --shm-size")  # fmt: skip
-    few = space < SHARED_MEMORY_B
-    advice = "nsys and NCCL need it: free some" if few else ""
-    return Check(leftovers.SHARED_MEMORY, WARN if few else OK, f"{size(space)} free", advice, space)
+        advice = "nsys needs it: in a container --ipc=host or a larger --shm-size"
+        return Check(name, BAD, f"cannot be written: {error}", advice)
+    level, advice = OK, ""
+    if space < SHARED_MEMORY_B:
+        level, advice = WARN, "nsys and NCCL need it: free some"
+    return Check(name, level, f"{size(space)} free", advice, space)
 
 
 def run_folder(parent: Path) -> Check:
@@ -273,13 +269,13 @@ def run_folder(parent: Path) -> Check:
     try:
         Path(tempfile.mkdtemp(prefix=".clusterprof-doctor-", dir=parent)).rmdir()
     except OSError as error:
-        return Check(RUNS, BAD, f"{parent} cannot be written: {error.strerror}",
-                     "choose another with --run-dir")  # fmt: skip
-    space, kind = free_bytes(str(parent)), file_system(str(parent))
-    few = space < TOO_LITTLE_B
-    advice = "free space there, or choose another with --run-dir" if few else ""
-    found = f"{parent}, {kind}, {size(space)} free"
-    return Check(RUNS, WARN if few else OK, found, advice, space)
+        cannot = f"{parent} cannot be written: {error.strerror}"
+        return Check(RUNS, BAD, cannot, "choose another with --run-dir")
+    space, level, advice = free_bytes(str(parent)), OK, ""
+    if space < TOO_LITTLE_B:
+        level, advice = WARN, "free space there, or choose another with --run-dir"
+    found = f"{parent}, {file_system(str(parent))}, {size(space)} free"
+    return Check(RUNS, level, found, advice, space)
 
 
 def probed_folder(probe: Path, host: str, clock: Clock = REAL) -> Check:
