@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+import math
 import sys
-import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from clusterprof import console, run_directory, words
-from clusterprof.agent.contracts import files, paths
 from clusterprof.agent.contracts.states import State
 from clusterprof.agent.contracts.timing import REAL
 from clusterprof.arguments import StepWindow, selected
 from clusterprof.cli import Parser, verb_parser
-from clusterprof.collect.live_windows import SILENT_S, current
-from clusterprof.collect.outcomes import newest_step_log
+from clusterprof.collect.live_windows import LATEST_B, SILENT_S, current, logged, silent_s
 from clusterprof.errors import RunDirectoryError
 from clusterprof.launch import live_hang
 from clusterprof.launch.live_hang import LiveHang
@@ -67,17 +64,19 @@ def render(status: Status, *, everyone: bool) -> str:
     All within the terminal's width.
     """
     width = console.width(_IN_A_FILE)
-    shown = [each for each in status.ranks if each.chosen or everyone]
-    others = [each for each in status.ranks if not each.chosen]
+    shown = [rank for rank in status.ranks if rank.chosen or everyone]
     table = ["", *_table(shown, status.window, width)] if shown else []
     lines: list[str] = []
-    if others and not everyone:
-        states = Counter(each.state for each in others)
-        counts = ", ".join(f"{count} {state}" for state, count in states.most_common())
-        whose = f"and {words.counted(len(others), 'unprofiled rank')}"
-        if not shown:  # nothing stands above, and a later window may have profiled them
-            whose = words.counted(len(others), "rank")
-        lines.append(f"{whose}: {counts}{_reached(others)}")
+    if (others := [rank for rank in status.ranks if not rank.chosen]) and not everyone:
+        # where nothing stands above, a later window may have profiled them
+        whose = words.counted(len(others), "unprofiled rank" if shown else "rank")
+        steps = [rank.steps for rank in others if rank.steps is not None]
+        reached = ""
+        if steps:
+            least = f"{min(steps)} to " if min(steps) < max(steps) else ""
+            reached = f", {least}{words.counted(max(steps), 'step')}"
+        states = _counts(rank.state for rank in others)
+        lines.append(f"{'and ' if shown else ''}{whose}: {states}{reached}")
     if status.hang is not None:
         lines += ["", *status.hang.lines()]
     if not status.ranks:
@@ -87,49 +86,48 @@ def render(status: Status, *, everyone: bool) -> str:
     return "\n".join([*head, *table, *(part for line in rest for part in line)])
 
 
-def _reached(ranks: Sequence[RankStatus]) -> str:
-    steps = [each.steps for each in ranks if each.steps is not None]
-    if not steps:
-        return ""
-    least = f"{min(steps)} to " if min(steps) < max(steps) else ""
-    return f", {least}{words.counted(max(steps), 'step')}"
+def _counts(states: Iterable[str]) -> str:
+    return ", ".join(f"{count} {state}" for state, count in Counter(states).most_common())
 
 
 def _table(ranks: Sequence[RankStatus], window: StepWindow, width: int) -> list[str]:
     """A line for each rank; where the terminal is narrower, its reason below it, then no host."""
+
+    def progress(steps: int | None) -> str:
+        if steps is None or steps < window.first:
+            return f"in {window.first - (steps or 0)} steps"
+        if steps < window.end:
+            return f"step {steps - window.first + 1} of {len(window)}"
+        return "past"
+
     rows = [("rank", "state", "steps", "window", "host", "last update", "")]
     rows += [
         (
-            str(each.rank), each.state, "-" if each.steps is None else str(each.steps),
-            _place(each.steps, window), each.host or "-", words.age(each.silent_s), each.reason,
+            str(rank.rank), rank.state, "-" if rank.steps is None else str(rank.steps),
+            progress(rank.steps), rank.host or "-", words.age(rank.silent_s), rank.reason,
         )
-        for each in ranks
+        for rank in ranks
     ]  # fmt: skip
     lines = console.table(rows)
     if max(map(len, lines)) <= width:
         return lines
-    short = console.table([row[:-1] for row in rows])
-    if max(map(len, short)) > width:
-        short = console.table([(*row[:4], row[5]) for row in rows])
-    return [
-        line
-        for first, row in zip(short, rows, strict=True)
-        for line in (first, *(console.wrapped(f"    {row[-1]}", width, "    ") if row[-1] else ()))
-    ]
+    lines = console.table([row[:-1] for row in rows])
+    if max(map(len, lines)) > width:
+        lines = console.table([(*row[:4], row[5]) for row in rows])
+    reasons = [console.wrapped(f"    {row[-1]}", width, "    ") if row[-1] else [] for row in rows]
+    return [part for line, reason in zip(lines, reasons, strict=True) for part in (line, *reason)]
 
 
 def _later(window: WindowStatus) -> str:
-    counts = Counter(window.states.values())
-    states = ", ".join(f"{count} {state}" for state, count in counts.most_common())
-    whose: dict[str, list[int]] = {}
+    ranks_of: dict[str, list[int]] = {}
     for rank, reason in window.reasons.items():
-        whose.setdefault(reason, []).append(rank)
-    why = "".join(f"; {words.ranks(ranks)}: {reason}" for reason, ranks in whose.items())
+        ranks_of.setdefault(reason, []).append(rank)
+    why = "".join(f"; {words.ranks(ranks)}: {reason}" for reason, ranks in ranks_of.items())
     merged = "; merged" if window.merged else ""
     which = selected(window.ranks) if window.profiler != "none" else "no rank"
     result = " (its result is the run's)" if window.is_result else ""
-    return (f"window {window.number}{result}: steps {window.steps}, {which}: "
-            f"{states or 'no rank has the order yet'}{merged}{why}")  # fmt: skip
+    states = _counts(window.states.values()) or "no rank has the order yet"
+    return f"window {window.number}{result}: steps {window.steps}, {which}: {states}{merged}{why}"
 
 
 def _headline(status: Status) -> str:
@@ -146,14 +144,6 @@ def _headline(status: Status) -> str:
         elif silent is None and any(each.ended for each in status.ranks):
             how += f"; its ranks have ended; {next_step}"
     return f"{status.run}: {how}; window {status.window}"
-
-
-def _place(steps: int | None, window: StepWindow) -> str:
-    if steps is None or steps < window.first:
-        return f"in {window.first - (steps or 0)} steps"
-    if steps < window.end:
-        return f"step {steps - window.first + 1} of {len(window)}"
-    return "past"
 
 
 @dataclass(frozen=True)
@@ -259,36 +249,18 @@ def _window(run: RunDirectory) -> WindowStatus | None:
 
 
 def _rank(run: RunDirectory, rank: int, state: dict[str, Any], expected: bool) -> RankStatus:
-    folder = run.rank(rank)
-    steps = state.get("steps")
-    newest = None
-    with contextlib.suppress(OSError):
-        newest = max((each.stat().st_mtime for each in folder.iterdir()), default=None)
+    folder, steps = run.rank(rank), state.get("steps")
+    if not isinstance(steps, int):
+        rows, blocks = logged(folder, LATEST_B)
+        ends = [row[0] + 1 for row in rows[-1:]] + [sum(block[:2]) for block in blocks[-1:]]
+        steps = max(ends, default=None)
+    silence_s = silent_s(folder)
     return RankStatus(
         rank=rank,
         chosen=bool(state.get("chosen", expected)),
         state=str(state.get("state", "not seen yet")),
-        steps=steps if isinstance(steps, int) else _logged(folder),
+        steps=steps,
         host=str(state.get("host", "")),
-        silent_s=None if newest is None else max(0.0, round(time.time() - newest, 1)),
+        silent_s=max(0.0, round(silence_s, 1)) if silence_s < math.inf else None,
         reason=str(state.get("reason", "")),
     )
-
-
-def _logged(folder: Path) -> int | None:
-    """Steps in the rank's newest log and its summaries."""
-    log = newest_step_log(folder)
-    if log is None:
-        return None
-    pace = log.with_name(paths.beside_steps(log.name, paths.PACE))
-    ends = [sum(_last_line(log, (0,), 1)), sum(_last_line(pace, (0, 1), 0))]
-    return max(ends) or None
-
-
-def _last_line(log: Path, columns: Sequence[int], more: int) -> list[int]:
-    """These columns of the last whole line, and `more`; nothing where there is none."""
-    with contextlib.suppress(OSError, ValueError, IndexError), files.opened(log) as file:
-        file.seek(max(0, log.stat().st_size - 256))
-        cells = file.read().rpartition(b"\n")[0].rpartition(b"\n")[2].split(b",")
-        return [*(int(cells[column]) for column in columns), more]
-    return []

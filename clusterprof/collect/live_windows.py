@@ -124,24 +124,31 @@ def check_over(run: RunDirectory) -> None:
         )
 
 
-def pace_of(folder: Path) -> Pace | None:
-    """How far the rank with this folder is; None where its step log does not tell."""
+def logged(folder: Path, size_b: int) -> tuple[list[list[int]], list[list[int]]]:
+    """The last rows, of so many bytes, of a rank's newest step log and of its summary."""
     log = newest_step_log(folder)
     if log is None:
-        return None
-    found = []
-    if steps := _last_rows(log, 3, LATEST_B):
+        return [], []
+    summary = log.with_name(paths.beside_steps(log.name, paths.PACE))
+    return _last_rows(log, 3, size_b), _last_rows(summary, 8, size_b)
+
+
+def pace_of(folder: Path) -> Pace | None:
+    """How far the rank with this folder is; None where its step log does not tell."""
+    steps, blocks = logged(folder, LATEST_B)
+    paces = []
+    if steps:
         last, _, end_ns = steps[-1]
         # Not the mean: with one that waited for a report the next ones would seem far away. Nor the
         # median: of those before a first window many are slower, and ranks rather come too soon.
         took = sorted(end - begin for _, begin, end in steps)
-        found.append((last + 1, end_ns, float(took[len(took) // 4])))
-    if blocks := _last_rows(log.with_name(paths.beside_steps(log.name, paths.PACE)), 8, LATEST_B):
+        paces.append((last + 1, end_ns, float(took[len(took) // 4])))
+    if blocks:
         first, count, _, end_ns, median_ns, *_ = blocks[-1]
-        found.append((first + count, end_ns, float(median_ns)))
-    if not found:
+        paces.append((first + count, end_ns, float(median_ns)))
+    if not paces:
         return None
-    done, end_ns, step_ns = max(found)
+    done, end_ns, step_ns = max(paces)
     return Pace(done, end_ns / 1e9, max(step_ns, 1.0) / 1e9)
 
 
@@ -173,14 +180,11 @@ def slower(run: RunDirectory, times: float) -> Slower | None:
 
 def _latest_and_usual(folder: Path, windows: list[range]) -> tuple[int, int] | None:
     """What the latest steps take, and those before, ns; None where a rank has made too few."""
-    log = newest_step_log(folder)
-    if log is None:
-        return None
-    summary = log.with_name(paths.beside_steps(log.name, paths.PACE))
+    steps, blocks = logged(folder, WHOLE_B)
     rows = [  # end, how many, what each takes
-        *((end, 1, end - begin) for step, begin, end in _last_rows(log, 3, WHOLE_B)
-          if not any(step in each for each in windows)),
-        *((row[3], row[1], row[4]) for row in _last_rows(summary, 8, WHOLE_B)),
+        *((end, 1, end - begin) for step, begin, end in steps
+          if not any(step in window for window in windows)),
+        *((row[3], row[1], row[4]) for row in blocks),
     ]  # fmt: skip
     rows.sort(reverse=True)
     counts = [*accumulate(count for _, count, _ in rows)]
@@ -228,8 +232,8 @@ def possible(run: RunDirectory, log_s: float, now_s: float) -> Possible:
     Raises RunDirectoryError where no rank's steps are known.
     """
     run = current(run)
-    found = [pace_of(run.logged(rank)) for rank in run.ranks() if trains(run, rank)]
-    paces = [pace for pace in found if pace is not None]
+    ranks = [rank for rank in run.ranks() if trains(run, rank)]
+    paces = [pace for rank in ranks if (pace := pace_of(run.logged(rank)))]
     if not paces:
         raise RunDirectoryError(
             f"no rank of {run.root} has written its steps yet",
@@ -256,26 +260,21 @@ def order(
 
     Raises RunDirectoryError.
     """
-    by = f"{user()} on {os.uname().nodename}"
+    user = f"user {os.getuid()}"
+    with contextlib.suppress(KeyError, OSError):
+        user = getpass.getuser()
     run = RunDirectory(run.root)
-    number = max((each.number for each in run.later_windows()), default=1)
+    number = max((window.number for window in run.later_windows()), default=1)
     with writing(run.path / paths.WINDOWS, "another run"):
         while True:
             number += 1
-            made = RunDirectory(run.path / paths.WINDOWS / str(number))
+            ordered = RunDirectory(run.path / paths.WINDOWS / str(number))
             try:
-                made.path.mkdir(parents=True)
+                ordered.path.mkdir(parents=True)
                 break
             except FileExistsError:  # somebody else orders one as well
                 continue
+        by = f"{user} on {os.uname().nodename}"
         content = LaterWindow(number, (steps.first, steps.end), selection, profiler, by, auto)
         files.write_json(later_window.path(str(run.path), number), content.to_json(), indent=1)
-    return made
-
-
-def user() -> str:
-    """Who this is, in words."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return f"user {os.getuid()}"
+    return ordered
