@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -21,108 +21,67 @@ MOST_MB = 100
 
 
 class Format(NamedTuple):
-    """One format: how what it writes is called, and who writes it."""
+    """One format: how what it writes is called."""
 
     ending: str
     #: one line of help
     summary: str
-    #: writes a file, or a folder, and says what was left out; a trace has at most so many bytes
-    write: Callable[[Merged, Path, int], list[str]]
     #: what to do with it
     next: str
 
 
-def _perfetto(merged: Merged, target: Path, limit: int) -> list[str]:
-    from clusterprof.export import perfetto, tracks
+def _write(form: str, merged: Merged, target: Path, limit_b: int) -> list[str]:
+    """Write a file, or a folder; returns what was left out. A trace has at most `limit_b` bytes."""
+    from clusterprof.export import archive, chrome, commands, flat_tables, perfetto, prometheus
+    from clusterprof.export.tracks import Cut, survey
 
-    chosen = tracks.survey(merged, limit)
+    if form in ("csv", "parquet"):
+        write = flat_tables.write_csv if form == "csv" else flat_tables.write_parquet
+        write(merged, target)
+        return []
+    if form == "prometheus":
+        files.write(target, prometheus.text(merged))
+        return []
+    if form in ("nsys", "ncu"):
+        lines = commands.nsys(merged) if form == "nsys" else commands.ncu(merged)
+        files.write(target, "\n".join(lines) + "\n")
+        # of a file with comments alone, what those say
+        empty = all(line.startswith("#") for line in lines)
+        return [line.removeprefix("# ") for line in lines[1:]] if empty else []
+    whole, json = form == "perfetto-archive", form == "chrome-json"
+    chosen = Cut() if whole else survey(merged, limit_b, json=json)
     with files.new(target) as file:
-        perfetto.write(merged, file, chosen)
+        if whole:
+            archive.write(merged, replace(merged, own_clocks=True), file, chosen)
+        else:
+            (chrome if json else perfetto).write(merged, file, chosen)
     return chosen.notes
-
-
-def _archive(merged: Merged, target: Path, limit: int) -> list[str]:
-    from clusterprof.export import archive, tracks
-
-    chosen = tracks.Cut()
-    with files.new(target) as file:
-        archive.write(merged, replace(merged, own_clocks=True), file, chosen)
-    return chosen.notes
-
-
-def _csv(merged: Merged, target: Path, limit: int) -> list[str]:
-    from clusterprof.export import flat_tables
-
-    flat_tables.write_csv(merged, target)
-    return []
-
-
-def _parquet(merged: Merged, target: Path, limit: int) -> list[str]:
-    from clusterprof.export import flat_tables
-
-    flat_tables.write_parquet(merged, target)
-    return []
-
-
-def _chrome(merged: Merged, target: Path, limit: int) -> list[str]:
-    from clusterprof.export import chrome, tracks
-
-    chosen = tracks.survey(merged, limit, json=True)
-    with files.new(target) as file:
-        chrome.write(merged, file, chosen)
-    return chosen.notes
-
-
-def _prometheus(merged: Merged, target: Path, limit: int) -> list[str]:
-    from clusterprof.export import prometheus
-
-    files.write(target, prometheus.text(merged))
-    return []
-
-
-def _nsys(merged: Merged, target: Path, limit: int) -> list[str]:
-    from clusterprof.export import commands
-
-    return _script(target, commands.nsys(merged))
-
-
-def _ncu(merged: Merged, target: Path, limit: int) -> list[str]:
-    from clusterprof.export import commands
-
-    return _script(target, commands.ncu(merged))
-
-
-def _script(target: Path, lines: list[str]) -> list[str]:
-    """Write commands; of a file with comments alone, what those say."""
-    files.write(target, "\n".join(lines) + "\n")
-    whys = [line.removeprefix("# ") for line in lines[1:]]
-    return [] if any(not line.startswith("#") for line in lines) else whys
 
 
 _PERFETTO = "open it at https://ui.perfetto.dev (it stays on your machine)"
 _TABLES = "operations, ranks, steps, findings, collectives, and summaries as nsys makes them"
 FORMATS = {
-    "perfetto": Format(".pftrace", "one trace of all ranks on one clock", _perfetto, _PERFETTO),
+    "perfetto": Format(".pftrace", "one trace of all ranks on one clock", _PERFETTO),
     "perfetto-archive": Format(
         ".perfetto.zip", "a trace per rank, whole, and Perfetto's manifest with their offsets",
-        _archive, _PERFETTO,
+        _PERFETTO,
     ),
     "chrome-json": Format(
-        ".json", "the same as Chrome's Trace Event JSON", _chrome,
+        ".json", "the same as Chrome's Trace Event JSON",
         "for viewers and scripts that read Chrome's Trace Event format",
     ),
-    "csv": Format("-csv", f"a folder of tables: {_TABLES}", _csv, "one table a file"),
-    "parquet": Format("-parquet", "the same as Parquet", _parquet, "one table a file"),
+    "csv": Format("-csv", f"a folder of tables: {_TABLES}", "one table a file"),
+    "parquet": Format("-parquet", "the same as Parquet", "one table a file"),
     "prometheus": Format(
-        ".prom", "gauges for node_exporter's textfile collector", _prometheus,
+        ".prom", "gauges for node_exporter's textfile collector",
         "put it into node_exporter's --collector.textfile.directory",
     ),
     "nsys": Format(
-        "-nsys.sh", "commands that export each nsys report on the reference rank's clock", _nsys,
+        "-nsys.sh", "commands that export each nsys report on the reference rank's clock",
         "read it, then run it where the reports are",
     ),
     "ncu": Format(
-        "-ncu.sh", "commands that profile the kernels that findings name, by Nsight Compute", _ncu,
+        "-ncu.sh", "commands that profile the kernels that findings name, by Nsight Compute",
         "put its command in the place of that rank's program",
     ),
 }  # fmt: skip
@@ -159,7 +118,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     check_free(target, arguments.force, _is_ours)
     merged = read(run)
     with writing(target, "-o PATH"):
-        notes = chosen.write(merged, target, arguments.max_mb * 1_000_000)
+        notes = _write(arguments.format, merged, target, arguments.max_mb * 1_000_000)
     # a script without commands has nothing to be done with
     empty = notes and chosen.ending.endswith(".sh")
     then = "no command" if empty else chosen.next
