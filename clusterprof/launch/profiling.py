@@ -11,7 +11,7 @@ import argparse
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from clusterprof.agent.contracts.plan import MOST_START_S, NsysPlan
@@ -98,33 +98,45 @@ def choose(request: CaptureRequest, launch_bound: str = "") -> CapturePlan:
 
     `launch_bound` is the run that found the program so, if one did: `auto` then leaves nsys, whose
     cost for each launch stays until the program ends, to those who ask for what it alone can do.
-    Raises ProfilerError where the named one cannot be had, UsageError for an unknown name.
+    Raises ProfilerError where the named one cannot be had, UsageError for an unknown name, and for
+    a request that only nsys can meet.
     """
-    if request.profiler not in PROFILERS:
+    wanted = request.profiler
+    remark = ""
+    if wanted not in PROFILERS:
         raise UsageError(
-            f"--profiler {request.profiler} does not exist", f"choose one of {', '.join(PROFILERS)}"
+            f"--profiler {wanted} does not exist", f"choose one of {', '.join(PROFILERS)}"
         )
-    if request.profiler == "torch":
-        return _with_torch(request, "--profiler torch")
-    if request.profiler == "none":
-        _refuse_nsys_options(request)
+    because = f"--profiler {wanted}"
+    if wanted == "nsys":
+        return _with_nsys(request, because)
+    if wanted == "auto":
+        try:
+            capture = _with_nsys(request, "auto: nsys is installed here")
+        except ProfilerError as error:
+            if request.nsys or request.nsys_arg or request.trace or request.pytorch:
+                raise  # these options require nsys
+            because = f"auto: {error.what}"
+        else:
+            if not launch_bound or request.needs_nsys:
+                return capture
+            because = f"auto: launch-bound in {launch_bound}"
+            remark = (
+                f"captured by torch.profiler, since {launch_bound}, the last merged run of this "
+                "program, was launch-bound: nsys would slow it until it ends (--profiler nsys "
+                "takes it all the same)"
+            )
+    for name in _FOR_NSYS:
+        if getattr(request, name):
+            profiler = "none" if wanted == "none" else "torch"
+            raise UsageError(
+                f"--{name.replace('_', '-')} is for nsys, and the profiler is {profiler}",
+                "leave it out, or choose --profiler nsys",
+            )
+    if wanted == "none":
         return CapturePlan("none", "", "no rank is profiled")
-    if request.profiler == "nsys":
-        return _with_nsys(request, "--profiler nsys")
-    try:
-        found = _with_nsys(request, "auto: nsys is installed here")
-    except ProfilerError as error:
-        if request.nsys or request.nsys_arg or request.trace or request.pytorch:
-            raise  # these options require nsys
-        return _with_torch(request, f"auto: {error.what}")
-    if not launch_bound or request.needs_nsys:
-        return found
-    remark = (
-        f"captured by torch.profiler, since {launch_bound}, the last merged run of this program, "
-        "was launch-bound: nsys would slow it until it ends (--profiler nsys takes it all the same)"
-    )
-    made = _with_torch(request, f"auto: launch-bound in {launch_bound}")
-    return replace(made, remarks=(remark,))
+    # nothing has to be found: the program brings its own torch
+    return CapturePlan("torch", "the program's own", because, (remark,) if remark else ())
 
 
 def find(wanted: Path | None = None) -> Nsys:
@@ -152,9 +164,10 @@ def _with_nsys(request: CaptureRequest, because: str) -> CapturePlan:
                 f"see: {nsys.path} profile --help",
             )
     flags = _flags(nsys, request)
-    nodes = [NODES] if request.graphs_in and not any(map(_is_of_graphs, flags)) else []
-    nodes = [flag for flag in nodes if nsys.offers("profile", flag)]
-    flags += nodes
+    of_graphs = NODES.partition("=")[0]
+    given = any(flag.partition("=")[0] == of_graphs for flag in flags)
+    nodes = bool(request.graphs_in) and not given and nsys.offers("profile", NODES)
+    flags += [NODES] if nodes else []
     for_start = [flag for flag in flags if flag.startswith("--") and nsys.offers("start", flag)]
     for_launch = [flag for flag in flags if flag not in for_start]
     sampling = "process-tree" if request.cpu_sampling else "none"
@@ -191,10 +204,6 @@ def _with_nsys(request: CaptureRequest, because: str) -> CapturePlan:
     )  # fmt: skip
 
 
-def _is_of_graphs(flag: str) -> bool:
-    return flag.partition("=")[0] == NODES.partition("=")[0]
-
-
 def _with_time_to_start(
     commands: NsysPlan, environ: Mapping[str, str]
 ) -> tuple[NsysPlan, list[str]]:
@@ -228,20 +237,3 @@ def _flags(nsys: Nsys, request: CaptureRequest) -> list[str]:
                 f"it was given with --nsys-arg; see: {nsys.path} profile --help",
             )
     return flags
-
-
-def _with_torch(request: CaptureRequest, because: str) -> CapturePlan:
-    """Nothing has to be found: the program brings its own torch. Raises UsageError."""
-    _refuse_nsys_options(request)
-    return CapturePlan("torch", "the program's own", because)
-
-
-def _refuse_nsys_options(request: CaptureRequest) -> None:
-    """Raise UsageError for a request that only nsys can meet."""
-    for name in _FOR_NSYS:
-        if getattr(request, name):
-            raise UsageError(
-                f"--{name.replace('_', '-')} is for nsys, and the profiler is "
-                f"{'none' if request.profiler == 'none' else 'torch'}",
-                "leave it out, or choose --profiler nsys",
-            )
