@@ -21,7 +21,7 @@ import stat
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from clusterprof import launchers, masking
 from clusterprof.agent.contracts import files as contents
@@ -49,40 +49,30 @@ _HARMLESS = "harmless"
 _MOST_BYTES = 1 << 20
 
 
-class _Setting(NamedTuple):
-    """A value as a file has it, and which file that is."""
-
-    value: Any
-    file: Path
-
-
 def settle(
-    arguments: argparse.Namespace,
-    this: argparse.ArgumentParser | None = None,
-    words: Sequence[str] = (),
-    verb: str = "",
+    arguments: argparse.Namespace, this: argparse.ArgumentParser, words: Sequence[str], verb: str
 ) -> dict[str, str]:
     """Give the settings that were not given their values; returns where each came from.
 
     `this` has the options of `verb` and `words` are the command line that it parsed. Raises
     UsageError for a file that cannot be used.
     """
-    actions = {each.dest: each for each in this._actions if each.option_strings} if this else {}
+    actions = {action.dest: action for action in this._actions if action.option_strings}
     flags = {word.partition("=")[0] for word in words}
-    from_files = read(verb, actions, files()) if this else {}
+    from_files = read(verb, actions, files())
     origins = {}
-    for name in {**actions, **SETTINGS}:
+    for name, action in actions.items():
         variable, default = SETTINGS.get(name, ("", None))
-        action = actions.get(name)
-        given = action is not None and bool(flags & {*action.option_strings})
-        if given or (name in SETTINGS and getattr(arguments, name) is not None):
+        is_set = name in SETTINGS and getattr(arguments, name) is not None
+        if is_set or flags & {*action.option_strings}:
             origins[name] = "--" + name.replace("_", "-")
         elif variable and os.environ.get(variable):
             origins[name] = variable
             setattr(arguments, name, os.environ[variable])
         elif name in from_files:
-            origins[name] = shortest(from_files[name].file)
-            setattr(arguments, name, from_files[name].value)
+            value, file = from_files[name]
+            origins[name] = shortest(file)
+            setattr(arguments, name, value)
         elif name in SETTINGS:
             origins[name] = "default"
             setattr(arguments, name, default)
@@ -96,15 +86,15 @@ def as_words(
     this: argparse.ArgumentParser, arguments: argparse.Namespace, without: Collection[str]
 ) -> list[str]:
     """The options that were given, as words of a command line; `without` those of these names."""
-    found: list[str] = []
+    words: list[str] = []
     for action in this._actions:
-        value = getattr(arguments, action.dest, action.default)
-        if action.dest in without or value == action.default:
+        given = getattr(arguments, action.dest, action.default)
+        if action.dest in without or given == action.default:
             continue
         flag = action.option_strings[-1]
-        each = value if isinstance(value, list) else [value]
-        found += [flag] if value is True else [f"{flag}={one}" for one in each]
-    return found
+        values = given if isinstance(given, list) else [given]
+        words += [flag] if given is True else [f"{flag}={value}" for value in values]
+    return words
 
 
 def files() -> list[Path]:
@@ -122,40 +112,33 @@ def _own() -> Path:
 
 def read(
     verb: str, actions: Mapping[str, argparse.Action], places: Sequence[Path]
-) -> dict[str, _Setting]:
-    """The settings of files for this verb: of one file its own table comes before all else, and of
-    several the first. Raises UsageError.
+) -> dict[str, tuple[Any, Path]]:
+    """The settings of files for this verb, and which file each is of: of one file its own table
+    comes before all else, and of several the first. Raises UsageError.
     """
-    found: dict[str, _Setting] = {}
+    settings: dict[str, tuple[Any, Path]] = {}
     for file in places:
-        content = _content(file)
-        if file == _own():
+        content, is_own = _content(file), file == _own()
+        if is_own:
             masking.harmless.update(_names(file, content.pop(_HARMLESS, [])))
-        tables = {name: each for name, each in content.items() if isinstance(each, dict)}
-        general = {name: each for name, each in content.items() if name not in tables}
+        tables = {name: value for name, value in content.items() if isinstance(value, dict)}
+        general = {name: value for name, value in content.items() if name not in tables}
         if unknown := tables.keys() - {*launchers.names()}:
-            name = min(unknown)
             whose = f"a table is for one of them: {', '.join(launchers.names())}"
-            raise _refused(file, f"[{name}] is not a launching verb", whose,
+            raise _refused(file, f"[{min(unknown)}] is not a launching verb", whose,
                            "what is for all of them stands before any table")  # fmt: skip
-        for table in (tables.get(verb, {}), general):
-            for key, value in table.items():
-                name = key.replace("-", "_")
-                action = None if name in _NOT_IN_FILES else actions.get(name)
-                if action is None:
-                    raise _refused(file, f"{key} is no setting", _near(key, actions))
-                if file != _own() and not _names_nothing(name, action):
-                    what = f"{key} would name a program, a file, a host or a variable"
-                    raise _refused(file, what, f"your own settings may: {shortest(_own())}")
-                if name not in found:
-                    found[name] = _Setting(_value(file, key, value, action), file)
-    return found
-
-
-def _names_nothing(name: str, action: argparse.Action) -> bool:
-    """Whether no value of this option names a program, a file, a host or a variable."""
-    chosen = action.nargs == 0 or bool(action.choices)
-    return name in _TEXTS or chosen or action.type in (int, float)
+        for key, value in [*tables.get(verb, {}).items(), *general.items()]:
+            name = key.replace("-", "_")
+            action = None if name in _NOT_IN_FILES else actions.get(name)
+            if action is None:
+                raise _refused(file, f"{key} is no setting", _near(key, actions))
+            is_figure = action.nargs == 0 or action.choices or action.type in (int, float)
+            if not (is_own or is_figure or name in _TEXTS):
+                what = f"{key} would name a program, a file, a host or a variable"
+                raise _refused(file, what, f"your own settings may: {shortest(_own())}")
+            if name not in settings:
+                settings[name] = _value(file, key, value, action), file
+    return settings
 
 
 def _content(file: Path) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from clusterprof.agent.contracts.identity import Identity
 from clusterprof.agent.contracts.plan import NsysPlan, Plan, Selection
 from clusterprof.agent.guard.step_log import StepLog
 from clusterprof.arguments import StepWindow, parse_ranks
+from clusterprof.cli import launch
 from clusterprof.launch import look_first, planning, run_job, settings
 from clusterprof.launch.look_first import MOST, chosen
 from clusterprof.launch.profiling import CapturePlan
@@ -223,10 +224,13 @@ def test_what_keeps_auto_from_a_second_window(job: dict[str, Any], capture: dict
     [({}, "auto"), ({"steps": "5:9"}, "0"), ({"steps": "5:9", "ranks": "auto"}, "auto")],
 )
 def test_steps_that_are_named_are_captured_in_rank_0_unless_ranks_are_named_too(
-    given: dict[str, str], ranks: str, monkeypatch: pytest.MonkeyPatch
+    given: dict[str, str], ranks: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for variable, _ in settings.SETTINGS.values():
         monkeypatch.delenv(variable, raising=False)
-    arguments = argparse.Namespace(**{**dict.fromkeys(settings.SETTINGS), **given})
-    settings.settle(arguments)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    this, words = launch.parser("run"), [f"--{name}={value}" for name, value in given.items()]
+    arguments = this.parse_args(words)
+    settings.settle(arguments, this, words, "run")
     assert arguments.ranks == ranks
