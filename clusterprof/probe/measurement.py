@@ -7,6 +7,7 @@ agent's files (`of_reports`): arguments for `clusterprof.align.clock.measured.kn
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,14 +100,13 @@ def drift(bounds: Sequence[Bound]) -> Drift | None:
     Each pair of bounds limits the slope of every line through both; the limits of all pairs
     hold. None as well where no line passes through all: a clock was set, or its rate changed.
     """
-    ordered = sorted(bounds, key=lambda each: each.at_ns)
+    ordered = sorted(bounds, key=lambda bound: bound.at_ns)
     low, high = -float("inf"), float("inf")
-    for place, one in enumerate(ordered):
-        for later in ordered[place + 1 :]:
-            apart = later.at_ns - one.at_ns
-            if apart > 0:
-                low = max(low, (later.low_ns - one.high_ns) / apart)
-                high = min(high, (later.high_ns - one.low_ns) / apart)
+    for earlier, later in itertools.combinations(ordered, 2):
+        apart_ns = later.at_ns - earlier.at_ns
+        if apart_ns > 0:
+            low = max(low, (later.low_ns - earlier.high_ns) / apart_ns)
+            high = min(high, (later.high_ns - earlier.low_ns) / apart_ns)
     if high == float("inf") or low > high:
         return None
     return Drift(low * 1e6, high * 1e6)
@@ -148,21 +148,20 @@ def is_measurement(path: Path) -> bool:
     return True
 
 
-def parsed(found: Mapping[str, Any]) -> Measurement:
+def parsed(document: Mapping[str, Any]) -> Measurement:
     """What a document holds; rows that are none, or contradict themselves, become notes."""
-    bounds, notes = [], [str(each) for each in _list(found.get("notes"))]
-    for row in _list(found.get("bounds")):
+    rows, notes = (
+        value if isinstance(value := document.get(key), list) else [] for key in ("bounds", "notes")
+    )
+    bounds, notes = [], [str(note) for note in notes]
+    for row in rows:
         if documents.fits(row, _NUMBERS) and row["low_ns"] <= row["high_ns"]:
             members: dict[str, Any] = {name: row[name] for name in _NUMBERS}
             members.update((name, str(row.get(name) or "")) for name in _WORDS)
             bounds.append(Bound(**members))
         else:
             notes.append("a row of the measurement could not be understood and is left out")
-    return Measurement(tuple(bounds), str(found.get("method") or ""), tuple(notes))
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
+    return Measurement(tuple(bounds), str(document.get("method") or ""), tuple(notes))
 
 
 def gathered(run: RunDirectory) -> Measurement | None:
@@ -204,16 +203,16 @@ def measured_so_far(run: RunDirectory) -> Measurement | None:
 
 def of_run(run: RunDirectory, ranks: Iterable[int]) -> dict[int, dict[str, Any]]:
     """What each rank's agent wrote of its clocks, and before: when the probers measured, maybe."""
+
+    def written(attempt: RunDirectory, rank: int) -> dict[str, Any]:
+        return {name: _json(attempt.rank(rank) / file) for name, file in _FILES.items()}
+
     attempts = RunDirectory(run.root).attempts()
-    before = [each for each in attempts if each.attempt <= run.attempt and each != run]
+    before = [attempt for attempt in attempts if attempt.attempt <= run.attempt and attempt != run]
     return {
-        rank: {**_written(run, rank), "before": [_written(each, rank) for each in before]}
+        rank: {**written(run, rank), "before": [written(attempt, rank) for attempt in before]}
         for rank in ranks
     }
-
-
-def _written(run: RunDirectory, rank: int) -> dict[str, Any]:
-    return {name: _json(run.rank(rank) / file) for name, file in _FILES.items()}
 
 
 def _json(path: Path) -> Any:

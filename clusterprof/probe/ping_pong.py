@@ -11,13 +11,13 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from clusterprof import words
 from clusterprof.agent.contracts import clocks, exchange
-from clusterprof.agent.contracts.exchange import Answerer, Endpoint, Exchange
+from clusterprof.agent.contracts.exchange import Answerer, Endpoint
 from clusterprof.agent.contracts.identity import Identity
 from clusterprof.agent.contracts.timing import REAL, Clock
 from clusterprof.errors import ClusterprofError
@@ -26,24 +26,6 @@ from clusterprof.probe.measurement import Measurement, parsed
 #: a rank's bound on its way to rank 0, and back that it has come
 _DELIVER, _RECEIVED = b"clp>", b"clp<"
 _PATIENCE_S = 2.0
-
-
-def _row(rank: int, found: list[Exchange]) -> dict[str, Any]:
-    """What a rank sends to rank 0: its bound, or a note where the exchanges leave none."""
-    try:
-        return exchange.described(rank, found)
-    except ValueError as error:
-        return {"rank": rank, "note": f"rank {rank}: {error}"}
-
-
-def _measurement(rows: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> Measurement:
-    """Rank 0's result: all ranks' bounds against its own clock."""
-    against = {"other": 0, "other_machine": clocks.machine()}
-    bounds = [{**row, **against} for row in rows if "note" not in row]
-    missing = [str(row["note"]) for row in rows if "note" in row]
-    return parsed({"method": "UDP", "bounds": bounds, "notes": [*missing, *notes]})
-
-
 #: so often a rank looks for rank 0's file, which may appear late on other nodes
 _LOOK_EVERY_S = 0.05
 
@@ -69,6 +51,7 @@ def over_udp(
 def _answer(
     path: Path, size: int, environ: Mapping[str, str], timeout_s: float, clock: Clock
 ) -> Measurement:
+    """All ranks' bounds against rank 0's own clock."""
     address = exchange.own_address(environ)
     try:
         endpoint = exchange.announce(str(path), address)
@@ -89,10 +72,13 @@ def _answer(
         until = clock.now() + 0.3
         while endpoint.wait(until - clock.now(), clock):
             _taken(endpoint)
-    notes = []
+    against = {"other": 0, "other_machine": clocks.machine()}
+    in_order = [rows[rank] for rank in sorted(rows)]
+    notes = [str(row["note"]) for row in in_order if "note" in row]
     if silent := set(range(1, size)) - set(rows):
-        notes = [f"no answer from {words.ranks(silent)} within {timeout_s:g} s"]
-    return _measurement([rows[rank] for rank in sorted(rows)], notes)
+        notes.append(f"no answer from {words.ranks(silent)} within {timeout_s:g} s")
+    bounds = [{**row, **against} for row in in_order if "note" not in row]
+    return parsed({"method": "UDP", "bounds": bounds, "notes": notes})
 
 
 def _taken(endpoint: Endpoint) -> bytes:
@@ -123,11 +109,18 @@ def _ask(me: Identity, path: Path, timeout_s: float, clock: Clock) -> None:
 
 
 def _measured(me: Identity, answerer: Answerer, clock: Clock) -> bool:
-    """Measure, and deliver the result to rank 0; False where it does not answer. Raises OSError."""
+    """Measure, and deliver the bound to rank 0, or a note where the exchanges leave none; False
+    where it does not answer. Raises OSError.
+    """
     with contextlib.closing(answerer.endpoint()) as endpoint:
-        found = exchange.measure(endpoint, answerer, clock)
-        row = json.dumps(_row(me.rank, found)).encode() if found else b""
-        return bool(row) and _delivered(endpoint, answerer, row, clock)
+        exchanges = exchange.measure(endpoint, answerer, clock)
+        if not exchanges:
+            return False
+        try:
+            row = exchange.described(me.rank, exchanges)
+        except ValueError as error:
+            row = {"rank": me.rank, "note": f"rank {me.rank}: {error}"}
+        return _delivered(endpoint, answerer, json.dumps(row).encode(), clock)
 
 
 def _delivered(endpoint: Endpoint, to: Answerer, content: bytes, clock: Clock) -> bool:
