@@ -170,7 +170,9 @@ def decide(
             "check the run once it is merged: clusterprof merge RUN --fail-on CONDITION",
         )
     origins = settle(arguments, this, own, "sbatch")
-    launching = launcher_options(this, arguments, origins)
+    # Settings are written out, since the job may have another environment.
+    by_default = {"profiler"} if origins["profiler"] == "default" else set()
+    launching = as_words(this, arguments, _NOT_FOR_THE_JOB | by_default)
     selection, _ = checked(arguments)
 
     options = list(options)
@@ -229,17 +231,6 @@ def refuse_strays(options: Sequence[str]) -> None:
                 f"{word!r} is neither an option nor the value of one",
                 f"options go before --, the program after it: clusterprof sbatch ... -- {word}",
             )
-
-
-def launcher_options(
-    this: argparse.ArgumentParser, arguments: argparse.Namespace, origins: Mapping[str, str]
-) -> list[str]:
-    """The given options of clusterprof, as options of the job's own `clusterprof srun`.
-
-    Settings are written out, since the job may have another environment; not the default profiler.
-    """
-    without = {"profiler"} if origins["profiler"] == "default" else set()
-    return as_words(this, arguments, without | _NOT_FOR_THE_JOB)
 
 
 def fitting(wanted: str | None, program: Sequence[str]) -> tuple[str, list[str]]:

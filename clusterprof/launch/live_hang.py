@@ -49,32 +49,25 @@ class LiveHang:
         """Whether a rank waits for another, as far as is known: else the step may only be long."""
         return self.results is None or bool(self.results["waiting"])
 
-    def lines(self) -> list[str]:
+    def lines(self) -> Iterator[str]:
         """The hang as text: since when, what is waited for, and where each rank is."""
-        first = min(self.ranks, key=lambda each: each.since_ns)
-        began = datetime.fromtimestamp(first.since_ns / 1e9, timezone.utc)
-        who, does = (
-            words.ranks(each.rank for each in self.ranks),
-            "hangs" if len(self.ranks) == 1 else "hang",
-        )
-        found = [f"{who} {does} in step {first.step}, since {began:%H:%M:%S} UTC"]
-        return [*found, *self._causes(), *self._places()]
-
-    def _causes(self) -> Iterator[str]:
         from clusterprof.report import hang_text
 
+        first = min(self.ranks, key=lambda rank: rank.since_ns)
+        began = datetime.fromtimestamp(first.since_ns / 1e9, timezone.utc)
+        does = "hangs" if len(self.ranks) == 1 else "hang"
+        who = words.ranks(rank.rank for rank in self.ranks)
+        yield f"{who} {does} in step {first.step}, since {began:%H:%M:%S} UTC"
         if self.results is None:
-            reasons = sorted({each.no_dump for each in self.ranks if each.no_dump})
+            reasons = sorted({rank.no_dump for rank in self.ranks if rank.no_dump})
             yield f"what they wait for cannot be determined: {'; '.join(reasons) or 'no dump yet'}"
-            return
-        causes = [hang_text.sentence(each) for each in self.results["hang"][1:]]
-        yield from [self.results["verdict"], *causes]
-
-    def _places(self) -> Iterator[str]:
-        at: dict[str, list[int]] = defaultdict(list)
-        for each in self.ranks:
-            at[each.line or "an unknown line"].append(each.rank)
-        for line, ranks in sorted(at.items(), key=lambda pair: len(pair[1])):
+        else:
+            yield self.results["verdict"]
+            yield from map(hang_text.sentence, self.results["hang"][1:])
+        ranks_at: dict[str, list[int]] = defaultdict(list)
+        for rank in self.ranks:
+            ranks_at[rank.line or "an unknown line"].append(rank.rank)
+        for line, ranks in sorted(ranks_at.items(), key=lambda pair: len(pair[1])):
             verb = "is" if len(ranks) == 1 else "are"
             yield f"{words.ranks(ranks)} {verb} at {words.plain(line)}"
 
@@ -110,19 +103,18 @@ def _hanging(run: RunDirectory, ranks: list[int]) -> Iterator[HangingRank]:
 def watch(run: RunDirectory, clock: Clock = REAL) -> None:
     """Say of each hang what the job waits for, as long as it runs: again if more ranks hang."""
     before: set[int] = set()
-    known: set[int] = set()
+    reported: set[int] = set()
     while True:
         clock.sleep(LOOK_S)
         latest = run.attempts()[-1]
         ranks = latest.ranks()
         sample = ranks[:: max(1, len(ranks) // SAMPLE)]
-        hanging = {each.rank for each in _hanging(latest, sample)}
+        hanging = {rank.rank for rank in _hanging(latest, sample)}
         # Not at first sight: the ranks notice it within a few seconds of each other, and a rank
         # that has not would be taken for one without a dump.
-        if hanging == before and not hanging <= known:
-            known = hanging
-            found = look(latest)
-            if found is not None and found.one_waits:
-                for line in found.lines():
-                    say(line)
-        before, known = hanging, known & hanging
+        if hanging == before and not hanging <= reported:
+            reported = hanging
+            hang = look(latest)
+            for line in hang.lines() if hang is not None and hang.one_waits else ():
+                say(line)
+        before, reported = hanging, reported & hanging

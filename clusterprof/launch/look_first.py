@@ -129,14 +129,16 @@ def chosen(found: Look, armed: Iterable[int], stages: Iterable[int], most: int =
     look shows none. Those that are `armed` are taken as peers before others, and up to the limit.
     """
     armed = sorted({*armed})
-    suspects = [each["rank"] for each in found.suspects]
-    suspects = suspects or [0, *([min(each) for each in found.stages] or stages)]
+    suspects = [suspect["rank"] for suspect in found.suspects]
+    suspects = suspects or [0, *([min(stage) for stage in found.stages] or stages)]
     ranks: list[int] = []
     for suspect in suspects:
         ranks.append(suspect)
         for _, members in found.groups:
             if suspect in members:
-                ranks += _peer(members, suspects, [*ranks, *armed])
+                peers = [rank for rank in members if rank not in suspects]
+                # of those that are captured anyway, if there is one
+                ranks += [rank for rank in peers if rank in (*ranks, *armed)][:1] or peers[:1]
     return list(dict.fromkeys([*ranks, *armed]))[:most]
 
 
@@ -147,11 +149,3 @@ def without(found: Look, spent: Collection[int]) -> Look:
         for name, members in found.groups
     ]
     return found._replace(groups=groups)
-
-
-def _peer(
-    members: Collection[int], suspects: Collection[int], before: Collection[int]
-) -> list[int]:
-    """One member to compare a suspect with, of those `before` if there is one; [] for none."""
-    others = [rank for rank in members if rank not in suspects]
-    return [rank for rank in others if rank in before][:1] or others[:1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -83,24 +84,22 @@ def _request(run: RunDirectory, reason: str) -> None:
 def unsaved(run: RunDirectory, expected: Sequence[int] | None) -> list[int]:
     """The ranks that have a window open, or whose report is not yet in the run directory."""
     run = run.attempts()[-1]
-    found = _unsaved(run, expected)
+    windows = [(run, expected)]
     for later in run.later_windows():
         with contextlib.suppress(RunDirectoryError):  # its order cannot be read
-            here = RunDirectory(later.path, run.attempt)
-            found += _unsaved(here, here.expected_ranks())
-    return found
-
-
-def _unsaved(run: RunDirectory, expected: Sequence[int] | None) -> list[int]:
-    """The same of one window."""
-    found = []
-    for rank, state in run.states().items() if expected is None else run.states_of(expected):
-        at = State.of(state)
-        if at is State.FINISHING:
-            reports = [each for each in reports_in(run.rank(rank)) if each.suffix == ".nsys-rep"]
-        if at is State.CAPTURING or (at is State.FINISHING and not reports):
-            found.append(rank)
-    return found
+            window = RunDirectory(later.path, run.attempt)
+            windows.append((window, window.expected_ranks()))
+    ranks = []
+    for window, chosen in windows:
+        states_of = window.states().items() if chosen is None else window.states_of(chosen)
+        for rank, content in states_of:
+            state = State.of(content)
+            is_saved = state is State.FINISHING and any(
+                report.suffix == ".nsys-rep" for report in reports_in(window.rank(rank))
+            )
+            if state in (State.CAPTURING, State.FINISHING) and not is_saved:
+                ranks.append(rank)
+    return ranks
 
 
 class TimeLimit:
@@ -130,7 +129,13 @@ class TimeLimit:
     def _watch(self) -> None:
         job: str | None = None
         wait_s = 1.0
-        while not self._clock.happens(self._over, wait_s) and not self._all_closed():
+        while not self._clock.happens(self._over, wait_s):
+            states = self.run.attempts()[-1].states()
+            chosen = self.expected or [rank for rank in states if states[rank].get("chosen")]
+            windows = [State.of(states.get(rank, {})) for rank in chosen]
+            ended = [state and (state.has_captured or state is State.LOST) for state in windows]
+            if windows and all(ended):
+                return  # no window is open, nor will be
             job = job or slurm_job(self.run, self.expected)
             answer = None if job is None else time_left(job)
             if answer is None:  # not yet, or not now
@@ -147,14 +152,6 @@ class TimeLimit:
             # Half of what is left, so that a limit that is changed meanwhile is seen in time.
             often = 60.0 if unsaved(self.run, self.expected) else 300.0
             wait_s = min(max((left_s - margin_s) / 2, 1.0), often)
-
-    def _all_closed(self) -> bool:
-        """Whether no window is open, nor will be."""
-        states = self.run.attempts()[-1].states()
-        chosen = self.expected or [rank for rank in states if states[rank].get("chosen")]
-        found = [State.of(states.get(rank, {})) for rank in chosen]
-        closed = [each and (each.has_captured or each is State.LOST) for each in found]
-        return bool(found) and all(closed)
 
 
 def margin(limit_s: float | None) -> float:
@@ -197,14 +194,8 @@ def time_left(job: str) -> tuple[float | None, float | None] | None:
 
 def seconds(text: str) -> float | None:
     """Slurm's `1-02:03:04`, `02:03:04` or `3:04`; None for `UNLIMITED` and its like."""
-    days, _, rest = text.rpartition("-")
-    try:
-        parts = [int(part) for part in rest.split(":")]
-        total = int(days or 0) * 86400.0
-    except ValueError:
+    match = re.fullmatch(r"(?:(\d+)-)?(?:(?:(\d+):)?(\d+):)?(\d+)", text)
+    if match is None:
         return None
-    if len(parts) > 3:
-        return None
-    return total + sum(
-        part * unit for part, unit in zip(reversed(parts), (1, 60, 3600), strict=False)
-    )
+    days, hours, minutes, rest = (float(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + rest
