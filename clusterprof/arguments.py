@@ -82,24 +82,24 @@ def parse_ranks(text: str, **sizes: int | None) -> Selection:
     if plain == "stages":
         return _stages(**sizes)
     chosen: set[int] = set()
-    for part in plain.split(","):
-        chosen.update(_range(part.strip(), text))
+    for range_text in plain.split(","):
+        chosen.update(_range(range_text.strip(), text))
     return Selection(plain, "ranks", tuple(sorted(chosen)))
 
 
-def _range(part: str, whole: str) -> range:
-    match = _PART.fullmatch(part)
+def _range(text: str, whole: str) -> range:
+    match = _PART.fullmatch(text)
     if match is None:
-        raise UsageError(f"--ranks {whole!r}: cannot read {part!r}", f"expected {RANKS_GRAMMAR}")
+        raise UsageError(f"--ranks {whole!r}: cannot read {text!r}", f"expected {RANKS_GRAMMAR}")
     first = int(match[1])
     last, stride = int(match[2] or first), int(match[3] or 1)
     if last < first or stride == 0:
         raise UsageError(
-            f"--ranks {whole!r}: {part!r} is empty",
+            f"--ranks {whole!r}: {text!r} is empty",
             "a range goes upwards and its stride is 1 or more: 0-63:8",
         )
     if last - first > 10_000_000:
-        raise UsageError(f"--ranks {whole!r}: {part!r} is too large", "all ranks: --ranks all")
+        raise UsageError(f"--ranks {whole!r}: {text!r} is too large", "all ranks: --ranks all")
     return range(first, last + 1, stride)
 
 
@@ -113,8 +113,8 @@ def _stages(pp: int | None = None, **others: int | None) -> Selection:
         if value is not None and value < 1:
             raise UsageError(f"--{name} {value}: a parallel size is 1 or more")
     # Only the data-parallel size closes the product: with it the world size is known here.
-    known = others.get("dp") is not None
-    size = math.prod((pp, *filter(None, others.values()))) if known else None
+    is_whole = others.get("dp") is not None
+    size = math.prod((pp, *filter(None, others.values()))) if is_whole else None
     return Selection("stages", "stages", pp=pp, world_size=size)
 
 
@@ -182,8 +182,8 @@ def number_of(what: str) -> Callable[[str], int]:
 
 def shortest(folder: Path) -> str:
     """A path as one would type it here."""
-    here = Path.cwd()
-    return str(folder.relative_to(here) if folder.is_relative_to(here) else folder)
+    current = Path.cwd()
+    return str(folder.relative_to(current) if folder.is_relative_to(current) else folder)
 
 
 def check_free(target: Path, force: bool, ours: Callable[[Path], bool]) -> None:

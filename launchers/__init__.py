@@ -68,14 +68,14 @@ def summary(name: str) -> str:
 
 def _files() -> dict[str, str]:
     """Each launcher's file, by its name; as in an import, the first folder that has it counts."""
-    found: dict[str, str] = {}
+    launcher_files: dict[str, str] = {}
     for folder in __path__:
         with contextlib.suppress(OSError):
             for file in sorted(os.listdir(folder)):
                 name, ending = os.path.splitext(file)
                 if ending == ".py" and name.isidentifier() and name != "__init__":
-                    found.setdefault(name, os.path.join(folder, file))
-    return found
+                    launcher_files.setdefault(name, os.path.join(folder, file))
+    return launcher_files
 
 
 def load(name: str) -> Launcher:

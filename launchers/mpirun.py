@@ -119,13 +119,13 @@ def carried(kind: str, line: CommandLine) -> tuple[list[str], list[str], list[st
 
 def given_value(options: Sequence[str], name: str) -> str | None:
     """The value that the user's own options give a variable: -x NAME=V, -genv or -env NAME V."""
-    found = None
-    for place, word in enumerate(options):
+    value = None
+    for index, word in enumerate(options):
         if word not in ("-x", "-genv", "-env", "--genv", "--env"):
             continue
-        first, *second = options[place + 1 : place + 3] or [""]
+        first, *second = options[index + 1 : index + 3] or [""]
         if first.startswith(name + "="):
-            found = first.partition("=")[2]
+            value = first.partition("=")[2]
         elif word != "-x" and first == name and second:
-            found = second[0]
-    return found
+            value = second[0]
+    return value

@@ -152,8 +152,8 @@ def ranks(there: OverSsh, world_size: int | None) -> list[frozenset[int] | None]
     backend = given(there.options, "rdzv-backend") or there.environment.get("PET_RDZV_BACKEND")
     if not world_size or is_range(there.options) or backend not in (None, "static"):
         return [None] * len(there.hosts)
-    each = world_size // len(there.hosts)
-    return [frozenset(range(place, place + each)) for place in range(0, world_size, each)]
+    per_host = world_size // len(there.hosts)
+    return [frozenset(range(first, first + per_host)) for first in range(0, world_size, per_host)]
 
 
 def without(there: OverSsh, lost: Collection[Host], port: int | None) -> OverSsh:
@@ -183,8 +183,8 @@ def fewest_nodes(options: Sequence[str], hosts: int) -> int:
     nodes = given(options, "nnodes")
     if nodes is None:
         return hosts
-    least, _, most = nodes.partition(":")
-    low, high = whole_number(least), whole_number(most or least)
+    low_text, _, high_text = nodes.partition(":")
+    low, high = whole_number(low_text), whole_number(high_text or low_text)
     if low is None or high is None or not 1 <= low <= high:
         raise UsageError(f"--nnodes {nodes} is neither a number nor a range", "write 4, or 2:4")
     if not low <= hosts <= high:
@@ -223,9 +223,9 @@ def chosen_environment(given: Sequence[str], environ: Mapping[str, str]) -> dict
 def default_python() -> str:
     """The Python next to the torchrun that would run here; else our own."""
     own = Path(sys.executable)
-    found = shutil.which("torchrun") or shutil.which("torchrun", path=str(own.parent))
-    beside = str(Path(found or own).parent / "python")
-    return beside if found and os.access(beside, os.X_OK) else sys.executable
+    torchrun_path = shutil.which("torchrun") or shutil.which("torchrun", path=str(own.parent))
+    beside = str(Path(torchrun_path or own).parent / "python")
+    return beside if torchrun_path and os.access(beside, os.X_OK) else sys.executable
 
 
 def fabric() -> Any:
@@ -248,15 +248,15 @@ def ssh_configuration(path: Path | None) -> Any:
 
     Raises LaunchError (no Fabric), HostError (the file cannot be read).
     """
-    made = fabric().Config(runtime_ssh_path=None if path is None else str(path), lazy=True)
+    configuration = fabric().Config(runtime_ssh_path=None if path is None else str(path), lazy=True)
     try:
-        made.load_ssh_config()
+        configuration.load_ssh_config()
     except Exception as error:  # noqa: BLE001 - paramiko raises what it likes on a file it cannot parse
         raise HostError(
             f"the ssh configuration {path or '~/.ssh/config'} cannot be read",
             str(error).split("\n")[0] or type(error).__name__,
         ) from None
-    return made
+    return configuration
 
 
 def hostname(name: str, path: Path | None) -> str:

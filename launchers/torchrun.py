@@ -38,8 +38,8 @@ def world(options: Sequence[str], environ: Mapping[str, str]) -> tuple[int | Non
     given_each = last_value(options, "--nproc-per-node", "--nproc_per_node") or environ.get(
         "PET_NPROC_PER_NODE"
     )
-    nodes, each = whole_number(given_nodes or "1"), whole_number(given_each or "1")
-    if nodes is None or each is None:  # elastic (1:4), or one worker for each GPU
+    nodes, per_node = whole_number(given_nodes or "1"), whole_number(given_each or "1")
+    if nodes is None or per_node is None:  # elastic (1:4), or one worker for each GPU
         return None, ""
-    size_source = f"--nproc-per-node={each}" if given_each else "torchrun's default"
-    return nodes * each, f"--nnodes={nodes} {size_source}" if given_nodes else size_source
+    size_source = f"--nproc-per-node={per_node}" if given_each else "torchrun's default"
+    return nodes * per_node, f"--nnodes={nodes} {size_source}" if given_nodes else size_source

@@ -27,8 +27,8 @@ _CHOICE = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)")
 class Parser(argparse.ArgumentParser):
     """What all verbs have: a summary and examples before the options, errors as those of ours."""
 
-    def __init__(self, *, examples: Sequence[str] = (), **more: Any) -> None:
-        super().__init__(allow_abbrev=False, add_help=False, **more)
+    def __init__(self, *, examples: Sequence[str] = (), **options: Any) -> None:
+        super().__init__(allow_abbrev=False, add_help=False, **options)
         self.examples = examples
         #: the options of all verbs, which the help has last
         self.common: argparse._ArgumentGroup | None = None
@@ -65,8 +65,8 @@ class Parser(argparse.ArgumentParser):
         if message.startswith("the following arguments are required"):
             # an option that is misspelt is found out before what is missing besides
             for word in self._words:
-                known = word.partition("=")[0] in self._option_string_actions
-                if word.startswith("--") and not known and self.meant(word):
+                is_option = word.partition("=")[0] in self._option_string_actions
+                if word.startswith("--") and not is_option and self.meant(word):
                     raise self.unknown(word)
         if wrong := _CHOICE.search(message):
             near = nearest(wrong[1], [each.strip(" '") for each in wrong[2].split(",")])
@@ -76,10 +76,10 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Raises UsageError also for what is left over, with what it may have meant."""
         self._words = list(args or ())
-        found, left = self.parse_known_args(args, namespace)
+        arguments, left = self.parse_known_args(args, namespace)
         if left:
             raise self.unknown(left[0])
-        return found
+        return arguments
 
     def unknown(self, word: str) -> UsageError:
         """The error for a word that is not an option."""
@@ -95,19 +95,19 @@ class Parser(argparse.ArgumentParser):
 
         `theirs` has the options of the launcher's own module.
         """
-        known = theirs._option_string_actions if theirs else ()
+        launcher_options = theirs._option_string_actions if theirs else ()
         for word, value in itertools.zip_longest(words, words[1:], fillvalue=""):
             name, _, given = word.partition("=")
             # Slurm has --profile as well, with other values.
             slurm = name == "--profile" and (given or value) not in ("auto", "nsys", "torch")
             maybe = name.startswith("--") and len(name) >= _SHORTEST and not slurm
             ours = name in self.gone or (maybe and self.meant(name, _SURELY))
-            if ours and name not in known:
+            if ours and name not in launcher_options:
                 raise self.unknown(word)
 
-    def meant(self, word: str, least: float = _PERHAPS) -> str | None:
+    def meant(self, word: str, least_likeness: float = _PERHAPS) -> str | None:
         """The option that a word that is none is near to; None for none."""
-        return nearest(word.partition("=")[0], self._option_string_actions, least)
+        return nearest(word.partition("=")[0], self._option_string_actions, least_likeness)
 
 
 def _examples(examples: Sequence[str], width: int) -> Iterator[str]:
@@ -130,11 +130,11 @@ def _examples(examples: Sequence[str], width: int) -> Iterator[str]:
 _QUOTED, _BRACKETS = re.compile(r"'[^']*'"), re.compile(r"\[[^][]*\]")
 
 
-def nearest(word: str, known: Iterable[str], least: float = _PERHAPS) -> str | None:
-    """The one of `known` that a misspelt word is near to; None where none is."""
+def nearest(word: str, words: Iterable[str], least_likeness: float = _PERHAPS) -> str | None:
+    """The one of `words` that a misspelt word is near to; None where none is."""
     import difflib
 
-    return next(iter(difflib.get_close_matches(word, [*known], n=1, cutoff=least)), None)
+    return next(iter(difflib.get_close_matches(word, [*words], n=1, cutoff=least_likeness)), None)
 
 
 class _Colour(argparse.Action):
@@ -155,7 +155,7 @@ def verb_parser(
     """
     this = Parser(
         prog=f"clusterprof {verb}", usage=usage, description=description,
-        examples=[f"clusterprof {each}" for each in examples],
+        examples=[f"clusterprof {example}" for example in examples],
     )  # fmt: skip
     if run:
         from clusterprof.arguments import path

@@ -74,28 +74,28 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
             "the usual")  # fmt: skip
         return 0
     steps, wait_s = checked_steps(run, arguments.steps, log_s)
-    made = live_windows.order(run, steps, selection, arguments.profiler)
+    window = live_windows.order(run, steps, selection, arguments.profiler)
     which = (
         f"profiles {selected(selection.text)}" if arguments.profiler != "none" else "profiles none"
     )
-    say(f"window {made.number} {which} in steps {steps}, in about {words.age(wait_s)}")
-    merging = f"clusterprof collect {shortest(run.path)} --window {made.number}"
+    say(f"window {window.number} {which} in steps {steps}, in about {words.age(wait_s)}")
+    merging = f"clusterprof collect {shortest(run.path)} --window {window.number}"
     if not arguments.wait:
         say(f"when it is over: {merging}")
         return 0
-    while live_windows.going_on(made):
+    while live_windows.going_on(window):
         REAL.sleep(LOOK_S)
     from clusterprof.cli import collect
 
-    return collect.main("collect", [str(run.path), "--window", str(made.number)], None)
+    return collect.main("collect", [str(run.path), "--window", str(window.number)], None)
 
 
 def checked_times(when: str | None, steps: str) -> float | None:
     """How many times the usual a step is to take, of --when. Raises UsageError."""
     if when is None:
         return None
-    found = _SLOWER.fullmatch(when)
-    if found is None or not 1 < float(found[1]) <= MOST_TIMES:
+    condition = _SLOWER.fullmatch(when)
+    if condition is None or not 1 < float(condition[1]) <= MOST_TIMES:
         raise UsageError(
             f"--when {when!r} is no condition that can be watched",
             "the one there is: --when 'step > 1.3x', with a number above 1 and at most "
@@ -106,21 +106,21 @@ def checked_times(when: str | None, steps: str) -> float | None:
             f"--steps {steps} cannot wait for --when: it is not known when the steps get slower",
             "count from then: --steps +10:+15",
         )
-    return float(found[1])
+    return float(condition[1])
 
 
 def slows(run: RunDirectory, times: float, log_s: float, clock: Clock = REAL) -> bool:
     """Wait until the job's steps take longer; False where it ends before."""
     say(f"waiting until steps take longer than {times:g} times the usual")
-    while (found := live_windows.slower(run, times)) is None:
+    while (slowed := live_windows.slower(run, times)) is None:
         there = live_windows.current(run)
         ends = there.ranks() and not any(live_windows.trains(there, each) for each in there.ranks())
         if ends or run.read_manifest().ended:
             return False
         clock.sleep(max(LOOK_S, log_s / 2))
-    now, usual = (words.duration(each) for each in (found.step_ns, found.usual_ns))
-    more = found.step_ns / found.usual_ns
-    say(f"rank {found.rank}: its latest steps take {now}, {more:.2f} times its usual {usual}")
+    now, usual = (words.duration(each) for each in (slowed.step_ns, slowed.usual_ns))
+    longer = slowed.step_ns / slowed.usual_ns
+    say(f"rank {slowed.rank}: its latest steps take {now}, {longer:.2f} times its usual {usual}")
     return True
 
 
@@ -147,10 +147,10 @@ def check(run: RunDirectory, manifest: Manifest) -> int:
             "have that user order the window",
         )
     try:
-        found = plan.read(str(run.plan))
+        for_agent = plan.read(str(run.plan))
     except (OSError, ValueError) as error:
         raise RunDirectoryError(f"{run.plan} cannot be read", str(error)) from None
-    if not found.log_s:
+    if not for_agent.log_s:
         raise RunDirectoryError(
             f"the ranks of {run.path} look for no order: its clusterprof was an older one",
             "later windows can be captured once the job is started again",
@@ -161,7 +161,7 @@ def check(run: RunDirectory, manifest: Manifest) -> int:
             f"no rank of {run.path} has written anything for {words.age(live_windows.SILENT_S)}",
             f"if the job has ended: clusterprof collect {run.path}",
         )
-    return found.log_s
+    return for_agent.log_s
 
 
 def checked_ranks(run: RunDirectory, manifest: Manifest, text: str | None) -> Selection:

@@ -60,8 +60,8 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         refuse_existing(arguments)
     from clusterprof.probe import ping_pong
 
-    found = ping_pong.over_udp(me, arguments.meet, os.environ, arguments.timeout)
-    return 0 if found is None else print_measurement(found, arguments)
+    measured = ping_pong.over_udp(me, arguments.meet, os.environ, arguments.timeout)
+    return 0 if measured is None else print_measurement(measured, arguments)
 
 
 def refuse_existing(arguments: argparse.Namespace) -> None:
@@ -70,25 +70,25 @@ def refuse_existing(arguments: argparse.Namespace) -> None:
         check_free(arguments.output, arguments.force, is_measurement)
 
 
-def print_measurement(found: Measurement, arguments: argparse.Namespace) -> int:
+def print_measurement(measurement: Measurement, arguments: argparse.Namespace) -> int:
     """Write and print what was measured."""
     refuse_existing(arguments)
-    if not found.bounds:
-        raise ClusterprofError("no clock could be measured", *found.notes)
+    if not measurement.bounds:
+        raise ClusterprofError("no clock could be measured", *measurement.notes)
     if arguments.output:
         with run_directory.writing(arguments.output):
-            found.write(arguments.output)
+            measurement.write(arguments.output)
         say(f"wrote {arguments.output}")
-    for note in found.notes:
+    for note in measurement.notes:
         say(note)
-    print(json.dumps(found.as_json(), indent=1) if arguments.json else shown(found))
+    print(json.dumps(measurement.as_json(), indent=1) if arguments.json else shown(measurement))
     return 0
 
 
-def shown(found: Measurement) -> str:
+def shown(measurement: Measurement) -> str:
     """One line for each rank: its last offset, its bound, and its drift where it was seen twice."""
     by_rank: dict[tuple[int, str], list[Bound]] = {}
-    for bound in found.bounds:
+    for bound in measurement.bounds:
         by_rank.setdefault((bound.rank, bound.machine), []).append(bound)
     rows = []
     for _, bounds in sorted(by_rank.items()):
@@ -108,6 +108,6 @@ def shown(found: Measurement) -> str:
     if not any(row[5] for row in rows):
         names = (*names[:5], "")
     lines = console.table([names, *rows], right=(0, 2, 3, 4, 5))
-    first = found.bounds[0]
+    first = measurement.bounds[0]
     host = first.other_machine.rpartition(" ")[2]
-    return "\n".join([*lines, f"against rank {first.other} on {host}, over {found.method}"])
+    return "\n".join([*lines, f"against rank {first.other} on {host}, over {measurement.method}"])

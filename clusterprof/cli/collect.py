@@ -53,14 +53,14 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         for host in gather_left(run, manifest, *ssh(arguments, manifest.ssh)):
             say(f"{host.name}: {host.reason or 'its reports are here'}")
         manifest.record()
-    for each in run.attempts():
-        for rank, problem in import_raw(each):
+    for attempt in run.attempts():
+        for rank, problem in import_raw(attempt):
             say(f"rank {rank}: {problem or 'its report is made'}")
     run, outcomes = collect_attempts(run, run.expected_ranks(), patience_s=0)
     if run.number == 1 and run.attempt != manifest.attempt:
         manifest.record(attempt=run.attempt)
     print_outcomes(run, outcomes)
-    reports, looked_at = any(each.report for each in outcomes), flights(run.results)[0]
+    reports, looked_at = any(attempt.report for attempt in outcomes), flights(run.results)[0]
     if (reports or looked_at) and not arguments.no_merge:
         from clusterprof.merge_run import merge_run, tell_results
 
@@ -79,13 +79,13 @@ def chosen_window(run: RunDirectory, number: int | None) -> RunDirectory:
     """
     if number is None:
         return run.deep()
-    found = {each.number: each for each in (run, *run.later_windows())}
-    if number not in found:
+    windows = {each.number: each for each in (run, *run.later_windows())}
+    if number not in windows:
         raise UsageError(
-            f"{run.root} has no window {number}, only {words.listed(sorted(found))}",
+            f"{run.root} has no window {number}, only {words.listed(sorted(windows))}",
             f"clusterprof status {run.root} lists them",
         )
-    return found[number]
+    return windows[number]
 
 
 def ssh(arguments: argparse.Namespace, recorded: SshRecord) -> tuple[Path | None, str]:

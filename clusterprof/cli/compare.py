@@ -43,19 +43,19 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     if arguments.html:
         check_free(arguments.html, arguments.force, html.is_ours)
     sides = [baselines.found(each, arguments.store) for each in (arguments.a, arguments.b)]
-    made = comparison.compare(*sides)
+    changes = comparison.compare(*sides)
     if arguments.html:
-        comparison_page.write(arguments.html, made)
+        comparison_page.write(arguments.html, changes)
         console.say(f"wrote {arguments.html}")
     if arguments.json:
-        console.json(results_json.dumps(made))
+        console.json(results_json.dumps(changes))
     elif arguments.markdown:
-        console.styled(comparison_text.markdown(made), ())
+        console.styled(comparison_text.markdown(changes), ())
     else:
-        console.styled(comparison_text.render(made, min(100, console.width(100))), ())
-    if arguments.fail_on and made["other_job"]:
+        console.styled(comparison_text.render(changes, min(100, console.width(100))), ())
+    if arguments.fail_on and changes["other_job"]:
         raise MergeError(
-            f"--fail-on cannot be checked: {made['other_job'][0]}",
+            f"--fail-on cannot be checked: {changes['other_job'][0]}",
             "compare runs of one job, or leave --fail-on out",
         )
-    return int(comparison.fails(arguments.fail_on, made))
+    return int(comparison.fails(arguments.fail_on, changes))

@@ -58,16 +58,16 @@ def _values(action: argparse.Action) -> list[str]:
 def _bash() -> str:
     cases = []
     for verb in verbs():
-        flags = " ".join(flag for each in options(verb) for flag in each.option_strings)
+        flags = " ".join(flag for opt in options(verb) for flag in opt.option_strings)
         values = "".join(
-            f"        {'|'.join(each.option_strings)}) "
-            f"COMPREPLY=($(compgen -W {shlex.quote(' '.join(_values(each)))} -- "
+            f"        {'|'.join(opt.option_strings)}) "
+            f"COMPREPLY=($(compgen -W {shlex.quote(' '.join(_values(opt)))} -- "
             '"$word")); return;;\n'
-            for each in options(verb)
-            if each.option_strings and _values(each)
+            for opt in options(verb)
+            if opt.option_strings and _values(opt)
         )
         first = " ".join(
-            value for each in options(verb) if not each.option_strings for value in _values(each)
+            value for opt in options(verb) if not opt.option_strings for value in _values(opt)
         )
         cases.append(
             f"    {verb})\n"
@@ -105,16 +105,16 @@ def _zsh() -> str:
     cases = []
     for verb in verbs():
         specs = []
-        for each in options(verb):
-            text = _plain(each.help or "", "[]:'")
-            choices = f"({' '.join(_values(each))})" if _values(each) else ""
-            files = _takes_file(each)
-            value = f":{_plain(str(each.metavar or each.dest), ':')}:{choices or files}"
-            takes = each.nargs != 0
-            for flag in each.option_strings:
+        for opt in options(verb):
+            text = _plain(opt.help or "", "[]:'")
+            choices = f"({' '.join(_values(opt))})" if _values(opt) else ""
+            files = _takes_file(opt)
+            value = f":{_plain(str(opt.metavar or opt.dest), ':')}:{choices or files}"
+            takes = opt.nargs != 0
+            for flag in opt.option_strings:
                 joint = "=" if takes and flag.startswith("--") else ""
                 specs.append(f"'*{flag}{joint}[{text}]{value if takes else ''}'")
-        positional = next((each for each in options(verb) if not each.option_strings), None)
+        positional = next((opt for opt in options(verb) if not opt.option_strings), None)
         if positional is not None:
             choices = f"({' '.join(_values(positional))})" if _values(positional) else ""
             specs.append(f"'*:{positional.metavar or positional.dest}:{choices or '_files'}'")
@@ -155,18 +155,18 @@ def _fish() -> str:
     for verb in verbs():
         text = _plain(summary(verb), "'\\")
         lines.append(f"complete -c clusterprof -n __fish_use_subcommand -f -a {verb} -d '{text}'")
-        here = f"complete -c clusterprof -n '__fish_seen_subcommand_from {verb}'"
+        verb_is = f"complete -c clusterprof -n '__fish_seen_subcommand_from {verb}'"
         if not _takes_files(verb):
-            lines.append(f"{here} -f")
-        for each in options(verb):
+            lines.append(f"{verb_is} -f")
+        for opt in options(verb):
             words = [f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}"
-                     for flag in each.option_strings]  # fmt: skip
-            if _values(each):
-                words.append(f"-a '{' '.join(_values(each))}'")
-            if each.option_strings and each.nargs != 0:
-                words.append("-r" if _takes_file(each) else "-x")
+                     for flag in opt.option_strings]  # fmt: skip
+            if _values(opt):
+                words.append(f"-a '{' '.join(_values(opt))}'")
+            if opt.option_strings and opt.nargs != 0:
+                words.append("-r" if _takes_file(opt) else "-x")
             if words:
-                lines.append(f"{here} {' '.join(words)} -d '{_plain(each.help or '', chr(39))}'")
+                lines.append(f"{verb_is} {' '.join(words)} -d '{_plain(opt.help or '', chr(39))}'")
     return "\n".join([*lines, ""])
 
 

@@ -51,31 +51,31 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
             f"doctor --local has no option {asked[0]}", "see clusterprof doctor --help"
         )
     folder = this_host.existing(arguments.run_dir.absolute().parent)
-    here = not arguments.local and not asked and cluster.in_allocation(os.environ)
-    expected = cluster.hostnames(os.environ.get("SLURM_JOB_NODELIST", "")) if here else []
+    is_allocation = not arguments.local and not asked and cluster.in_allocation(os.environ)
+    expected = cluster.hostnames(os.environ.get("SLURM_JOB_NODELIST", "")) if is_allocation else []
     if asked or expected:
         if asked:
             say("waiting for the nodes that srun is asked for")
         passed = [f"--nsys={arguments.nsys}"] if arguments.nsys else []
-        found = cluster.ask(asked, expected, folder, passed)
+        checks_of = cluster.ask(asked, expected, folder, passed)
     else:
         checks = list(this_host.look(this_host.checks(arguments.nsys, folder, arguments.probe)))
         if arguments.lines:
             print("\n".join(cluster.own_lines(this_host.name(), checks)), flush=True)
             cluster.leave(0)
-        found = {this_host.name(): checks}
-    lines = table.lines(found)
+        checks_of = {this_host.name(): checks}
+    lines = table.lines(checks_of)
     bad = any(line.check.level == BAD for line in lines)
     if arguments.json:
         nodes = [
             {"host": name, "checks": [check.as_json() for check in checks]}
-            for name, checks in found.items()
+            for name, checks in checks_of.items()
         ]
         rows = [{**line.check.as_json(), "nodes": list(line.nodes)} for line in lines]
         document = {"schema_version": 1, "fit": not bad, "nodes": nodes, "lines": rows}
         print(json.dumps(document, indent=1), flush=True)
     else:
-        hosts = list(found)
+        hosts = list(checks_of)
         shown = table.render(lines, hosts, min(110, console.width(110)))
         print(f"{shown}\n\n{table.verdict(lines, hosts)}", flush=True)
     cluster.leave(int(bad))

@@ -28,8 +28,8 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     columns = min(100, console.width(100))
     if code is None:
         width = max(map(len, CODES))
-        for each in sorted(CODES):
-            line = f"{each:<{width}}  {CODES[each].title}"
+        for listed_code in sorted(CODES):
+            line = f"{listed_code:<{width}}  {CODES[listed_code].title}"
             print("\n".join(console.wrapped(line, columns, " " * (width + 2))))
     elif code.lower() in CODES:
         for line in explain(code.lower()).splitlines():

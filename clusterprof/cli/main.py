@@ -162,5 +162,5 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str] | None]:
     """What stands before the first `--` and what after it; None where there is no `--`."""
     if "--" not in words:
         return list(words), None
-    place = list(words).index("--")
-    return list(words[:place]), list(words[place + 1 :])
+    dashes = list(words).index("--")
+    return list(words[:dashes]), list(words[dashes + 1 :])

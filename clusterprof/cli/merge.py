@@ -65,16 +65,16 @@ def parser(verb: str) -> Parser:
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     """Merge and print; 0, or 1 where a condition of --fail-on is met."""
     line = [*own, *(program or ())]
-    mine = tasks.task(os.environ)
-    with tasks.first_speaks(mine) as speak:
+    task = tasks.task(os.environ)
+    with tasks.first_speaks(task) as speak:
         arguments = parser(verb).parse_args(line)
         gate.check_codes(arguments.fail_on)
         installed_nsys.prefer(arguments.nsys)
         from clusterprof.ingest.engines import Processes
 
-        here = Processes(arguments.workers, always=arguments.engine == "process")
+        processes = Processes(arguments.workers, always=arguments.engine == "process")
         work = partial(_merge, arguments)
-        return tasks.over(arguments.engine, mine, here, line, work, speak)
+        return tasks.over(arguments.engine, task, processes, line, work, speak)
 
 
 def _merge(arguments: argparse.Namespace, engine: Engine) -> int:
@@ -103,7 +103,7 @@ def _merge(arguments: argparse.Namespace, engine: Engine) -> int:
         else:
             outcomes = collect(run, run.expected_ranks(), patience_s=0, write=False)
             outcomes = of_running(run, outcomes)
-        made = merge_run.merge_run(run, outcomes, engine)
+        study = merge_run.merge_run(run, outcomes, engine)
         say(f"wrote {run.html}")
     else:
         from clusterprof.probe import measurement
@@ -111,20 +111,20 @@ def _merge(arguments: argparse.Namespace, engine: Engine) -> int:
         ranks = _given_ranks(arguments.rank)
         clocks = [measurement.read(each) for each in arguments.clock]
         joined = measurement.joined(clocks) if clocks else None
-        made = merge_run.merge_reports(arguments.paths, ranks, joined, engine)
+        study = merge_run.merge_reports(arguments.paths, ranks, joined, engine)
     if output is not None:
         with run_directory.merging(output):
-            merge_run.save(made, output)
+            merge_run.save(study, output)
         say(f"wrote {output.html}")
     if arguments.html:
         title = ", ".join(each.name for each in arguments.paths)
-        merge_run.write_page(made, arguments.html, title)
+        merge_run.write_page(study, arguments.html, title)
         say(f"wrote {arguments.html}")
     if arguments.json:
-        console.json(results_json.dumps(made.results))
+        console.json(results_json.dumps(study.results))
     else:
-        merge_run.print_verdict(made.results, run)
-    return int(gate.fails(arguments.fail_on, made.results["findings"]))
+        merge_run.print_verdict(study.results, run)
+    return int(gate.fails(arguments.fail_on, study.results["findings"]))
 
 
 def _is_run(folder: Path) -> bool:
@@ -139,17 +139,17 @@ def _dumps_alone(given: Sequence[Path]) -> list[tuple[Path, int | None]]:
     from clusterprof.ingest import find_sources
     from clusterprof.ingest.flight.all_dumps import find_dumps
 
-    (only, *more) = given
-    found: list[tuple[Path, int | None]] = []
+    (only, *further) = given
+    dumps: list[tuple[Path, int | None]] = []
     try:
-        if more or not only.is_dir() or _is_run(only) or not (found := find_dumps(only)):
+        if further or not only.is_dir() or _is_run(only) or not (dumps := find_dumps(only)):
             return []
         reports = {each.path for each in find_sources([only])}
     except OSError:
         return []  # it may not be seen, which its reader says
     except ReportError:
-        return found
-    return found if reports <= {path for path, _ in found} else []
+        return dumps
+    return dumps if reports <= {path for path, _ in dumps} else []
 
 
 def _hang(dumps: Sequence[tuple[Path, int | None]], arguments: argparse.Namespace) -> int:
@@ -198,10 +198,10 @@ def _given_ranks(given: Sequence[str]) -> dict[Path, int]:
     from clusterprof.tables import HIGHEST_RANK
 
     ranks = {}
-    for each in given:
-        file, _, rank = each.rpartition("=")
+    for text in given:
+        file, _, rank = text.rpartition("=")
         # isdigit() would let "²" through
         if not file or not rank.isdecimal() or int(rank) > HIGHEST_RANK:
-            raise UsageError(f"--rank {each!r} is not FILE=N", "write --rank FILE=N")
+            raise UsageError(f"--rank {text!r} is not FILE=N", "write --rank FILE=N")
         ranks[path(file)] = int(rank)
     return ranks

@@ -42,17 +42,17 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     """Print or write what a run that was merged before has found."""
     arguments = parser(verb).parse_args(list(own))
     run = RunDirectory(arguments.run.absolute())
-    found = run.merged / paths.RESULTS
+    results_file = run.merged / paths.RESULTS
     from clusterprof import merge_run
     from clusterprof.report import csv_table, markdown, results_json, text
     from clusterprof.report.anonymous import anonymous
 
-    if not found.is_file():
+    if not results_file.is_file():
         raise results_json.not_merged(arguments.run)
 
     if arguments.output:
         check_free(arguments.output, arguments.force, is_ours)
-    results = results_json.read(found)
+    results = results_json.read(results_file)
     if arguments.anonymous and not arguments.html:
         results = anonymous(results)
     if arguments.json:

@@ -73,18 +73,18 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         raise RunDirectoryError(
             f"there is no folder {arguments.folder}", "name the one with your runs"
         )
-    found = [look(*each) for each in runs_in(arguments.folder.absolute())]
+    runs = [look(*run) for run in runs_in(arguments.folder.absolute())]
     if arguments.action == "clean":
-        return clean(found, arguments.keep, older_than(arguments.older_than), arguments.yes)
+        return clean(runs, arguments.keep, older_than(arguments.older_than), arguments.yes)
     if arguments.json:
         rows = [
-            {"path": str(each.path), "began": each.began.isoformat(), "program": each.program,
-             "state": each.state, "verdict": each.verdict}
-            for each in found
+            {"path": str(run.path), "began": run.began.isoformat(), "program": run.program,
+             "state": run.state, "verdict": run.verdict}
+            for run in runs
         ]  # fmt: skip
         print(json.dumps({"schema_version": SCHEMA_VERSION, "runs": rows}, indent=1))
-    elif found:
-        print("\n".join(lines(found)))
+    elif runs:
+        print("\n".join(lines(runs)))
     else:
         console.show(f"no runs of yours in {shortest(arguments.folder.absolute())}")
     return 0
@@ -117,14 +117,14 @@ def _silent(run: RunDirectory) -> bool:
     return dt.datetime.now().timestamp() - newest > _SILENT.total_seconds()
 
 
-def lines(found: Sequence[Run]) -> list[str]:
+def lines(runs: Sequence[Run]) -> list[str]:
     """A table of the runs, cut to the width of the terminal."""
     width = console.width(100)
     rows = [("run", "began (UTC)", "state", "verdict")]
-    for each in found:
-        began = each.began.astimezone(dt.timezone.utc).strftime("%Y-%m-%d %H:%M")
-        verdict = each.verdict if each.verdict is not None else f"not merged: {each.program}"
-        rows.append((shortest(each.path), began, each.state, words.plain(verdict)))
+    for run in runs:
+        began = run.began.astimezone(dt.timezone.utc).strftime("%Y-%m-%d %H:%M")
+        verdict = run.verdict if run.verdict is not None else f"not merged: {run.program}"
+        rows.append((shortest(run.path), began, run.state, words.plain(verdict)))
     return [line if len(line) <= width else f"{line[: width - 1]}…" for line in console.table(rows)]
 
 
@@ -132,13 +132,13 @@ def older_than(text: str | None) -> dt.timedelta | None:
     """The age that `--older-than` names. Raises UsageError."""
     if text is None:
         return None
-    found = _AGE.fullmatch(text)
-    if found is None:
+    age = _AGE.fullmatch(text)
+    if age is None:
         raise UsageError(f"--older-than {text!r} is no age", "write 12h, 30d or 8w")
-    return dt.timedelta(hours=int(found[1]) * _HOURS[found[2]])
+    return dt.timedelta(hours=int(age[1]) * _HOURS[age[2]])
 
 
-def clean(found: Sequence[Run], keep: int | None, age: dt.timedelta | None, really: bool) -> int:
+def clean(runs: Sequence[Run], keep: int | None, age: dt.timedelta | None, really: bool) -> int:
     """Remove runs that have ended: all but the `keep` newest, those older than `age`, or both."""
     if keep is None and age is None:
         raise UsageError("runs clean: which?", "say --keep N, or --older-than 30d")
@@ -146,17 +146,17 @@ def clean(found: Sequence[Run], keep: int | None, age: dt.timedelta | None, real
         raise UsageError(f"--keep {keep} is negative", "0 keeps none")
     now = dt.datetime.now(dt.timezone.utc)
     old = [
-        each for each in found[keep or 0 :]
-        if each.ended and (age is None or now - each.began > age)
+        run for run in runs[keep or 0 :]
+        if run.ended and (age is None or now - run.began > age)
     ]  # fmt: skip
-    for each in old:
-        size = words.size(bytes_of(each.path))
-        console.show(f"{'removing' if really else 'would remove'} {shortest(each.path)} ({size})")
+    for run in old:
+        size = words.size(bytes_of(run.path))
+        console.show(f"{'removing' if really else 'would remove'} {shortest(run.path)} ({size})")
         if really:
             try:
-                shutil.rmtree(each.path)
+                shutil.rmtree(run.path)
             except OSError as error:
-                say(f"{each.path} cannot be removed: {error.strerror or error}")
+                say(f"{run.path} cannot be removed: {error.strerror or error}")
     if not old:
         print("nothing to remove")
     elif not really:

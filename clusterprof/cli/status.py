@@ -73,8 +73,8 @@ def render(status: Status, *, everyone: bool) -> str:
         steps = [rank.steps for rank in others if rank.steps is not None]
         reached = ""
         if steps:
-            least = f"{min(steps)} to " if min(steps) < max(steps) else ""
-            reached = f", {least}{words.counted(max(steps), 'step')}"
+            fewest = f"{min(steps)} to " if min(steps) < max(steps) else ""
+            reached = f", {fewest}{words.counted(max(steps), 'step')}"
         states = _counts(rank.state for rank in others)
         lines.append(f"{'and ' if shown else ''}{whose}: {states}{reached}")
     if status.hang is not None:

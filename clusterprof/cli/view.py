@@ -128,8 +128,8 @@ class _Request(BaseHTTPRequestHandler):
         # By another name a page elsewhere could reach us (DNS rebinding).
         host = self.headers.get("Host", "").rpartition(":")[0]
         path = self.path.partition("?")[0].strip("/")
-        known = hmac.compare_digest(path.encode(), self.server.secret.encode())
-        if not known or host not in ("127.0.0.1", "localhost"):
+        has_secret = hmac.compare_digest(path.encode(), self.server.secret.encode())
+        if not has_secret or host not in ("127.0.0.1", "localhost"):
             self.send_error(HTTPStatus.NOT_FOUND)
             return
         try:

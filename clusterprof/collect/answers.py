@@ -86,9 +86,9 @@ class Offered:
         return f"{folder}/{self.name}"
 
 
-def plain(text: str, most: int = 200) -> str:
+def plain(text: str, longest: int = 200) -> str:
     """A text from another host for one line of a terminal: nothing in it moves the cursor."""
-    short = text if len(text) <= most else text[:most] + "..."
+    short = text if len(text) <= longest else text[:longest] + "..."
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in short)
 
 
@@ -107,8 +107,8 @@ def last_line(answer: bytes) -> Any:
 
 def unfit(document: Mapping[str, Any], form: Mapping[str, Any], whose: str = "") -> str:
     """Which member does not have its form (`documents.fits`), and what it is; "" where all have."""
-    for name, each in form.items():
-        if not documents.fits(document.get(name), each):
+    for name, member_form in form.items():
+        if not documents.fits(document.get(name), member_form):
             given = _shown(document[name]) if name in document else "missing"
             return f"{name}{whose} is {given}"
     return ""
@@ -144,20 +144,20 @@ def offered(answer: bytes) -> tuple[list[Offered], list[str]] | None:
     problems = []
     for entry in document:
         try:
-            each = _offered(entry)
+            file = _offered(entry)
         except HostError as error:
             problems.append(error.what)
             continue
-        if files.setdefault(each.path, each) != each:
-            problems.append(f"it offers two files as {each.path}")
-    most = most_bytes()
-    size = sum(each.size for each in files.values())
-    if size > most:
+        if files.setdefault(file.path, file) != file:
+            problems.append(f"it offers two files as {file.path}")
+    limit_b = most_bytes()
+    size = sum(file.size for file in files.values())
+    if size > limit_b:
         raise HostError(
-            f"it offers {size / 1e6:.0f} MB, but at most {most / 1e6:.0f} MB are fetched: "
+            f"it offers {size / 1e6:.0f} MB, but at most {limit_b / 1e6:.0f} MB are fetched: "
             f"set {FETCH_MB} to allow more"
         )
-    return sorted(files.values(), key=lambda each: each.name == paths.STATE), problems
+    return sorted(files.values(), key=lambda file: file.name == paths.STATE), problems
 
 
 def _offered(entry: Any) -> Offered:

@@ -155,8 +155,8 @@ class SshHost:
             channel.exec_command(command_line(argv))
         return RemoteCommand(channel, stdout, stderr)
 
-    def read(self, path: str, most: int) -> Iterator[bytes]:
-        """A file's content there, and at most `most` bytes, whatever comes. Raises HostError.
+    def read(self, path: str, left_b: int) -> Iterator[bytes]:
+        """A file's content there, and at most `left_b` bytes, whatever comes. Raises HostError.
 
         By `cat`, whose output is read at our pace: paramiko's SFTP prefetches from a thread of its
         own, which ends with a traceback when the connection does.
@@ -176,9 +176,9 @@ class SshHost:
                     return
                 begun += piece
             for piece in itertools.chain([begun.partition(mark.encode() + b"\n")[2]], pieces):
-                yield piece[:most]
-                most -= len(piece)
-                if most <= 0:
+                yield piece[:left_b]
+                left_b -= len(piece)
+                if left_b <= 0:
                     return
 
     def _output(self, channel: Any) -> Iterator[bytes]:

@@ -70,12 +70,12 @@ class HostKeys:
         paths = f"{options.get('userknownhostsfile', '')} {options.get('globalknownhostsfile', '')}"
         files = [Path(path).expanduser() for path in paths.split() if path != "none"]
         self.known = []
-        for each in [alias] if alias else names:
-            known = Known()
+        for host_name in [alias] if alias else names:
+            entries = Known()
             for file in filter(Path.is_file, files):
-                found = run(["ssh-keygen", "-F", each, "-f", str(file)])
-                known.read(found.stdout.decode(errors="replace"))
-            self.known.append(known)
+                listed = run(["ssh-keygen", "-F", host_name, "-f", str(file)])
+                entries.read(listed.stdout.decode(errors="replace"))
+            self.known.append(entries)
         revoked = options.get("revokedhostkeys", "none")
         self.revoked = None if revoked == "none" else Path(revoked).expanduser()
 
@@ -84,17 +84,17 @@ class HostKeys:
         key, line = shown.asbytes(), f"{shown.get_name()} {shown.get_base64()}"
         if self.revoked is not None:
             check_revoked(self.revoked, key, line)
-        for known in self.known:
-            if key in known.revoked:
+        for entries in self.known:
+            if key in entries.revoked:
                 raise HostKeyRefused("its host key is marked as revoked in known_hosts")
-            if key in known.keys:
+            if key in entries.keys:
                 return
-            if known.keys:
+            if entries.keys:
                 raise HostKeyRefused(
                     "its host key is not the one in known_hosts: another machine, or a new key "
                     f"(if you know why: ssh-keygen -R '{self.name}')"
                 )
-        if any(known.authority for known in self.known):
+        if any(entries.authority for entries in self.known):
             raise HostKeyRefused(
                 f"its host key is not in known_hosts as {self.name}: a @cert-authority is, but "
                 "certificates are not supported (add its own key: ssh-keyscan)"
@@ -108,14 +108,14 @@ class HostKeys:
         """A paramiko transport that prefers key types that are known, as OpenSSH does."""
         import paramiko
 
-        made = paramiko.Transport(sock, **options)
+        transport = paramiko.Transport(sock, **options)
         types = {kind for known in self.known for kind in known.keys.values()}
-        security = made.get_security_options()
+        security = transport.get_security_options()
         security.key_types = sorted(
             security.key_types,
             key=lambda kind: ("ssh-rsa" if kind.startswith("rsa-") else kind) not in types,
         )
-        return made
+        return transport
 
 
 def settings(connection: Any, config: Path | None) -> dict[str, str]:
@@ -128,11 +128,11 @@ def settings(connection: Any, config: Path | None) -> dict[str, str]:
     asked = run(["ssh", "-G", *options, "--", str(connection.original_host)])
     if asked.returncode != 0:
         raise HostKeyRefused(f"ssh does not accept its configuration: {last_printed(asked.stderr)}")
-    found: dict[str, str] = {}
+    options_of: dict[str, str] = {}
     for line in asked.stdout.decode(errors="surrogateescape").splitlines():
         keyword, _, value = line.partition(" ")
-        found.setdefault(keyword.lower(), value)
-    return found
+        options_of.setdefault(keyword.lower(), value)
+    return options_of
 
 
 def check_revoked(path: Path, key: bytes, line: str) -> None:

@@ -85,18 +85,18 @@ def going_on(run: RunDirectory) -> list[int]:
     if order is None or manifest.ended:
         return []
     run, root = current(run), current(RunDirectory(run.root))
-    found = run.states()
+    states_of = run.states()
     if order.profiler == "none":
         there, _ = flights(run)
-        over = {*there, *(rank for rank, state in found.items() if "flight" in state)}
+        over = {*there, *(rank for rank, state in states_of.items() if "flight" in state)}
         profiled = root.ranks()
     else:
-        over = {rank for rank, state in found.items() if (now := State.of(state)) and now.ended}
+        over = {rank for rank, state in states_of.items() if (now := State.of(state)) and now.ended}
         expected = run.expected_ranks()
-        chosen = {rank for rank, state in found.items() if state.get("chosen")}
-        profiled = sorted(chosen.union(expected or ())) if found or expected else root.ranks()
+        chosen = {rank for rank, state in states_of.items() if state.get("chosen")}
+        profiled = sorted(chosen.union(expected or ())) if states_of or expected else root.ranks()
         # The whole window in an earlier attempt: the rank is not asked again.
-        over |= {rank for rank in {*profiled} - {*found}
+        over |= {rank for rank in {*profiled} - {*states_of}
                  if states.captured_before(str(run.rank(rank)))}  # fmt: skip
     return [rank for rank in profiled if rank not in over and trains(root, rank)]
 
@@ -110,8 +110,10 @@ def of_running(run: RunDirectory, outcomes: Sequence[Outcome]) -> list[Outcome]:
         return [*outcomes]
     why = f"its program still runs: merge again when it has ended (clusterprof status {run.root})"
     return [
-        replace(each, reason=why) if each.report is None and trains(run, each.rank) else each
-        for each in outcomes
+        replace(outcome, reason=why)
+        if outcome.report is None and trains(run, outcome.rank)
+        else outcome
+        for outcome in outcomes
     ]
 
 
@@ -169,12 +171,12 @@ def slower(run: RunDirectory, times: float) -> Slower | None:
     run = current(run)
     windows = [range(*pair) for pair in _windows(run)]
     ranks = run.ranks()
-    found = [
+    slowed = [
         Slower(rank, *both)
         for rank in ranks[:: max(1, len(ranks) // SAMPLE)]
         if (both := _latest_and_usual(run.logged(rank), windows))
     ]
-    slowest = max(found, key=lambda each: each.step_ns / each.usual_ns, default=None)
+    slowest = max(slowed, key=lambda each: each.step_ns / each.usual_ns, default=None)
     return slowest if slowest and slowest.step_ns > times * slowest.usual_ns else None
 
 
@@ -247,9 +249,9 @@ def possible(run: RunDirectory, log_s: float, now_s: float) -> Possible:
 
 def _windows(run: RunDirectory) -> Iterator[tuple[int, int]]:
     """The steps [first, end) of each window that is there already."""
-    for each in (RunDirectory(run.root), *RunDirectory(run.root).later_windows()):
+    for window_run in (RunDirectory(run.root), *RunDirectory(run.root).later_windows()):
         with contextlib.suppress(RunDirectoryError):  # obeyed by no rank
-            window = each.window()
+            window = window_run.window()
             yield window.first, window.end
 
 

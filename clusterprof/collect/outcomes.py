@@ -135,25 +135,29 @@ def collect(
         if not run.path.is_dir():
             gone = f"the run directory {DELETED}"
             return [Outcome(rank, State.LOST, gone) for rank in sorted(expected or ())]
-        found = run.states()
+        states_of = run.states()
         profiled = sorted(
             set(expected or ())
-            | {rank for rank, state in found.items() if state.get("chosen")}
+            | {rank for rank, state in states_of.items() if state.get("chosen")}
             # who shares a run may leave out all but the reports
-            | {rank for rank, state in found.items() if not state and reports_in(run.rank(rank))}
+            | {
+                rank
+                for rank, state in states_of.items()
+                if not state and reports_in(run.rank(rank))
+            }
         )
         # A rank gives its writer some seconds. Where that may not have been enough, what unprofiled
         # ranks leave is still to come as well.
-        awaited = sorted({*profiled, *found}) if stalled_s > STALL_S else profiled
-        running = [rank for rank in awaited if not _ended(run.rank(rank), found.get(rank, {}))]
-        finishing = any(State.of(found.get(rank, {})) is State.FINISHING for rank in running)
+        awaited = sorted({*profiled, *states_of}) if stalled_s > STALL_S else profiled
+        running = [rank for rank in awaited if not _ended(run.rank(rank), states_of.get(rank, {}))]
+        finishing = any(State.of(states_of.get(rank, {})) is State.FINISHING for rank in running)
         patience = max(patience_s, finishing_s) if finishing and patience_s else patience_s
         if not running or clock.now() > begin + patience:
             break
         clock.sleep(0.1)
-    outcomes = [_outcome(run, rank, found.get(rank), list(found)) for rank in profiled]
+    outcomes = [_outcome(run, rank, states_of.get(rank), list(states_of)) for rank in profiled]
     for outcome in outcomes if write else ():
-        _write(run.rank(outcome.rank), found.get(outcome.rank), outcome)
+        _write(run.rank(outcome.rank), states_of.get(outcome.rank), outcome)
     return outcomes
 
 
@@ -188,14 +192,14 @@ def reports_in(folder: Path) -> list[Path]:
     """
     try:
         there = list(folder.iterdir())
-        here = [path for path in there if path.name in _REPORTS and path.stat().st_size]
+        files = [path for path in there if path.name in _REPORTS and path.stat().st_size]
     except OSError:
         return []
     if folder / paths.REDUCED in there:
         # tables that do not tell are those of the report that is there, if one is
-        name = _reduced_name(folder) or (None if here else paths.REPORT)
-        here = [*{*here, folder / name}] if name else here
-    return sorted(here, key=lambda path: _REPORTS.index(path.name))
+        name = _reduced_name(folder) or (None if files else paths.REPORT)
+        files = [*{*files, folder / name}] if name else files
+    return sorted(files, key=lambda path: _REPORTS.index(path.name))
 
 
 def _reduced_name(folder: Path) -> str | None:
@@ -321,16 +325,16 @@ def _import(folder: Path, patience_s: float) -> str:
         return f"there is no QdstrmImporter here for {raw}: name an nsys that has one: --nsys"
     # The importer replaces nothing: it gets a folder of its own.
     with tempfile.TemporaryDirectory(prefix=".", dir=folder) as private:
-        made = Path(private, paths.REPORT)
+        report = Path(private, paths.REPORT)
         done = subprocess.run(
-            [importer, "-i", str(raw), "-o", str(made)], stdin=subprocess.DEVNULL,
+            [importer, "-i", str(raw), "-o", str(report)], stdin=subprocess.DEVNULL,
             capture_output=True, text=True, errors="replace", timeout=patience_s, check=False,
         )  # fmt: skip
-        if done.returncode != 0 or not made.exists():
+        if done.returncode != 0 or not report.exists():
             printed = (done.stdout + done.stderr).strip().splitlines()
             last = printed[-1] if printed else ""
             return f"{importer} failed with status {done.returncode}: {last}"
-        made.replace(folder / paths.REPORT)
+        report.replace(folder / paths.REPORT)
     states.advance(
         str(folder), State.COLLECTED, f"its report was made of {paths.RAW} after the job"
     )

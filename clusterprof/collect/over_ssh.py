@@ -137,26 +137,26 @@ def _look(host: Host, there: OverSsh, nsys: str | None) -> tuple[RemoteHost, str
 
 def same_machine(hosts: Sequence[RemoteHost]) -> list[list[str]]:
     """The names of hosts that are the same machine, by their descriptions."""
-    machines = dict.fromkeys(each.found.machine for each in hosts if each.found.machine)
-    names = [[each.name for each in hosts if each.found.machine == one] for one in machines]
+    machines = dict.fromkeys(host.found.machine for host in hosts if host.found.machine)
+    names = [[host.name for host in hosts if host.found.machine == name] for name in machines]
     return [same for same in names if len(same) > 1]
 
 
 # -- running -------------------------------------------------------------------------------------
 
 
-def deliver(each: RemoteHost, plan: Plan) -> None:
+def deliver(host: RemoteHost, plan: Plan) -> None:
     """Make our folder there, for its owner only, with the agent and the plan. Raises HostError."""
-    folder = f"{each.found.temporary}/clusterprof-{secrets.token_hex(8)}"
+    folder = f"{host.found.temporary}/clusterprof-{secrets.token_hex(8)}"
     modules = sorted(_AGENT.rglob("*.py"))
     contents = {f"agent/{path.relative_to(_AGENT)}": path.read_bytes() for path in modules}
     contents[paths.PLAN] = json.dumps(plan._replace(run=folder).to_json(), indent=1).encode()
-    sftp = each.ssh.sftp()
-    with each.ssh.explained():
+    sftp = host.ssh.sftp()
+    with host.ssh.explained():
         try:
             sftp.mkdir(folder, 0o700)
-            each.folder = folder
-            for name in sorted({str(up) for each in contents for up in Path(each).parents} - {"."}):
+            host.folder = folder
+            for name in sorted({str(up) for host in contents for up in Path(host).parents} - {"."}):
                 sftp.mkdir(f"{folder}/{name}", 0o700)
             for name, content in contents.items():
                 with sftp.open(f"{folder}/{name}", "wb") as file:
@@ -164,11 +164,11 @@ def deliver(each: RemoteHost, plan: Plan) -> None:
                     file.set_pipelined(name != paths.PLAN)
                     file.write(content)
         except OSError as error:
-            if not each.ssh.connected:
+            if not host.ssh.connected:
                 raise
             # SFTP's message for a full disk is «Failure».
             raise HostError(
-                f"{each.name}: {folder} cannot be written ({error}): is no space left there? "
+                f"{host.name}: {folder} cannot be written ({error}): is no space left there? "
                 "the login's TMPDIR on that host says where it is"
             ) from None
 
@@ -190,26 +190,26 @@ class Running:
 
     def run(self, there: OverSsh, output: Output) -> int:
         """Start every host's command and wait for all; returns the highest status."""
-        for each, argv in zip(self.hosts, there.commands, strict=True):
+        for host, argv in zip(self.hosts, there.commands, strict=True):
             if self.asked_to_end():
-                each.status, each.reason = 143, "clusterprof was asked to end before it began"
+                host.status, host.reason = 143, "clusterprof was asked to end before it began"
             else:
-                start(each, there, argv, output)
+                start(host, there, argv, output)
         while running := [
-            (each, each.command) for each in self.hosts if each.command and each.status is None
+            (host, host.command) for host in self.hosts if host.command and host.status is None
         ]:
             self.forward_signals([command for _, command in running])
-            for each, command in running:
+            for host, command in running:
                 if self._clock.now() > self._patience:
                     command.close()
-                    each.status, each.reason = 255, "it did not end when asked to"
+                    host.status, host.reason = 255, "it did not end when asked to"
                 elif command.wait(0.5 / len(self.hosts)):
-                    lost, each.status = command.lost, command.status()
-                    if lost and each.ssh.connected:
-                        each.reason = "our helper there was killed"
+                    lost, host.status = command.lost, command.status()
+                    if lost and host.ssh.connected:
+                        host.reason = "our helper there was killed"
                     elif lost:
-                        each.reason = "the connection was lost while the job ran"
-        return max(each.status or 0 for each in self.hosts)
+                        host.reason = "the connection was lost while the job ran"
+        return max(host.status or 0 for host in self.hosts)
 
     def forward_signals(self, commands: Sequence[RemoteCommand]) -> None:
         """Forward signals to the hosts; the second one that ends the job kills it."""
@@ -228,22 +228,22 @@ class Running:
         return any(name in _TO_STOP for name in self.signals)
 
 
-def start(each: RemoteHost, there: OverSsh, argv: Sequence[str], output: Output) -> None:
+def start(host: RemoteHost, there: OverSsh, argv: Sequence[str], output: Output) -> None:
     """Start one host's command. Where that fails, this host is lost and no other."""
     request = {
         "argv": list(argv), "folder": there.folder, "environment": dict(there.environment)
     }  # fmt: skip
-    helper_there = f"{each.folder}/agent/remote/host.py"
-    command = [there.python, "-I", "-S", helper_there, "run", each.folder]
+    helper_there = f"{host.folder}/agent/remote/host.py"
+    command = [there.python, "-I", "-S", helper_there, "run", host.folder]
     try:
-        each.command = each.ssh.start(command, *output(each.name))
+        host.command = host.ssh.start(command, *output(host.name))
     except HostError as error:
-        each.status, each.reason = 255, each.without_name(error)
+        host.status, host.reason = 255, host.without_name(error)
         return
-    taken = each.command.write(json.dumps(request).encode() + b"\n")
-    if not taken and not each.command.wait(1):
-        each.command.close()
-        each.status, each.reason = 255, "it does not accept its command"
+    taken = host.command.write(json.dumps(request).encode() + b"\n")
+    if not taken and not host.command.wait(1):
+        host.command.close()
+        host.status, host.reason = 255, "it does not accept its command"
 
 
 # -- fetching ------------------------------------------------------------------------------------
@@ -261,27 +261,27 @@ def gather(
     then one after another is fetched. A host whose files cannot all be fetched keeps them, and its
     `reason` says where they are. No file is fetched once `stop()`.
     """
-    asked = [each for each in hosts if each.folder]
+    asked = [host for host in hosts if host.folder]
     if not asked:
         return
     transfer = _Transfer(run, python, stop)
     with ThreadPoolExecutor(max_workers=min(32, len(asked))) as pool:
-        listings = list(pool.map(lambda each: transfer.retried(each, transfer.listed), asked))
-    claims = Counter(claim for each in hosts for claim in each.brought)
-    claims.update(claim for each in listings for claim in each.claims)
-    for each, listing in zip(asked, listings, strict=True):
+        listings = list(pool.map(lambda host: transfer.retried(host, transfer.listed), asked))
+    claims = Counter(claim for host in hosts for claim in host.brought)
+    claims.update(claim for host in listings for claim in host.claims)
+    for host, listing in zip(asked, listings, strict=True):
         problems = listing.problems
         if not problems or listing.files:
-            wanted = _accepted(each, listing, claims)
-            fetched = transfer.retried(each, functools.partial(transfer.fetched, wanted=wanted))
+            wanted = _accepted(host, listing, claims)
+            fetched = transfer.retried(host, functools.partial(transfer.fetched, wanted=wanted))
             problems = [*fetched.problems, *wanted.problems]
         if not problems:
-            each.folder = ""
+            host.folder = ""
             continue
-        before = f"{each.reason}; " if each.reason else ""
-        each.reason = (
+        before = f"{host.reason}; " if host.reason else ""
+        host.reason = (
             f"{before}{'; '.join(problems[:3])}; its ranks' files are still in "
-            f"{each.name}:{each.folder} (fetch them with: clusterprof collect {run.path})"
+            f"{host.name}:{host.folder} (fetch them with: clusterprof collect {run.path})"
         )
 
 
@@ -302,13 +302,13 @@ def gather_left(
         )
     timeout_s = min(manifest.ssh.timeout_s, 3600.0)
     hosts = [_left(entry, config, timeout_s) for entry in manifest.hosts]
-    asked = [each for each in hosts if each.folder]
+    asked = [host for host in hosts if host.folder]
     gather(run, hosts, python)
-    for each, entry in zip(hosts, manifest.hosts, strict=True):
-        each.ssh.close()
-        entry.update(left=each.folder, brought=sorted(each.brought))
-        if each in asked:
-            entry["reason"] = each.reason
+    for host, entry in zip(hosts, manifest.hosts, strict=True):
+        host.ssh.close()
+        entry.update(left=host.folder, brought=sorted(host.brought))
+        if host in asked:
+            entry["reason"] = host.reason
     return asked
 
 
@@ -332,10 +332,10 @@ _LEFT = {
 def _left(entry: Mapping[str, Any], config: Path | None, timeout_s: float) -> RemoteHost:
     """A host as run.json has it."""
     host = Host(entry["name"], entry["address"], entry.get("user"), entry.get("port"))
-    ssh, found = SshHost(host, config, timeout_s), Found(entry["hostname"])
+    ssh, shown = SshHost(host, config, timeout_s), Found(entry["hostname"])
     ranks = None if entry.get("ranks") is None else frozenset(entry["ranks"])
     brought = {(attempt, rank) for attempt, rank in entry.get("brought") or ()}
-    return RemoteHost(host, ssh, found, entry["left"], ranks, brought)
+    return RemoteHost(host, ssh, shown, entry["left"], ranks, brought)
 
 
 @dataclass
@@ -351,13 +351,13 @@ class Listing:
         return {(file.attempt, file.rank) for file in self.files}
 
 
-def _accepted(each: RemoteHost, listing: Listing, claims: Mapping[tuple[int, int], int]) -> Listing:
+def _accepted(host: RemoteHost, listing: Listing, claims: Mapping[tuple[int, int], int]) -> Listing:
     """The files that are fetched from this host, and why the others are not."""
-    foreign = {rank for _, rank in listing.claims if each.ranks and rank not in each.ranks}
+    foreign = {rank for _, rank in listing.claims if host.ranks and rank not in host.ranks}
     contested = {
         claim
         for claim in listing.claims
-        if claims[claim] > 1 + (claim in each.brought) and each.ranks is None
+        if claims[claim] > 1 + (claim in host.brought) and host.ranks is None
     }
     refused = (foreign, "which do not run on it"), (
         {rank for _, rank in contested}, "which another host offers as well"
@@ -376,28 +376,28 @@ class _Transfer(NamedTuple):
     python: str
     stop: Callable[[], bool]
 
-    def retried(self, each: RemoteHost, act: Callable[[RemoteHost], Listing]) -> Listing:
+    def retried(self, host: RemoteHost, act: Callable[[RemoteHost], Listing]) -> Listing:
         """What `act` gives, or what went wrong there or here.
 
         Once more over a new connection, if the first was lost meanwhile.
         """
         done = Listing()
         for _ in range(2):
-            was_there = each.ssh.connected
+            was_there = host.ssh.connected
             try:
-                done = act(each)
+                done = act(host)
             except HostError as error:
-                done = Listing(problems=[each.without_name(error)])
+                done = Listing(problems=[host.without_name(error)])
             except OSError as error:
                 why = error.strerror or error
                 done = Listing(problems=[f"{self.run.path} cannot be written: {why}"])
-            if not done.problems or not was_there or each.ssh.connected or self.stop():
+            if not done.problems or not was_there or host.ssh.connected or self.stop():
                 break
         return done
 
-    def listed(self, each: RemoteHost) -> Listing:
+    def listed(self, host: RemoteHost) -> Listing:
         """The files that this host has for us. Raises HostError."""
-        answer = each.ask("list", each.folder, str(PATIENCE_S), python=self.python, within_s=600)
+        answer = host.ask("list", host.folder, str(PATIENCE_S), python=self.python, within_s=600)
         if answer.status != 0:
             raise HostError(answers.UNLISTED)
         offer = answers.offered(answer.stdout)
@@ -405,20 +405,20 @@ class _Transfer(NamedTuple):
             raise HostError("its job still runs")
         return Listing(*offer)
 
-    def fetched(self, each: RemoteHost, wanted: Listing) -> Listing:
+    def fetched(self, host: RemoteHost, wanted: Listing) -> Listing:
         """Fetch these files, and remove the folder there if these are all. Raises HostError."""
         problems = []
         for file in wanted.files:
             if self.stop():
                 asked_to_end = "clusterprof was asked to end while the reports were fetched"
                 return Listing(problems=[asked_to_end])
-            if not self.fetch(each, file):
+            if not self.fetch(host, file):
                 problems.append(f"{file.path} arrived incomplete")
         if not wanted.problems and not problems:
-            each.ask("remove", each.folder, python=self.python)
+            host.ask("remove", host.folder, python=self.python)
         return Listing(problems=problems)
 
-    def fetch(self, each: RemoteHost, offered: Offered) -> bool:
+    def fetch(self, host: RemoteHost, offered: Offered) -> bool:
         """One file, by rename and only if it is the one that was offered.
 
         Raises HostError, OSError.
@@ -427,15 +427,15 @@ class _Transfer(NamedTuple):
         folder.mkdir(parents=True, exist_ok=True)
         target, wanted = folder / offered.name, (offered.size, offered.sha256)
         target.parent.mkdir(exist_ok=True)  # of reduced tables
-        each.brought.add((offered.attempt, offered.rank))
+        host.brought.add((offered.attempt, offered.rank))
         if target.is_file() and far_side.checksum(str(target)) == wanted:
             return True  # it came before the connection was lost
         digest = hashlib.sha256()
         whole = False
         with contextlib.suppress(ValueError), files.new(target) as file:
-            for part in each.ssh.read(f"{each.folder}/{offered.path}", offered.size):
-                file.write(part)
-                digest.update(part)
+            for piece in host.ssh.read(f"{host.folder}/{offered.path}", offered.size):
+                file.write(piece)
+                digest.update(piece)
             whole = (file.tell(), digest.hexdigest()) == wanted
             if not whole:
                 raise ValueError(offered)  # nothing is left of it

@@ -114,8 +114,8 @@ def _check_visible(answers: Answers, probe: Path) -> None:
     for host, checks in answers.nodes.items():
         good = any(check.name == this_host.RUNS and check.level != BAD for check in checks)
         if good and not REAL.until((probe / host).exists, 1.0, 0.05):
-            found = f"{probe.parent}: its files are not visible here"
-            checks.append(Check(this_host.RUNS, BAD, found, this_host.SHARE))
+            not_visible = f"{probe.parent}: its files are not visible here"
+            checks.append(Check(this_host.RUNS, BAD, not_visible, this_host.SHARE))
 
 
 def _run(command: Sequence[str], expected: Sequence[str]) -> tuple[Answers, list[str]]:
@@ -129,9 +129,9 @@ def _run(command: Sequence[str], expected: Sequence[str]) -> tuple[Answers, list
 
         def read_answers() -> None:
             assert srun.stdout is not None
-            for each in srun.stdout:
+            for line in srun.stdout:
                 first.set()
-                answers.take(each)
+                answers.take(line)
 
         reader = threading.Thread(target=read_answers, daemon=True)
         reader.start()

@@ -54,14 +54,14 @@ class Process:
 
 def process_table() -> list[Process]:
     """All processes that are visible here; kernel threads and zombies have no command line."""
-    found = []
+    table = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
             argv = (entry / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
             parent = processes.parent(int(entry.name))
             if argv != [b""] and parent is not None:
-                found.append(Process(int(entry.name), parent, tuple(map(os.fsdecode, argv))))
-    return found
+                table.append(Process(int(entry.name), parent, tuple(map(os.fsdecode, argv))))
+    return table
 
 
 def abandoned(table: Iterable[Process]) -> list[Process]:
@@ -71,35 +71,37 @@ def abandoned(table: Iterable[Process]) -> list[Process]:
     is then recognised by its name, which nsys' own command line has as well.
     """
     table = list(table)
-    held = {name for each in table for name in each.values("--session-new")}
-    found = []
-    for each in table:
-        if each.name == "nsys" and "--start-agent" in each.argv:
-            names = each.values("--session-name")
+    held = {name for process in table for name in process.values("--session-new")}
+    daemons = []
+    for process in table:
+        if process.name == "nsys" and "--start-agent" in process.argv:
+            names = process.values("--session-name")
             ours = [name for name in names if name.startswith("clusterprof-")]
-            if ours[0] not in held if ours else each.parent == 1:
-                found.append(each)
-    return found
+            if ours[0] not in held if ours else process.parent == 1:
+                daemons.append(process)
+    return daemons
 
 
 def other_profilers(table: Sequence[Process]) -> Check:
     """Programs that use CUPTI or the counters: two of them exclude each other."""
-    left = {each.pid for each in abandoned(table)}
+    left = {process.pid for process in abandoned(table)}
     running: dict[str, list[int]] = {}
-    for each in table:
-        kind = _PROFILERS.get(each.name)
-        asked = each.argv[1:2] == ("--version",) or "--help" in each.argv  # by another check
-        if kind and not asked and each.pid not in left:
-            running.setdefault(kind, []).append(each.pid)
+    for process in table:
+        kind = _PROFILERS.get(process.name)
+        asked = process.argv[1:2] == ("--version",) or "--help" in process.argv  # by another check
+        if kind and not asked and process.pid not in left:
+            running.setdefault(kind, []).append(process.pid)
     if not running:
         return Check("other profilers", OK, "none is running")
-    found = "; ".join(f"{kind} (pid {_some_pids(pids)})" for kind, pids in sorted(running.items()))
+    programs = "; ".join(
+        f"{kind} (pid {_some_pids(pids)})" for kind, pids in sorted(running.items())
+    )
     advice = []
     if "DCGM" in running:
         advice.append("if reports have no kernels, pause DCGM's profiling: dcgmi profile --pause")
     if set(running) - {"DCGM"}:
         advice.append("a process can have one profiler only: end the other one first")
-    return Check("other profilers", WARN, found, "; ".join(advice))
+    return Check("other profilers", WARN, programs, "; ".join(advice))
 
 
 def _some_pids(pids: Sequence[int]) -> str:
@@ -108,10 +110,10 @@ def _some_pids(pids: Sequence[int]) -> str:
 
 def leftovers(table: Sequence[Process]) -> Check:
     """Daemons, folders, reports that were not collected, lists of sessions, files of nsys."""
-    found = list(_left(table))
-    if not found:
+    left = list(_left(table))
+    if not left:
         return Check("leftovers", OK, "none")
-    what, advice = ("; ".join(texts) for texts in zip(*found, strict=True))
+    what, advice = ("; ".join(texts) for texts in zip(*left, strict=True))
     return Check("leftovers", WARN, what, advice)
 
 
@@ -165,8 +167,8 @@ def _memory(table: Sequence[Process]) -> list[Path]:
 def _our_folders() -> list[Path]:
     """Our own temporary folders, and no other user's."""
     places = dict.fromkeys((Path(tempfile.gettempdir()), _FIXED))
-    found = _mine(path for place in places for path in sorted(place.glob("clusterprof-*")))
-    return [path for path in found if path.is_dir() and not path.is_symlink()]
+    named_so = _mine(path for place in places for path in sorted(place.glob("clusterprof-*")))
+    return [path for path in named_so if path.is_dir() and not path.is_symlink()]
 
 
 def _is_dead(folder: Path) -> bool:

@@ -56,10 +56,10 @@ class Line:
     nodes: tuple[str, ...]
 
 
-def lines(found: Mapping[str, Sequence[Check]]) -> list[Line]:
+def lines(checks_of: Mapping[str, Sequence[Check]]) -> list[Line]:
     """The nodes' checks, equal results in one line each, in the checks' own order."""
     groups: dict[str, dict[tuple[str, str], list[tuple[str, Check]]]] = {}
-    for host, checks in found.items():
+    for host, checks in checks_of.items():
         for check in checks:
             # Quantities differ from node to node: they are alike as long as their level is.
             alike = check.level, "" if check.amount is not None else check.found
@@ -67,15 +67,15 @@ def lines(found: Mapping[str, Sequence[Check]]) -> list[Line]:
     table = []
     for results in groups.values():
         for members in results.values():
-            least = min((check for _, check in members), key=lambda check: check.amount or 0.0)
-            if least.amount is not None and len(members) > 1:
-                least = replace(least, found=f"{least.found} at worst")
-            if len(results) > 1 and least.name in _ALIKE:
-                level, advice = _ALIKE[least.name]
-                worst = max(level, least.level, key=LEVELS.index)
-                differ = f"the nodes differ: {least.advice or advice}"
-                least = replace(least, level=worst, advice=differ)
-            table.append(Line(least, tuple(host for host, _ in members)))
+            result = min((check for _, check in members), key=lambda check: check.amount or 0.0)
+            if result.amount is not None and len(members) > 1:
+                result = replace(result, found=f"{result.found} at worst")
+            if len(results) > 1 and result.name in _ALIKE:
+                level, advice = _ALIKE[result.name]
+                worst = max(level, result.level, key=LEVELS.index)
+                differ = f"the nodes differ: {result.advice or advice}"
+                result = replace(result, level=worst, advice=differ)
+            table.append(Line(result, tuple(host for host, _ in members)))
     return table
 
 
@@ -105,9 +105,9 @@ def render(table: Sequence[Line], hosts: Sequence[str], width: int = 110) -> str
     return "\n".join(text)
 
 
-def verdict(made: Sequence[Line], hosts: Sequence[str]) -> str:
+def verdict(lines: Sequence[Line], hosts: Sequence[str]) -> str:
     """The last line: how many lines are bad, and how many are warnings."""
-    bad, warnings = (sum(each.check.level == level for each in made) for level in (BAD, WARN))
+    bad, warnings = (sum(each.check.level == level for each in lines) for level in (BAD, WARN))
     where = f"{len(hosts)} nodes" if len(hosts) > 1 else hosts[0]
     and_warnings = f", {counted(warnings, 'warning')}" if warnings else ""
     return f"{where}: {f'{bad} bad' if bad else 'ready to profile'}{and_warnings}"

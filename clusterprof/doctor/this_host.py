@@ -166,8 +166,8 @@ def driver() -> Check:
     if version is None and not devices:
         return Check("gpu", OK, "none: nsys traces NVTX and the OS runtime here")
     if version is None or not devices:
-        found = f"driver {version[0]}, no device" if version else f"{devices} devices, no driver"
-        return Check("gpu", WARN, found, "load the node's driver, and request GPUs for this job")
+        present = f"driver {version[0]}, no device" if version else f"{devices} devices, no driver"
+        return Check("gpu", WARN, present, "load the node's driver, and request GPUs for this job")
     return Check("gpu", OK, f"driver {version[0]}, {counted(devices, 'GPU')}")
 
 
@@ -219,10 +219,10 @@ def cpu_sampling() -> Check:
         level = int(_PARANOID.read_text(encoding="ascii"))
     except (OSError, ValueError):
         return Check("cpu sampling", WARN, "no perf events here", "only --cpu-sampling needs them")
-    found = f"perf_event_paranoid is {level}"
+    shown = f"perf_event_paranoid is {level}"
     if level <= 2:
-        return Check("cpu sampling", OK, found)
-    return Check("cpu sampling", WARN, found,
+        return Check("cpu sampling", OK, shown)
+    return Check("cpu sampling", WARN, shown,
                  "only --cpu-sampling needs it: sysctl kernel.perf_event_paranoid=2")  # fmt: skip
 
 
@@ -274,8 +274,8 @@ def run_folder(parent: Path) -> Check:
     space, level, advice = free_bytes(str(parent)), OK, ""
     if space < TOO_LITTLE_B:
         level, advice = WARN, "free space there, or choose another with --run-dir"
-    found = f"{parent}, {file_system(str(parent))}, {size(space)} free"
-    return Check(RUNS, level, found, advice, space)
+    shown = f"{parent}, {file_system(str(parent))}, {size(space)} free"
+    return Check(RUNS, level, shown, advice, space)
 
 
 def probed_folder(probe: Path, host: str, clock: Clock = REAL) -> Check:

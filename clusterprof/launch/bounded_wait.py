@@ -41,9 +41,9 @@ def unless_stalled(task: Callable[[], int], folder: Path, clock: Clock = REAL) -
 
     def ask() -> int:
         # Setting a folder's times is a harmless write; reads may still work on a stalled one.
-        for place in places:
+        for asked_folder in places:
             with contextlib.suppress(OSError):
-                os.utime(place)
+                os.utime(asked_folder)
         return 0
 
     doing = Apart(task, clock)

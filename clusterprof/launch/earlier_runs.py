@@ -27,7 +27,7 @@ TELLING = 2
 
 def runs_in(parent: Path) -> list[tuple[RunDirectory, Manifest]]:
     """The user's own runs in a folder, the newest first; what is damaged is left out."""
-    found = []
+    runs = []
     with contextlib.suppress(OSError), os.scandir(parent) as entries:
         for entry in entries:
             run = RunDirectory(Path(entry.path))
@@ -37,8 +37,8 @@ def runs_in(parent: Path) -> list[tuple[RunDirectory, Manifest]]:
                 ours = stat.S_ISREG(there.st_mode) and there.st_uid == os.geteuid()
                 if ours and entry.is_dir(follow_symlinks=False):
                     manifest = run.read_manifest()
-                    found.append((manifest.began, run, manifest))
-    return [(run, manifest) for _, run, manifest in sorted(found, key=lambda each: each[0])[::-1]]
+                    runs.append((manifest.began, run, manifest))
+    return [(run, manifest) for _, run, manifest in sorted(runs, key=lambda each: each[0])[::-1]]
 
 
 def launch_bound(parent: Path, program: Sequence[str]) -> RunDirectory | None:

@@ -76,10 +76,10 @@ class Foreground:
         numbers: Sequence[int] = [number]
         if self.before is not None:
             numbers = self.before(number, lambda: self._stop_waiting(job))
-        for place, each in enumerate(numbers):
-            if place:
+        for index, sent in enumerate(numbers):
+            if index:
                 self.clock.sleep(0.1)  # two of a kind at once would be one
-            job.send_signal(each)
+            job.send_signal(sent)
 
     def _stop_waiting(self, job: subprocess.Popen[bytes]) -> bool:
         """Whether the command has ended, or another signal to end has arrived."""

@@ -89,8 +89,8 @@ def serve(comm: Any, over: Callable[[int], None]) -> bool:
                     case (int(status), bool(whole)):
                         over(status)
                         return whole
-                    case (place, read, source):
-                        reading = place, ask(read, source)
+                    case (index, read, source):
+                        reading = index, ask(read, source)
             elif now - updated > engines.SILENCE_S:
                 over(0)
                 return False
@@ -117,14 +117,14 @@ def _reader() -> Iterator[Callable[[Read, Source], Future[int | Lost]]]:
         reader.close()
 
 
-def _hand_back(sending: _Sending, place: int, answer: int | Lost) -> None:
+def _hand_back(sending: _Sending, index: int, answer: int | Lost) -> None:
     if isinstance(answer, Lost):
-        sending.say((place, answer), 0, _UP)
+        sending.say((index, answer), 0, _UP)
         return
     memory = handover.mapped(answer)
-    sending.say((place, len(memory)), 0, _UP)
-    for each in _pieces(memory):
-        sending.requests.append(sending.comm.Isend(each, 0, _TABLES))
+    sending.say((index, len(memory)), 0, _UP)
+    for piece in _pieces(memory):
+        sending.requests.append(sending.comm.Isend(piece, 0, _TABLES))
 
 
 def _pieces(memory: mmap) -> list[memoryview]:
@@ -222,8 +222,8 @@ class _Leader:
             self._answer(task.place, Lost(why, task.host))
             task.place = None
 
-    def _answer(self, place: int, lost: Lost | None) -> None:
-        self._calls.send((place, lost))
+    def _answer(self, index: int, lost: Lost | None) -> None:
+        self._calls.send((index, lost))
 
     def _take(self) -> None:
         from mpi4py import MPI
@@ -234,24 +234,24 @@ class _Leader:
         task.updated, task.silent = REAL.now(), False
         if message is None:
             return
-        place, answer = message
+        index, answer = message
         if not isinstance(answer, Lost):  # tables follow, whether they are still wanted or not
             file, memory = handover.empty(answer)
             pieces = _pieces(memory)
-            task.coming = (place, file, [self._comm.Irecv(each, status.source, _TABLES)
-                                         for each in pieces])  # fmt: skip
+            task.coming = (index, file, [self._comm.Irecv(piece, status.source, _TABLES)
+                                         for piece in pieces])  # fmt: skip
         else:
-            if place == task.place:
-                self._answer(place, answer)
+            if index == task.place:
+                self._answer(index, answer)
             task.place, task.busy = None, False
 
     def _receive(self, task: _Task) -> None:
         """Pass on the tables that a task sends, once they are here."""
         if task.coming is None or not all(each.Test() for each in task.coming[2]):
             return
-        place, file, _ = task.coming
-        if place == task.place:
-            self._answer(place, None)
+        index, file, _ = task.coming
+        if index == task.place:
+            self._answer(index, None)
             handover.send(self._calls, file)
         else:
             os.close(file)

@@ -85,8 +85,8 @@ def look(run: RunDirectory) -> LiveHang | None:
     if not ranks:
         return None
     try:
-        known = [each.rank for each in ranks if each.no_dump is None]
-        dumps = [pair for pair in find_dumps(run.home, hang=True) if pair[1] in known]
+        dumped_ranks = [each.rank for each in ranks if each.no_dump is None]
+        dumps = [pair for pair in find_dumps(run.home, hang=True) if pair[1] in dumped_ranks]
         return LiveHang(ranks, merge_dumps(dumps, {}))
     except ReportError:
         return LiveHang(ranks, None)
@@ -96,8 +96,8 @@ def _hanging(run: RunDirectory, ranks: list[int]) -> Iterator[HangingRank]:
     for rank, state in run.states_of(ranks):
         hangs = state.get("hangs")
         if hangs is not None and hangs["until_ns"] is None:
-            known = {name: hangs[name] for name in ("step", "since_ns", "line", "no_dump")}
-            yield HangingRank(rank, **known)
+            members = {name: hangs[name] for name in ("step", "since_ns", "line", "no_dump")}
+            yield HangingRank(rank, **members)
 
 
 def watch(run: RunDirectory, clock: Clock = REAL) -> None:

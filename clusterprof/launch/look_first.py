@@ -40,33 +40,33 @@ def look_first(plan: LaunchPlan, run: RunDirectory, clock: Clock = REAL) -> None
     from clusterprof.merge_run import look
 
     run = live_windows.current(run)
-    found = look(run)
-    why = sentence(found)
+    looked = look(run)
+    why = sentence(looked)
     armed = {rank for rank, state in run.states().items() if "path" in state.get("nsys", {})}
     stages = parse_ranks("stages", pp=plan.arguments.pp or 1).stage_ranks(size)
     look_s = later_window.look_s(size)
     for _ in range(TRIES):
-        ranks = chosen(found, armed, stages)
+        ranks = chosen(looked, armed, stages)
         possible = live_windows.possible(run, look_s, clock.wall_ns() / 1e9)
         steps = StepWindow(possible.first, possible.first + len(plan.window))
         selection = Selection(",".join(map(str, ranks)), "ranks", tuple(ranks))
-        made = live_windows.order(run, steps, selection, "torch", auto=True)
+        window = live_windows.order(run, steps, selection, "torch", auto=True)
         began = clock.now()
         wait_s = max(0.0, possible.at_s(steps.first) - clock.wall_ns() / 1e9)
         say(f"{why}; capturing {words.ranks(ranks)} in steps {steps}, "
             f"in about {words.age(wait_s)}")  # fmt: skip
-        late, reached = wait_for_order(made, ranks, look_s, wait_s + later_window.SOON_S, clock)
+        late, reached = wait_for_order(window, ranks, look_s, wait_s + later_window.SOON_S, clock)
         if not late:
             return
         # The next one may be on its way for as long. An nsys that has it captures no other.
         look_s = max(look_s, clock.now() - began)
-        found, armed = without(found, armed & reached), armed - reached
+        looked, armed = without(looked, armed & reached), armed - reached
         why = f"the order came too late for {words.ranks(late)}"
     say(f"{why}, the last of {TRIES}: the result is that of the look at all ranks")
 
 
 def wait_for_order(
-    made: RunDirectory, ranks: Sequence[int], every_s: float, seconds: float, clock: Clock = REAL
+    window: RunDirectory, ranks: Sequence[int], every_s: float, seconds: float, clock: Clock = REAL
 ) -> tuple[list[int], set[int]]:
     """Wait until the ranks to be captured have the order, or one had it too late.
 
@@ -75,7 +75,7 @@ def wait_for_order(
     until, complete = clock.now() + seconds, False
     while True:
         clock.sleep(every_s)
-        states = dict(live_windows.current(made).states_of(ranks))
+        states = dict(live_windows.current(window).states_of(ranks))
         late = [rank for rank in states if states[rank].get("late")]
         # A rank's first state comes a moment before the one that says so.
         if late or complete or clock.now() > until:
@@ -109,43 +109,45 @@ def wait_for_ranks(plan: LaunchPlan, run: RunDirectory, clock: Clock = REAL) -> 
             return size or len(over)
 
 
-def sentence(found: Look) -> str:
+def sentence(looked: Look) -> str:
     """What was seen, in words."""
-    if not found.ranks:
-        return f"no rank can be looked at ({'; '.join(found.warnings[:1])})"
-    if not found.suspects:
+    if not looked.ranks:
+        return f"no rank can be looked at ({'; '.join(looked.warnings[:1])})"
+    if not looked.suspects:
         return "no rank delays the other ranks, by their flight recorders"
-    most = found.suspects[0]
-    late = words.ms(most["lateness_ns"])
-    if not most["delays"]:
-        return f"the other ranks wait {late} per step for rank {most['rank']}"
-    return f"rank {most['rank']} delays the other ranks by {late} per step"
+    suspect = looked.suspects[0]
+    late = words.ms(suspect["lateness_ns"])
+    if not suspect["delays"]:
+        return f"the other ranks wait {late} per step for rank {suspect['rank']}"
+    return f"rank {suspect['rank']} delays the other ranks by {late} per step"
 
 
-def chosen(found: Look, armed: Iterable[int], stages: Iterable[int], most: int = MOST) -> list[int]:
-    """The ranks to capture: suspects, each with a peer in each of its groups; at most `most`.
+def chosen(
+    looked: Look, armed: Iterable[int], stages: Iterable[int], limit: int = MOST
+) -> list[int]:
+    """The ranks to capture: suspects, each with a peer in each of its groups; at most `limit`.
 
     Where no rank stands out these are rank 0 and the first rank of each stage, `stages` where the
     look shows none. Those that are `armed` are taken as peers before others, and up to the limit.
     """
     armed = sorted({*armed})
-    suspects = [suspect["rank"] for suspect in found.suspects]
-    suspects = suspects or [0, *([min(stage) for stage in found.stages] or stages)]
+    suspects = [suspect["rank"] for suspect in looked.suspects]
+    suspects = suspects or [0, *([min(stage) for stage in looked.stages] or stages)]
     ranks: list[int] = []
     for suspect in suspects:
         ranks.append(suspect)
-        for _, members in found.groups:
+        for _, members in looked.groups:
             if suspect in members:
                 peers = [rank for rank in members if rank not in suspects]
                 # of those that are captured anyway, if there is one
                 ranks += [rank for rank in peers if rank in (*ranks, *armed)][:1] or peers[:1]
-    return list(dict.fromkeys([*ranks, *armed]))[:most]
+    return list(dict.fromkeys([*ranks, *armed]))[:limit]
 
 
-def without(found: Look, spent: Collection[int]) -> Look:
+def without(looked: Look, spent: Collection[int]) -> Look:
     """The same, where these ranks are no peers."""
     groups = [
         (name, tuple(rank for rank in members if rank not in spent))
-        for name, members in found.groups
+        for name, members in looked.groups
     ]
-    return found._replace(groups=groups)
+    return looked._replace(groups=groups)

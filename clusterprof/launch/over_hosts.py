@@ -40,8 +40,8 @@ def run(plan: LaunchPlan) -> int:
     try:
         return run_on(hosts, there, replace(plan, job=job))
     finally:
-        for each in hosts:
-            each.ssh.close()
+        for host in hosts:
+            host.ssh.close()
 
 
 def usable_hosts(plan: LaunchPlan, there: OverSsh) -> tuple[list[RemoteHost], OverSsh]:
@@ -49,8 +49,8 @@ def usable_hosts(plan: LaunchPlan, there: OverSsh) -> tuple[list[RemoteHost], Ov
     nsys = plan.capture.nsys.path if plan.capture.nsys else None
     hosts, bad = over_ssh.look_at(there, nsys)
     if len(hosts) < there.fewest:
-        for each in hosts:
-            each.ssh.close()
+        for usable in hosts:
+            usable.ssh.close()
         fixed = there.fewest == len(there.hosts)
         raise HostError(
             f"{len(bad)} of {len(there.hosts)} hosts cannot be used, nothing was started",
@@ -60,19 +60,19 @@ def usable_hosts(plan: LaunchPlan, there: OverSsh) -> tuple[list[RemoteHost], Ov
         )
     for host, why in bad.items():
         say(f"{host.name} is left out: {why}")
-    for each in hosts:
-        if nsys and not each.found.nsys:
-            other = each.found.other_nsys
-            then = f"use {other}" if other else "train without nsys (or --profiler torch)"
-            say(f"{each.name} has no {nsys}: its ranks {then}")
+    for usable in hosts:
+        if nsys and not usable.found.nsys:
+            other_nsys = usable.found.other_nsys
+            then = f"use {other_nsys}" if other_nsys else "train without nsys (or --profiler torch)"
+            say(f"{usable.name} has no {nsys}: its ranks {then}")
     for names in over_ssh.same_machine(hosts):
         say(f"{words.listed(names)} are one machine: it runs a torchrun for each")
     port = hosts[0].found.port
     if there.port is not None and port != there.port:
         say(f"port {there.port} is in use on {hosts[0].name}: rendezvous at port {port}")
     there = launcher.without(there, list(bad), port)
-    for each, ranks in zip(hosts, launcher.ranks(there, plan.job.world_size), strict=True):
-        each.ranks = ranks
+    for usable, ranks in zip(hosts, launcher.ranks(there, plan.job.world_size), strict=True):
+        usable.ranks = ranks
     return hosts, there
 
 
@@ -84,19 +84,19 @@ def run_on(hosts: list[RemoteHost], there: OverSsh, plan: LaunchPlan) -> int:
         try:
             deliver(hosts, there, plan)
             manifest.record(**members(hosts, there))
-            for each, command in zip(hosts, there.commands, strict=True):
-                show_command(command, f"{each.name}: ")
+            for host, command in zip(hosts, there.commands, strict=True):
+                show_command(command, f"{host.name}: ")
             with printing(there) as output:
                 status = running.run(there, output)
         finally:
             # Also if the run directory could not be written: nothing of ours remains on a host.
             over_ssh.gather(run, hosts, there.python, running.asked_to_end)
         over_ssh.name_missing(run, lost_ranks(hosts, plan))
-        for each in hosts:
-            if each.reason:
-                say(f"{each.name}: {each.reason}")
-            elif each.status:
-                say(f"{each.name}: torchrun ended with status {each.status}")
+        for host in hosts:
+            if host.reason:
+                say(f"{host.name}: {host.reason}")
+            elif host.status:
+                say(f"{host.name}: torchrun ended with status {host.status}")
         manifest.content.update(members(hosts, there))
     return conclude(plan, run, manifest, status, patience_s=0)
 
@@ -154,19 +154,19 @@ def signals(running: Running) -> Iterator[None]:
 def printing(there: OverSsh) -> Iterator[Callable[[str], tuple[Prefixed, Prefixed]]]:
     """For each host, where its stdout and stderr go."""
     lock = threading.Lock()
-    made: list[Prefixed] = []
+    sinks: list[Prefixed] = []
 
     def output(name: str) -> tuple[Prefixed, Prefixed]:
         prefix = f"{name}: " if there.prefix else ""
-        out, err = (Prefixed(each.buffer, prefix, lock) for each in (sys.stdout, sys.stderr))
-        made.extend((out, err))
-        return out, err
+        stdout, stderr = (Prefixed(sink.buffer, prefix, lock) for sink in (sys.stdout, sys.stderr))
+        sinks.extend((stdout, stderr))
+        return stdout, stderr
 
     try:
         yield output
     finally:
-        for each in made:
-            each.finish()
+        for sink in sinks:
+            sink.finish()
 
 
 #: a line with its end

@@ -249,10 +249,10 @@ def checked(arguments: argparse.Namespace) -> tuple[Selection, StepWindow]:
     """
     sizes = {name: getattr(arguments, name) for name in ("pp", "tp", "cp", "dp")}
     selection = parse_ranks(arguments.ranks, **sizes)
-    steps, most, step_on = parse_steps(arguments.steps), arguments.max_steps, arguments.step_on
-    if len(steps) > most:
+    steps, limit, step_on = parse_steps(arguments.steps), arguments.max_steps, arguments.step_on
+    if len(steps) > limit:
         raise UsageError(
-            f"--steps {steps} has {len(steps)} steps, more than --max-steps {most}",
+            f"--steps {steps} has {len(steps)} steps, more than --max-steps {limit}",
             "a report grows with every step, and five to ten steps are enough: "
             f"try --steps {steps.first}:{steps.first + 10}",
             f"to profile them all: --max-steps {len(steps)}",

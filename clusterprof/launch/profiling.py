@@ -144,11 +144,11 @@ def find(wanted: Path | None = None) -> Nsys:
 
     Raises ProfilerError where there is none, it does not run, or it is too old.
     """
-    found = [Nsys(str(wanted))] if wanted is not None else installed()
-    if not found:
+    candidates = [Nsys(str(wanted))] if wanted is not None else installed()
+    if not candidates:
         raise ProfilerError("nsys is not installed on this host", *_INSTALL)
     try:
-        return found[0].checked()
+        return candidates[0].checked()
     except OSError as error:
         raise ProfilerError(str(error), *_INSTALL) from None
 

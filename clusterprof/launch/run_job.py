@@ -147,14 +147,14 @@ def conclude(
             say("the job ended before a second window was ordered: no rank was captured"
                 + advice(run.states().values()))  # fmt: skip
         if plan.job.closed and not run.ranks():
-            outcomes = [Outcome(each.rank, each.state, plan.job.closed) for each in outcomes]
+            outcomes = [Outcome(rank.rank, rank.state, plan.job.closed) for rank in outcomes]
         complete = print_outcomes(run, outcomes)
         if run.path.is_dir():
             shown = [
-                {"rank": each.rank, "state": each.state, "reason": each.reason} for each in outcomes
+                {"rank": rank.rank, "state": rank.state, "reason": rank.reason} for rank in outcomes
             ]
             manifest.record(ended=ended, exit_status=status, attempt=run.attempt, outcomes=shown)
-        there = any(each.report for each in outcomes) or bool(flights(run.results)[0])
+        there = any(rank.report for rank in outcomes) or bool(flights(run.results)[0])
         if plan.arguments.no_merge or not there:
             pass
         elif in_haste:
@@ -162,11 +162,11 @@ def conclude(
         else:
             from clusterprof.merge_run import merge_run, tell_results
 
-            made = merge_run(run, outcomes)
+            study = merge_run(run, outcomes)
             merged = True
             with console.harmless():
-                tell_results(made, run)
-            passed = not gate.fails(plan.arguments.fail_on, made.results["findings"])
+                tell_results(study, run)
+            passed = not gate.fails(plan.arguments.fail_on, study.results["findings"])
     except Exception as error:  # noqa: BLE001 - the job has ended with its own status
         complete = False
         if plan.arguments.debug:
@@ -236,8 +236,8 @@ def now_text() -> str:
 
 def print_outcomes(run: RunDirectory, outcomes: Sequence[Outcome]) -> bool:
     """Print one line per missing or incomplete report; returns whether all reports are there."""
-    collected = [each for each in outcomes if each.state is State.COLLECTED]
-    lost = [each for each in outcomes if each.state is State.LOST]
+    collected = [rank for rank in outcomes if rank.state is State.COLLECTED]
+    lost = [rank for rank in outcomes if rank.state is State.LOST]
     attempts = len(run.attempts())
     of_attempt = f", of attempt {run.attempt} of {attempts}" if attempts > 1 else ""
     if outcomes or not run.ranks():
@@ -248,23 +248,23 @@ def print_outcomes(run: RunDirectory, outcomes: Sequence[Outcome]) -> bool:
             f"{shortest(run.path)}{of_attempt}{f'; {why}' if why else ''}")  # fmt: skip
     if not run.path.is_dir():
         say(f"{shortest(run.path)} {DELETED}")
-    for each in lost:
-        say(f"rank {each.rank} lost{f' on {each.host}' if each.host else ''}: {each.reason}")
-    if unmade := [each for each in collected if each.not_reduced]:
-        say(f"the tables of {words.ranks([each.rank for each in unmade])} were not made on their "
+    for rank in lost:
+        say(f"rank {rank.rank} lost{f' on {rank.host}' if rank.host else ''}: {rank.reason}")
+    if unmade := [rank for rank in collected if rank.not_reduced]:
+        say(f"the tables of {words.ranks([rank.rank for rank in unmade])} were not made on their "
             f"nodes, merging reads their reports: rank {unmade[0].rank}: "
             f"{unmade[0].not_reduced}")  # fmt: skip
-    if alone := [each for each in collected if each.report and not each.report.exists()]:
-        say(f"of {words.ranks([each.rank for each in alone])} the tables were gathered, "
+    if alone := [rank for rank in collected if rank.report and not rank.report.exists()]:
+        say(f"of {words.ranks([rank.rank for rank in alone])} the tables were gathered, "
             "and no report")  # fmt: skip
-    if staying := [each for each in alone if each.stays_at]:
+    if staying := [rank for rank in alone if rank.stays_at]:
         first = staying[0]
         also = ", and so on (report_at in each rank's state.json)" if len(staying) > 1 else ""
         say(f"the reports stay on their nodes: rank {first.rank}'s is {first.stays_at} on "
             f"{first.host}{also}")  # fmt: skip
-    for each in collected:
-        if each.reason:
-            say(f"rank {each.rank}: {each.reason}")
+    for rank in collected:
+        if rank.reason:
+            say(f"rank {rank.rank}: {rank.reason}")
     if run.path.is_dir() and not run.ranks():
         say("no rank reported in: is the program Python, does it train with a torch optimizer "
             "(else --step-on), do its scripts keep PYTHONPATH, and is this run directory visible "

@@ -99,8 +99,10 @@ def as_words(
 
 def files() -> list[Path]:
     """The files of settings that there are, the project's before the user's own."""
-    here, own = Path.cwd(), _own()
-    project = next((each / FILE for each in (here, *here.parents) if (each / FILE).is_file()), own)
+    folder, own = Path.cwd(), _own()
+    project = next(
+        (each / FILE for each in (folder, *folder.parents) if (each / FILE).is_file()), own
+    )
     return [file for file in dict.fromkeys((project, own)) if file.is_file()]
 
 
@@ -177,13 +179,13 @@ def _value(file: Path, key: str, value: Any, action: argparse.Action) -> Any:
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise _refused(file, f"{key} is one value", f'write {key} = "..."')
     try:
-        made = action.type(str(value)) if callable(action.type) else str(value)
+        converted = action.type(str(value)) if callable(action.type) else str(value)
     except (ValueError, argparse.ArgumentTypeError):
         raise _refused(file, f"{key} = {value!r} is no value of it", str(action.help)) from None
-    if action.choices is not None and made not in action.choices:
+    if action.choices is not None and converted not in action.choices:
         choices = ", ".join(map(str, action.choices))
         raise _refused(file, f"{key} = {value!r} is none of {choices}", "choose one of them")
-    return made
+    return converted
 
 
 def _near(key: str, actions: Mapping[str, argparse.Action]) -> str:
@@ -191,10 +193,10 @@ def _near(key: str, actions: Mapping[str, argparse.Action]) -> str:
 
     if f"--{key}" in GONE:
         return GONE[f"--{key}"]
-    known = [name.replace("_", "-") for name in actions if name not in _NOT_IN_FILES]
-    near = difflib.get_close_matches(key.replace("_", "-"), known, n=1)
-    return f"did you mean {near[0]}?" if near else f"those there are: {', '.join(sorted(known))}"
+    settings = [name.replace("_", "-") for name in actions if name not in _NOT_IN_FILES]
+    near = difflib.get_close_matches(key.replace("_", "-"), settings, n=1)
+    return f"did you mean {near[0]}?" if near else f"those there are: {', '.join(sorted(settings))}"
 
 
-def _refused(file: Path, what: str, *more: str) -> UsageError:
-    return UsageError(f"{shortest(file)}: {what}", *more)
+def _refused(file: Path, what: str, *details: str) -> UsageError:
+    return UsageError(f"{shortest(file)}: {what}", *details)

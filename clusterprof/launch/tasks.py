@@ -62,23 +62,23 @@ Work = Callable[["Engine"], int]
 def task(environ: Mapping[str, str]) -> Task | None:
     """This process's place among several tasks; None where it is alone."""
     for names in _VARIABLES:
-        found = [environ.get(name, "") for name in names]
-        if all(each.isdecimal() for each in found) and int(found[1]) > 1:
-            return Task(int(found[0]), int(found[1]))
+        values = [environ.get(name, "") for name in names]
+        if all(each.isdecimal() for each in values) and int(values[1]) > 1:
+            return Task(int(values[0]), int(values[1]))
     return None
 
 
 @contextlib.contextmanager
-def first_speaks(mine: Task | None) -> Iterator[Callable[[], None]]:
+def first_speaks(own_task: Task | None) -> Iterator[Callable[[], None]]:
     """Let only the first task print; the others do from when they call what this gives."""
-    if mine is None or mine.rank == 0:
+    if own_task is None or own_task.rank == 0:
         yield lambda: None
         return
     kept = [os.dup(1), os.dup(2)]
 
     def speak() -> None:
-        for number, each in zip((1, 2), kept, strict=True):
-            os.dup2(each, number)
+        for number, stream in zip((1, 2), kept, strict=True):
+            os.dup2(stream, number)
 
     null = os.open(os.devnull, os.O_WRONLY)
     for number in (1, 2):
@@ -88,18 +88,18 @@ def first_speaks(mine: Task | None) -> Iterator[Callable[[], None]]:
 
 def over(
     choice: str,
-    mine: Task | None,
-    here: Processes,
+    own_task: Task | None,
+    processes: Processes,
     line: Sequence[str],
     work: Work,
     speak: Callable[[], None],
 ) -> int:
     """Do `work` once for all tasks, by the engine of this `choice`; the exit status.
 
-    `here` are this host's processes; `line` is the command line: tasks whose lines differ have
+    `processes` are this host's processes; `line` is the command line: tasks whose lines differ have
     each their own work. Raises UsageError where there is no MPI job to be over.
     """
-    if choice == "process" or mine is None:
+    if choice == "process" or own_task is None:
         if choice == "mpi":
             raise UsageError(
                 "--engine mpi: no launcher has started more than one task of this",
@@ -107,26 +107,26 @@ def over(
                 " or by mpirun -n 8",
             )
         speak()
-        return work(here)
-    child = _Child(mine, line)
+        return work(processes)
+    child = _Child(own_task, line)
     if why := child.started():
-        if mine.rank:
+        if own_task.rank:
             return 0  # the first task's status is the job's
         say(f"MPI does not start ({why}): processes of this host alone read the reports")
-        return work(here)
+        return work(processes)
     if child.differ:
         speak()
-        return work(here)
-    return child.wait() if mine.rank else _led(child, here, work)
+        return work(processes)
+    return child.wait() if own_task.rank else _led(child, processes, work)
 
 
-def _led(child: _Child, here: Processes, work: Work) -> int:
+def _led(child: _Child, processes: Processes, work: Work) -> int:
     """The first task: it merges, whatever becomes of its child and of the others."""
     from clusterprof.ingest.engines import Tasks
 
     status = ClusterprofError.exit_code
     try:
-        status = work(Tasks(child.calls, here))
+        status = work(Tasks(child.calls, processes))
     except BaseException as error:
         status = _status(error)
         raise
@@ -150,7 +150,7 @@ def _status(error: BaseException) -> int:
 class _Child:
     """A task's child, which has MPI. Whatever becomes of it the task goes on."""
 
-    def __init__(self, mine: Task, line: Sequence[str]) -> None:
+    def __init__(self, own_task: Task, line: Sequence[str]) -> None:
         from multiprocessing import Pipe
 
         self.calls, theirs = Pipe()
@@ -159,7 +159,7 @@ class _Child:
         self._pid = os.fork()
         if self._pid == 0:
             self.calls.close()
-            _with_mpi(mine, list(line), theirs)
+            _with_mpi(own_task, list(line), theirs)
         theirs.close()
         with socket.socket(fileno=os.dup(self.calls.fileno())) as ours:  # it may be stopped
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 10, 0))
@@ -212,7 +212,7 @@ class _Child:
             os.waitpid(self._pid, 0)
 
 
-def _with_mpi(mine: Task, line: list[str], calls: Connection) -> NoReturn:
+def _with_mpi(own_task: Task, line: list[str], calls: Connection) -> NoReturn:
     """Move messages until all is over; the task itself says what is wrong."""
     end_with_parent()
     try:
@@ -222,11 +222,11 @@ def _with_mpi(mine: Task, line: list[str], calls: Connection) -> NoReturn:
         os._exit(0)  # what this process's parent has begun is the parent's to end
     comm, whole = MPI.COMM_WORLD, True
     try:
-        if comm.Get_size() == mine.size:
-            whole = _at_work(mine, line, calls, comm)
+        if comm.Get_size() == own_task.size:
+            whole = _at_work(own_task, line, calls, comm)
         else:
-            known = f"it knows {comm.Get_size()} of {mine.size} tasks"
-            calls.send(f"{known}; srun may need --mpi=pmix")
+            known_tasks = f"it knows {comm.Get_size()} of {own_task.size} tasks"
+            calls.send(f"{known_tasks}; srun may need --mpi=pmix")
         if whole:  # else it waits for those that are lost
             MPI.Finalize()
     finally:
@@ -234,7 +234,7 @@ def _with_mpi(mine: Task, line: list[str], calls: Connection) -> NoReturn:
         os._exit(0)
 
 
-def _at_work(mine: Task, line: list[str], calls: Connection, comm: Any) -> bool:
+def _at_work(own_task: Task, line: list[str], calls: Connection, comm: Any) -> bool:
     """Take part; whether all tasks are there at the end."""
     from clusterprof.launch import handing_out
 
@@ -243,6 +243,6 @@ def _at_work(mine: Task, line: list[str], calls: Connection, comm: Any) -> bool:
     calls.send(differ)
     if differ:
         return True
-    if mine.rank == 0:
+    if own_task.rank == 0:
         return handing_out.lead(comm, calls, hosts)
     return handing_out.serve(comm, over=calls.send)

@@ -125,18 +125,18 @@ def joined(measurements: Iterable[Measurement]) -> Measurement:
 def read(path: Path) -> Measurement:
     """Read a clock_probe.json. Raises ReportError for a file that is none."""
     try:
-        found = documents.load(path, links=True)
+        document = documents.load(path, links=True)
     except OSError as error:
         raise ReportError(f"{path} cannot be read: {error.strerror or error}") from None
     except ValueError as error:
         raise ReportError(f"{path} is no measurement of clocks", str(error)) from None
-    if not isinstance(found, Mapping) or found.get("schema_version") != SCHEMA_VERSION:
+    if not isinstance(document, Mapping) or document.get("schema_version") != SCHEMA_VERSION:
         raise ReportError(
             f"{path} is no measurement of clocks",
             f'expected an object with "schema_version": {SCHEMA_VERSION}',
             "make one: srun -N2 --ntasks-per-node=1 clusterprof clock --output FILE",
         )
-    return parsed(found)
+    return parsed(document)
 
 
 def is_measurement(path: Path) -> bool:
@@ -172,15 +172,15 @@ def gathered(run: RunDirectory) -> Measurement | None:
     window, which is merged while the job runs and has a clock_probe.json of its own. Raises
     ReportError for a clock_probe.json that is none, OSError where it cannot be written.
     """
-    found = measured_so_far(run)
+    measured = measured_so_far(run)
     for attempt in RunDirectory(run.root).attempts() if run.number == 1 else ():
         for folder in map(attempt.rank, attempt.ranks()):
             with contextlib.suppress(OSError):
                 (folder / paths.PROBE_ADDRESS).unlink()
         files.remove(attempt.home / paths.PROBED)
-    if found is not None:
-        found.write(run.path / paths.CLOCK_PROBE)
-    return found
+    if measured is not None:
+        measured.write(run.path / paths.CLOCK_PROBE)
+    return measured
 
 
 def measured_so_far(run: RunDirectory) -> Measurement | None:
@@ -189,15 +189,15 @@ def measured_so_far(run: RunDirectory) -> Measurement | None:
     Raises ReportError for a clock_probe.json that is none.
     """
     places = dict.fromkeys(folder / paths.CLOCK_PROBE for folder in (run.root, run.path))
-    found = [read(path) for path in places if path.is_file()]
+    measurements = [read(path) for path in places if path.is_file()]
     for attempt in RunDirectory(run.root).attempts():
         for folder in map(attempt.rank, attempt.ranks()):
             document = _json(folder / paths.PROBE)
             if isinstance(document, dict):
-                found.append(parsed({"method": "UDP beside the ranks", **document}))
-    if not found:
+                measurements.append(parsed({"method": "UDP beside the ranks", **document}))
+    if not measurements:
         return None
-    every = joined(found)
+    every = joined(measurements)
     return Measurement(tuple(dict.fromkeys(every.bounds)), every.method, every.notes)
 
 
@@ -224,7 +224,7 @@ def _json(path: Path) -> Any:
 
 
 def of_reports(
-    ranks: Sequence[RankTables], found: Measurement
+    ranks: Sequence[RankTables], measurement: Measurement
 ) -> tuple[dict[int, dict[str, Any]], list[str]]:
     """What an agent's files would hold of these ranks' clocks by a measurement, and warnings.
 
@@ -234,10 +234,10 @@ def of_reports(
     host that was not measured, or was measured as two machines.
     """
     machines: dict[str, set[str]] = {}  # that were measured, by their host names
-    for bound in found.bounds:
+    for bound in measurement.bounds:
         for machine in (bound.machine, bound.other_machine):
             machines.setdefault(machine.rpartition(" ")[2], set()).add(machine)
-    made: dict[int, dict[str, Any]] = {}
+    clocks_of: dict[int, dict[str, Any]] = {}
     unnamed = []
     for tables in ranks:
         if not tables.info.host:
@@ -246,11 +246,11 @@ def of_reports(
         middle = (tables.info.begin_ns + tables.info.end_ns) // 2
         reading = {"event": "report", "wall_ns": middle, "monotonic_ns": 0, "gap_ns": 0}
         machine = _machine(tables.info.host, ranks, machines)
-        made[tables.rank] = {"clock": {"machine": machine, "readings": [reading]}}
+        clocks_of[tables.rank] = {"clock": {"machine": machine, "readings": [reading]}}
     if not unnamed:
-        return made, []
+        return clocks_of, []
     who = words.ranks(unnamed)
-    return made, [f"{who}: the report does not name its host, so its clock is not measured"]
+    return clocks_of, [f"{who}: the report does not name its host, so its clock is not measured"]
 
 
 def _machine(host: str, ranks: Sequence[RankTables], machines: dict[str, set[str]]) -> str:

@@ -23,14 +23,14 @@ def find_program(name: str) -> str:
 
     Raises LaunchError where it is in neither.
     """
-    found = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
-    if found is None:
+    program = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
+    if program is None:
         raise LaunchError(
             f"{name} was not found",
             "looked in PATH and beside " + sys.executable,
             "load its module, or activate the environment that has it",
         )
-    return found
+    return program
 
 
 def last_value(options: Sequence[str], *names: str) -> str | None:
@@ -38,16 +38,16 @@ def last_value(options: Sequence[str], *names: str) -> str | None:
 
     Understands `--name value`, `--name=value`, `-n value` and `-nvalue`.
     """
-    found: str | None = None
-    for place, option in enumerate(options):
+    value: str | None = None
+    for index, option in enumerate(options):
         for name in names:
-            if option == name and place + 1 < len(options):
-                found = options[place + 1]
+            if option == name and index + 1 < len(options):
+                value = options[index + 1]
             elif name.startswith("--") and option.startswith(name + "="):
-                found = option[len(name) + 1 :]
+                value = option[len(name) + 1 :]
             elif not name.startswith("--") and option.startswith(name) and option != name:
-                found = option[2:].removeprefix("=")
-    return found
+                value = option[2:].removeprefix("=")
+    return value
 
 
 def further(program: Sequence[str]) -> Iterator[list[str]]:
@@ -89,11 +89,11 @@ def starter(program: Sequence[str]) -> str:
     Behind wrappers too (`env A=1 torchrun`, `conda run -n env torchrun`), but never among the
     arguments of a script: `python train.py --strategy deepspeed` is a rank.
     """
-    for place, word in enumerate(program):
+    for index, word in enumerate(program):
         if file_name(word) in STARTERS:
             return file_name(word)
         if is_python(word):
-            return run_by_python(list(program[place:]))
+            return run_by_python(list(program[index:]))
         if word.endswith((".py", ".sh")):
             break
     return ""
@@ -128,17 +128,17 @@ def closed(program: Sequence[str]) -> str:
 
     PYTHONPATH and sitecustomize load it, which some of Python's own options turn off.
     """
-    for place, word in enumerate(program):
+    for index, word in enumerate(program):
         if word.startswith("PYTHONPATH="):
             return "the command sets PYTHONPATH without what loads the agent: append :$PYTHONPATH"
         if is_python(word):
             # Words that Python takes as letters without a value: -u, -Bs.
             flags = itertools.takewhile(
-                re.compile(r"-[bBdEhiIOPqsSuvVx?]+").fullmatch, program[place + 1 :]
+                re.compile(r"-[bBdEhiIOPqsSuvVx?]+").fullmatch, program[index + 1 :]
             )
-            found = next((each for flag in flags for each in flag if each in "IES"), "")
-            what = "sitecustomize" if found == "S" else "PYTHONPATH"
-            return f"python -{found} ignores {what}, which loads the agent" if found else ""
+            letter = next((each for flag in flags for each in flag if each in "IES"), "")
+            what = "sitecustomize" if letter == "S" else "PYTHONPATH"
+            return f"python -{letter} ignores {what}, which loads the agent" if letter else ""
         if word.endswith((".py", ".sh")):
             break  # what follows are its own arguments
     return ""
