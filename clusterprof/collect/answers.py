@@ -150,11 +150,13 @@ def offered(answer: bytes) -> tuple[list[Offered], list[str]] | None:
             continue
         if files.setdefault(file.path, file) != file:
             problems.append(f"it offers two files as {file.path}")
-    limit_b = most_bytes()
+    limit_mb = os.environ.get(FETCH_MB, str(_FETCH_MB))
+    if not re.fullmatch("[0-9]{1,9}", limit_mb):
+        raise HostError(f"{FETCH_MB}={plain(limit_mb, 40)} is not a number of megabytes")
     size = sum(file.size for file in files.values())
-    if size > limit_b:
+    if size > int(limit_mb) * 1_000_000:
         raise HostError(
-            f"it offers {size / 1e6:.0f} MB, but at most {limit_b / 1e6:.0f} MB are fetched: "
+            f"it offers {size / 1e6:.0f} MB, but at most {int(limit_mb)} MB are fetched: "
             f"set {FETCH_MB} to allow more"
         )
     return sorted(files.values(), key=lambda file: file.name == paths.STATE), problems
@@ -178,11 +180,3 @@ def _shown(value: Any) -> str:
     if isinstance(value, (list, dict)):
         return "a list" if isinstance(value, list) else "an object"
     return plain(repr(value), 60)
-
-
-def most_bytes() -> int:
-    """How much is fetched from one host. Raises HostError where the variable is no number."""
-    given = os.environ.get(FETCH_MB, str(_FETCH_MB))
-    if not re.fullmatch("[0-9]{1,9}", given):
-        raise HostError(f"{FETCH_MB}={plain(given, 40)} is not a number of megabytes")
-    return int(given) * 1_000_000

@@ -87,29 +87,30 @@ def collect_attempts(
     then the last. The reason of a rank that has a report in another attempt only names that.
     """
     expected = None if expected is None else list(expected)
-    attempts, outcomes = run.attempts(), []
-    for each in attempts:
+    attempts, outcomes_of = run.attempts(), {}
+    for attempt in attempts:
         # Only in the last attempt may something still be written.
-        patience = patience_s if each is attempts[-1] else 0
-        outcomes.append(
-            collect(each, expected, patience_s=patience, finishing_s=finishing_s, write=write)
+        patience = patience_s if attempt is attempts[-1] else 0
+        outcomes_of[attempt] = collect(
+            attempt, expected, patience_s=patience, finishing_s=finishing_s, write=write
         )
-    with_report = [{one.rank for one in found if one.report} for found in outcomes]
-    _, _, best = max(
-        (sum(one.whole for one in found), len(ranks), place)
-        for place, (found, ranks) in enumerate(zip(outcomes, with_report, strict=True))
-    )
+    best = max(attempts, key=lambda attempt: (
+        sum(outcome.whole for outcome in outcomes_of[attempt]),
+        sum(outcome.report is not None for outcome in outcomes_of[attempt]),
+        attempt.attempt,
+    ))  # fmt: skip
     elsewhere = {
-        rank: each.attempt
-        for each, ranks in zip(attempts, with_report, strict=True)
-        for rank in ranks - with_report[best]
+        outcome.rank: attempt.attempt
+        for attempt in attempts
+        for outcome in outcomes_of[attempt]
+        if outcome.report
     }
-    return attempts[best], [
-        replace(one, reason=f"{one.reason}; attempt {elsewhere[one.rank]} has a report of it")
-        if one.rank in elsewhere
-        else one
-        for one in outcomes[best]
-    ]
+    outcomes = outcomes_of[best]
+    for index, outcome in enumerate(outcomes):
+        if outcome.report is None and outcome.rank in elsewhere:
+            also = f"attempt {elsewhere[outcome.rank]} has a report of it"
+            outcomes[index] = replace(outcome, reason=f"{outcome.reason}; {also}")
+    return best, outcomes
 
 
 def collect(
@@ -130,7 +131,12 @@ def collect(
     begin, stalled_s = clock.now(), 0.0
     while True:
         if write and patience_s:
-            took_s = _write_s(run.path, clock)
+            # A harmless write. While the file system stalls so do the ranks' writers: their
+            # patience begins when it responds.
+            asked = clock.now()
+            with contextlib.suppress(OSError):
+                os.utime(run.path)
+            took_s = clock.now() - asked
             begin, stalled_s = begin + took_s, max(stalled_s, took_s)
         if not run.path.is_dir():
             gone = f"the run directory {DELETED}"
@@ -159,17 +165,6 @@ def collect(
     for outcome in outcomes if write else ():
         _write(run.rank(outcome.rank), states_of.get(outcome.rank), outcome)
     return outcomes
-
-
-def _write_s(folder: Path, clock: Clock) -> float:
-    """How long the file system took for a harmless write.
-
-    Where it was stalled, so were the ranks' writers: their patience begins when it responds.
-    """
-    began = clock.now()
-    with contextlib.suppress(OSError):
-        os.utime(folder)
-    return clock.now() - began
 
 
 def _ended(folder: Path, content: dict[str, Any]) -> bool:

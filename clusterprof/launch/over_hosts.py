@@ -33,11 +33,11 @@ _HANDED_ON = ("INT", "TERM", "HUP", "USR1", "USR2")
 
 
 def run(plan: LaunchPlan) -> int:
-    """Run the job on its hosts; returns the highest status of the hosts."""
+    """Run the job on its hosts; returns the highest of their statuses."""
     assert plan.job.over_ssh is not None
     hosts, there = usable_hosts(plan, plan.job.over_ssh)
-    job = replace(plan.job, over_ssh=there, command=there.commands[0])
     try:
+        job = replace(plan.job, over_ssh=there, command=there.commands[0])
         return run_on(hosts, there, replace(plan, job=job))
     finally:
         for host in hosts:
@@ -127,10 +127,10 @@ def lost_ranks(hosts: Sequence[RemoteHost], plan: LaunchPlan) -> dict[int, tuple
     expected = plan.expected
     missing = {}
     for host in hosts:
-        given = sorted(host.ranks or ()) if host.reason else []
-        for rank in given[:1] if expected is None else given:
-            if expected is None or rank in expected:
-                missing[rank] = (host.name, host.reason)
+        ranks = sorted(host.ranks or ()) if host.reason else []
+        # where only the ranks know which are to be profiled the first stands for all of a host
+        lost = ranks[:1] if expected is None else [rank for rank in ranks if rank in expected]
+        missing.update(dict.fromkeys(lost, (host.name, host.reason)))
     return missing
 
 
@@ -154,19 +154,17 @@ def signals(running: Running) -> Iterator[None]:
 def printing(there: OverSsh) -> Iterator[Callable[[str], tuple[Prefixed, Prefixed]]]:
     """For each host, where its stdout and stderr go."""
     lock = threading.Lock()
-    sinks: list[Prefixed] = []
+    with contextlib.ExitStack() as at_the_end:
 
-    def output(name: str) -> tuple[Prefixed, Prefixed]:
-        prefix = f"{name}: " if there.prefix else ""
-        stdout, stderr = (Prefixed(sink.buffer, prefix, lock) for sink in (sys.stdout, sys.stderr))
-        sinks.extend((stdout, stderr))
-        return stdout, stderr
+        def output(name: str) -> tuple[Prefixed, Prefixed]:
+            prefix = f"{name}: " if there.prefix else ""
+            stdout = Prefixed(sys.stdout.buffer, prefix, lock)
+            stderr = Prefixed(sys.stderr.buffer, prefix, lock)
+            at_the_end.callback(stdout.finish)
+            at_the_end.callback(stderr.finish)
+            return stdout, stderr
 
-    try:
         yield output
-    finally:
-        for sink in sinks:
-            sink.finish()
 
 
 #: a line with its end
