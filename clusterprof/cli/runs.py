@@ -101,20 +101,14 @@ def look(run: RunDirectory, manifest: Manifest) -> Run:
     result = run.merged / paths.RESULTS
     with contextlib.suppress(ReportError):
         verdict = results_json.read(result)["verdict"] if result.is_file() else None
-    state = "running"
     if manifest.ended:
         state = "ended" if manifest.exit_status == 0 else f"ended with {manifest.exit_status}"
-    elif _silent(run):
-        state = "interrupted"
+    else:
+        written = [run.path, run.manifest, *map(run.rank, run.ranks()[:8])]
+        newest_s = max(path.stat().st_mtime for path in written)
+        is_silent = dt.datetime.now().timestamp() - newest_s > _SILENT.total_seconds()
+        state = "interrupted" if is_silent else "running"
     return Run(run.path, began, shlex.join(command), state, verdict, state != "running")
-
-
-def _silent(run: RunDirectory) -> bool:
-    """Whether nothing has been written to a run for long."""
-    newest = max((each.stat().st_mtime for each in (run.path, run.manifest)), default=0.0)
-    for rank in run.ranks()[:8]:
-        newest = max(newest, run.rank(rank).stat().st_mtime)
-    return dt.datetime.now().timestamp() - newest > _SILENT.total_seconds()
 
 
 def lines(runs: Sequence[Run]) -> list[str]:

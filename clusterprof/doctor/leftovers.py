@@ -124,7 +124,9 @@ def _left(table: Sequence[Process]) -> Iterator[tuple[str, str]]:
             f"{counted(len(pids), 'nsys daemon')} (pid {_some_pids(pids)})",
             f"kill {' '.join(map(str, pids))}",
         )
-    dead = [path for path in _our_folders() if _is_dead(path)]
+    folders = dict.fromkeys((Path(tempfile.gettempdir()), _FIXED))
+    ours = _mine(path for folder in folders for path in sorted(folder.glob("clusterprof-*")))
+    dead = [path for path in ours if path.is_dir() and not path.is_symlink() and _is_dead(path)]
     kept = [path for path in dead if any((path / name).is_file() for name in _REPORTS)]
     if kept:
         yield (
@@ -162,13 +164,6 @@ def _memory(table: Sequence[Process]) -> list[Path]:
             if processes.is_unused(str(path)):  # in a container /proc does not show who has it open
                 unused.append(path)
     return sorted(unused)
-
-
-def _our_folders() -> list[Path]:
-    """Our own temporary folders, and no other user's."""
-    places = dict.fromkeys((Path(tempfile.gettempdir()), _FIXED))
-    named_so = _mine(path for place in places for path in sorted(place.glob("clusterprof-*")))
-    return [path for path in named_so if path.is_dir() and not path.is_symlink()]
 
 
 def _is_dead(folder: Path) -> bool:

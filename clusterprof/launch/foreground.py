@@ -73,18 +73,17 @@ class Foreground:
             self.end_signals.append(number)
         if job is None:
             return
-        numbers: Sequence[int] = [number]
-        if self.before is not None:
-            numbers = self.before(number, lambda: self._stop_waiting(job))
+
+        def stop_waiting() -> bool:
+            """Whether the command has ended, or another signal to end has arrived."""
+            self._listen(0.1)
+            return job.poll() is not None or any(sent in ENDING for sent in self._arrived)
+
+        numbers = self.before(number, stop_waiting) if self.before else [number]
         for index, sent in enumerate(numbers):
             if index:
                 self.clock.sleep(0.1)  # two of a kind at once would be one
             job.send_signal(sent)
-
-    def _stop_waiting(self, job: subprocess.Popen[bytes]) -> bool:
-        """Whether the command has ended, or another signal to end has arrived."""
-        self._listen(0.1)
-        return job.poll() is not None or any(each in ENDING for each in self._arrived)
 
     def _listen(self, seconds: float) -> None:
         """Wait for a signal, one of a child's end included."""
