@@ -60,7 +60,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     if run.number == 1 and run.attempt != manifest.attempt:
         manifest.record(attempt=run.attempt)
     print_outcomes(run, outcomes)
-    reports, looked_at = any(attempt.report for attempt in outcomes), flights(run.results)[0]
+    reports, looked_at = any(outcome.report for outcome in outcomes), flights(run.results)[0]
     if (reports or looked_at) and not arguments.no_merge:
         from clusterprof.merge_run import merge_run, tell_results
 

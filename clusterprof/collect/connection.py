@@ -61,10 +61,9 @@ def command_line(argv: Sequence[str]) -> bytes:
 
 
 class SshHost:
-    """One host: connected on demand, each failure a HostError that names it."""
+    """One host: connected on demand, each failure a HostError, for who asks to name the host."""
 
     def __init__(self, host: Host, config_file: Path | None, timeout_s: float) -> None:
-        self.name = host.name
         self.timeout_s = timeout_s
         self.config_file = config_file
         limits = ("banner_timeout", "auth_timeout", "channel_timeout")
@@ -123,7 +122,7 @@ class SshHost:
         except Exception as error:  # noqa: BLE001 - sockets, paramiko, cryptography: see `reason`
             silent = f"no answer within {within_s:g} s"
             what = silent if late.is_set() else reason(error, self.timeout_s)
-            raise HostError(f"{self.name}: {what}") from None
+            raise HostError(what) from None
         finally:
             limit.cancel()
 
@@ -139,9 +138,9 @@ class SshHost:
         status = command.status() if ended else 255
         command.close()
         if max(len(stdout), len(stderr)) > ANSWER_B:
-            raise HostError(f"{self.name}: its answer is longer than {ANSWER_B >> 20} MB")
+            raise HostError(f"its answer is longer than {ANSWER_B >> 20} MB")
         if not ended:
-            raise HostError(f"{self.name}: no answer within {within_s:g} s to {argv[0]}")
+            raise HostError(f"no answer within {within_s:g} s to {argv[0]}")
         return Answer(status, bytes(stdout), bytes(stderr))
 
     def start(self, argv: Sequence[str], stdout: Sink, stderr: Sink) -> RemoteCommand:
@@ -193,9 +192,7 @@ class SshHost:
                 brought_b, waited_s = brought_b + len(data), waited_s + REAL.now() - began
                 if waited_s >= _SILENCE_S:
                     if brought_b < _LEAST_B:
-                        raise HostError(
-                            f"{self.name}: it brings less than {_LEAST_B >> 20} MB a minute"
-                        )
+                        raise HostError(f"it brings less than {_LEAST_B >> 20} MB a minute")
                     brought_b, waited_s = 0, 0.0
                 if not data and channel.status_event.wait(_SILENCE_S) and channel.exit_status < 0:
                     self.close()  # paramiko may still report it as connected
@@ -208,7 +205,7 @@ class SshHost:
         try:
             return self.connection.client.open_sftp()
         except Exception as error:  # noqa: BLE001 - as above
-            raise HostError(f"{self.name}: its sshd offers no SFTP ({first_line(error)})") from None
+            raise HostError(f"its sshd offers no SFTP ({first_line(error)})") from None
 
 
 def _bounded(answer: bytearray) -> Sink:

@@ -83,10 +83,6 @@ class RemoteHost:
             "brought": sorted(self.brought),
         }  # fmt: skip
 
-    def without_name(self, error: HostError) -> str:
-        """What is wrong, for a list in which each host is named."""
-        return error.what.removeprefix(f"{self.name}: ")
-
     def ask(self, verb: str, *words: str, python: str, within_s: float = 30) -> Answer:
         """Have our helper, which is sent with the request, do `verb`. Raises HostError."""
         program = Path(far_side.__file__).read_bytes()
@@ -129,7 +125,7 @@ def _look(host: Host, there: OverSsh, nsys: str | None) -> tuple[RemoteHost, str
             remote.found = description
             remote.ssh.sftp()
     except HostError as error:
-        wrong = remote.without_name(error)
+        wrong = error.what
     if wrong:
         remote.ssh.close()
     return remote, wrong
@@ -138,7 +134,7 @@ def _look(host: Host, there: OverSsh, nsys: str | None) -> tuple[RemoteHost, str
 def same_machine(hosts: Sequence[RemoteHost]) -> list[list[str]]:
     """The names of hosts that are the same machine, by their descriptions."""
     machines = dict.fromkeys(host.found.machine for host in hosts if host.found.machine)
-    names = [[host.name for host in hosts if host.found.machine == name] for name in machines]
+    names = [[host.name for host in hosts if host.found.machine == machine] for machine in machines]
     return [same for same in names if len(same) > 1]
 
 
@@ -156,7 +152,7 @@ def deliver(host: RemoteHost, plan: Plan) -> None:
         try:
             sftp.mkdir(folder, 0o700)
             host.folder = folder
-            for name in sorted({str(up) for host in contents for up in Path(host).parents} - {"."}):
+            for name in sorted({str(up) for file in contents for up in Path(file).parents} - {"."}):
                 sftp.mkdir(f"{folder}/{name}", 0o700)
             for name, content in contents.items():
                 with sftp.open(f"{folder}/{name}", "wb") as file:
@@ -168,7 +164,7 @@ def deliver(host: RemoteHost, plan: Plan) -> None:
                 raise
             # SFTP's message for a full disk is «Failure».
             raise HostError(
-                f"{host.name}: {folder} cannot be written ({error}): is no space left there? "
+                f"{folder} cannot be written ({error}): is no space left there? "
                 "the login's TMPDIR on that host says where it is"
             ) from None
 
@@ -238,7 +234,7 @@ def start(host: RemoteHost, there: OverSsh, argv: Sequence[str], output: Output)
     try:
         host.command = host.ssh.start(command, *output(host.name))
     except HostError as error:
-        host.status, host.reason = 255, host.without_name(error)
+        host.status, host.reason = 255, error.what
         return
     taken = host.command.write(json.dumps(request).encode() + b"\n")
     if not taken and not host.command.wait(1):
@@ -268,7 +264,7 @@ def gather(
     with ThreadPoolExecutor(max_workers=min(32, len(asked))) as pool:
         listings = list(pool.map(lambda host: transfer.retried(host, transfer.listed), asked))
     claims = Counter(claim for host in hosts for claim in host.brought)
-    claims.update(claim for host in listings for claim in host.claims)
+    claims.update(claim for listing in listings for claim in listing.claims)
     for host, listing in zip(asked, listings, strict=True):
         problems = listing.problems
         if not problems or listing.files:
@@ -387,7 +383,7 @@ class _Transfer(NamedTuple):
             try:
                 done = act(host)
             except HostError as error:
-                done = Listing(problems=[host.without_name(error)])
+                done = Listing(problems=[error.what])
             except OSError as error:
                 why = error.strerror or error
                 done = Listing(problems=[f"{self.run.path} cannot be written: {why}"])

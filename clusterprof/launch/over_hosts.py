@@ -109,8 +109,15 @@ def deliver(hosts: Sequence[RemoteHost], there: OverSsh, plan: LaunchPlan) -> No
     """
     names = [launcher.hostname(each.host.address, there.ssh_config) for each in hosts]
     for_agent = plan.for_agent._replace(meeting=Meeting(secrets.token_hex(32), tuple(names)))
+
+    def deliver_to(host: RemoteHost) -> None:
+        try:
+            over_ssh.deliver(host, for_agent)
+        except HostError as error:
+            raise HostError(f"{host.name}: {error.what}") from None
+
     with ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
-        list(pool.map(lambda each: over_ssh.deliver(each, for_agent), hosts))
+        list(pool.map(deliver_to, hosts))
 
 
 def members(hosts: Sequence[RemoteHost], there: OverSsh) -> dict[str, Any]:

@@ -210,7 +210,7 @@ def test_an_sshd_that_never_answers_is_given_up(
     monkeypatch.setattr(connection, "_PATIENCE_S", 2)
     with (
         fake_sshd(ssh_hosts, tmp_path, Mute(None)) as ssh,
-        pytest.raises(HostError, match=r"mute: .* 2 s$"),
+        pytest.raises(HostError, match=r"^no answer within 2 s$"),
     ):
         ssh.ask(["true"])
 

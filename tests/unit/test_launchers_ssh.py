@@ -628,7 +628,6 @@ def test_a_host_that_brings_a_byte_now_and_then_is_given_up_after_a_minute(
     monkeypatch.setattr(connection, "REAL", clock)
     monkeypatch.setattr(connection.SshHost, "open", lambda _: None)
     host = connection.SshHost.__new__(connection.SshHost)
-    host.name = "h1"
     for size, is_given_up in ((1, True), (1 << 18, False)):
         channel = SlowChannel(clock, size)
         host.connection = SimpleNamespace(create_session=lambda channel=channel: channel)
