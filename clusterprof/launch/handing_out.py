@@ -156,14 +156,9 @@ class _Task:
         return self.silent or (self.busy and self.place is None)
 
 
-def lead(comm: Any, calls: Connection, hosts: Sequence[str]) -> bool:
-    """Hand out what the merging process asks for, until that says its status; whether all tasks
-    are there.
-    """
-    return _Leader(comm, calls, hosts).run()
+class Leader:
+    """The first task: hands out what the merging process asks for, until that says its status."""
 
-
-class _Leader:
     def __init__(self, comm: Any, calls: Connection, hosts: Sequence[str]) -> None:
         now = REAL.now()
         self._comm, self._calls, self._sending = comm, calls, _Sending(comm)
@@ -172,12 +167,13 @@ class _Leader:
         self._read: Read | None = None
 
     def run(self) -> bool:
+        """Work until the end; whether all tasks are there then."""
         pace, beat = _Pace(), REAL.now()
         for _ in pace:
             if self._calls.poll():
                 order = self._calls.recv()
                 if isinstance(order, int):
-                    return self._dismiss(order)
+                    break
                 self._read, sources = order
                 self._waiting.extend(enumerate(sources))
             while self._comm.iprobe(tag=_UP):
@@ -192,8 +188,13 @@ class _Leader:
                 if not task.silent:
                     self._look_after(rank, task, beats)
             while self._waiting and all(task.lost for task in self._tasks.values()):
-                self._answer(self._waiting.popleft()[0], Lost("was lost, as all were", "MPI"))
-        raise AssertionError("it ends in the loop")
+                self._calls.send((self._waiting.popleft()[0], Lost("was lost, as all were", "MPI")))
+        whole = not any(task.lost for task in self._tasks.values())
+        for rank, task in self._tasks.items():
+            if not task.silent:
+                self._say((order, whole), rank, task)
+        REAL.until(lambda: not self._sending.under_way(), DISMISS_S, _LOOK_S)
+        return whole
 
     def _look_after(self, rank: int, task: _Task, beats: bool) -> None:
         """See whether a task is there, and give it what to read."""
@@ -219,11 +220,8 @@ class _Leader:
 
     def _lose(self, task: _Task, why: str) -> None:
         if task.place is not None:
-            self._answer(task.place, Lost(why, task.host))
+            self._calls.send((task.place, Lost(why, task.host)))
             task.place = None
-
-    def _answer(self, index: int, lost: Lost | None) -> None:
-        self._calls.send((index, lost))
 
     def _take(self) -> None:
         from mpi4py import MPI
@@ -235,33 +233,24 @@ class _Leader:
         if message is None:
             return
         index, answer = message
-        if not isinstance(answer, Lost):  # tables follow, whether they are still wanted or not
-            file, memory = handover.empty(answer)
-            pieces = _pieces(memory)
-            task.coming = (index, file, [self._comm.Irecv(piece, status.source, _TABLES)
-                                         for piece in pieces])  # fmt: skip
-        else:
+        if isinstance(answer, Lost):
             if index == task.place:
-                self._answer(index, answer)
+                self._calls.send((index, answer))
             task.place, task.busy = None, False
+            return
+        # tables follow, whether they are still wanted or not
+        file, memory = handover.empty(answer)
+        requests = [self._comm.Irecv(piece, status.source, _TABLES) for piece in _pieces(memory)]
+        task.coming = (index, file, requests)
 
     def _receive(self, task: _Task) -> None:
         """Pass on the tables that a task sends, once they are here."""
-        if task.coming is None or not all(each.Test() for each in task.coming[2]):
+        if task.coming is None or not all(request.Test() for request in task.coming[2]):
             return
         index, file, _ = task.coming
         if index == task.place:
-            self._answer(index, None)
+            self._calls.send((index, None))
             handover.send(self._calls, file)
         else:
             os.close(file)
         task.coming, task.place, task.busy = None, None, False
-
-    def _dismiss(self, status: int) -> bool:
-        """Say to all tasks that it is over; returns whether all are there."""
-        whole = not any(task.lost for task in self._tasks.values())
-        for rank, task in self._tasks.items():
-            if not task.silent:
-                self._say((status, whole), rank, task)
-        REAL.until(lambda: not self._sending.under_way(), DISMISS_S, _LOOK_S)
-        return whole

@@ -244,5 +244,5 @@ def _at_work(own_task: Task, line: list[str], calls: Connection, comm: Any) -> b
     if differ:
         return True
     if own_task.rank == 0:
-        return handing_out.lead(comm, calls, hosts)
+        return handing_out.Leader(comm, calls, hosts).run()
     return handing_out.serve(comm, over=calls.send)
