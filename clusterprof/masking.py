@@ -106,18 +106,20 @@ def _masked(plain: str, named: re.Pattern[str]) -> str:
 def words(argv: Sequence[str]) -> list[str]:
     """A command's words without values, but for those that are known to be harmless; as many."""
     shown: list[str] = []
-    for place, word in enumerate(argv):
-        before = argv[place - 1] if place else ""
-        if place == 0 or word in ("--", MASK):
+    for index, word in enumerate(argv):
+        before = argv[index - 1] if index else ""
+        if index == 0 or word in ("--", MASK):
             shown.append(text(word))
         elif word.startswith("-"):
             shown.append(_option(word))
-        elif before == "-m" and _is_module(argv[: place - 1], word):
+        elif before == "-m" and _is_module(argv[: index - 1], word):
             shown.append(word)
         elif _LONG.fullmatch(before) or _SHORT.fullmatch(before) or before in _WORDY:
             shown.append(_value(before, word))
+        elif (assigned := _ASSIGNED.match(word)) and not _is_known(word):
+            shown.append(f"{assigned[0]}{_value(assigned[1], word[assigned.end() :])}")
         else:
-            shown.append(_positional(word))
+            shown.append(word if _is_known(word) else MASK)
     return shown
 
 
@@ -138,14 +140,6 @@ def _value(option: str, value: str) -> str:
         return text(value)
     count = name in _COUNTS and _COUNT.fullmatch(value)
     return value if count or _is_known(value) else MASK
-
-
-def _positional(word: str) -> str:
-    if _is_known(word):
-        return word
-    if assigned := _ASSIGNED.match(word):
-        return f"{assigned[0]}{_value(assigned[1], word[assigned.end() :])}"
-    return MASK
 
 
 def _is_known(word: str) -> bool:

@@ -38,7 +38,8 @@ _ENVIRONMENT_LIST = "mca_base_env_list"
 
 def job(line: CommandLine) -> Job:
     """See `clusterprof.launchers.Launcher`. Raises LaunchError where there is no mpirun."""
-    kind = flavour(version(command_line.find_program("mpirun")))
+    answer = version(command_line.find_program("mpirun"))
+    kind = next((kind for sign, kind in _SAYS if sign in answer), "")
     carrying, command, remarks = carried(kind, line)
     return Job(
         "mpirun",
@@ -52,18 +53,12 @@ def job(line: CommandLine) -> Job:
 def version(program: str) -> str:
     """The output of `mpirun --version`; "" where it fails."""
     try:
-        done = subprocess.run(
-            [program, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            errors="replace", timeout=20, check=False,
-        )  # fmt: skip
+        return subprocess.run(
+            [program, "--version"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, errors="replace", timeout=20, check=False,
+        ).stdout  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout + done.stderr
-
-
-def flavour(version_text: str) -> str:
-    """`openmpi`, `hydra`, or "" for an mpirun that is neither."""
-    return next((kind for sign, kind in _SAYS if sign in version_text), "")
 
 
 def world(options: Sequence[str], program: Sequence[str], kind: str) -> tuple[int | None, str]:
@@ -89,13 +84,12 @@ def carried(kind: str, line: CommandLine) -> tuple[list[str], list[str], list[st
     """How our variables reach every rank: mpirun options, the program's words, remarks."""
     options, added = line.options, line.added
     own = given_value(options, "PYTHONPATH")
+    listed = _ENVIRONMENT_LIST in options or f"OMPI_MCA_{_ENVIRONMENT_LIST}" in line.environ
     if not kind:
         why = "this mpirun is neither Open MPI nor of Hydra's family"
     elif own is not None:
         why = "the mpirun options set PYTHONPATH"
-    elif kind == "openmpi" and (
-        _ENVIRONMENT_LIST in options or f"OMPI_MCA_{_ENVIRONMENT_LIST}" in line.environ
-    ):
+    elif kind == "openmpi" and listed:
         why = f"Open MPI refuses -x together with {_ENVIRONMENT_LIST}"
     elif kind == "openmpi":
         passed = [name for word, name in itertools.pairwise(options) if word == "-x"]

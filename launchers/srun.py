@@ -63,7 +63,11 @@ def ranks(
     sizes = [size for size, _ in parts if size is not None]
     if len(sizes) < len(parts):
         return None, ""
-    if not command_line.is_python(program[0]) and one_task_a_node(options, environ):
+    per_node = command_line.last_value(options, "--ntasks-per-node")
+    tasks = command_line.last_value(options, "-n", "--ntasks")
+    nodes = command_line.last_value(options, "-N", "--nodes") or environ.get("SLURM_NNODES")
+    one_a_node = per_node == "1" or (per_node is None and tasks is not None and tasks == nodes)
+    if one_a_node and not command_line.is_python(program[0]):
         # A script that srun starts once on each node may well end in a torchrun.
         return None, ""
     return sum(sizes), " : ".join(source for _, source in parts)
@@ -85,33 +89,23 @@ def components(options: Sequence[str], program: Sequence[str]) -> list[list[str]
     return parts
 
 
-def one_task_a_node(options: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Whether the options start one task on each node, as for another launcher there."""
-    per_node = command_line.last_value(options, "--ntasks-per-node")
-    if per_node is not None:
-        return per_node == "1"
-    tasks = command_line.last_value(options, "-n", "--ntasks")
-    nodes = command_line.last_value(options, "-N", "--nodes") or environ.get("SLURM_NNODES")
-    return tasks is not None and tasks == nodes
-
-
 def world(options: Sequence[str], environ: Mapping[str, str]) -> tuple[int | None, str]:
     """How many tasks there will be and what says so; (None, "") where only srun knows."""
     if ":" in options:  # a heterogeneous job: each component has its own numbers
         return None, ""
-    tasks = command_line.whole_number(command_line.last_value(options, "-n", "--ntasks"))
+    value, number = command_line.last_value, command_line.whole_number
+    tasks = number(value(options, "-n", "--ntasks"))
+    per_node = number(value(options, "--ntasks-per-node"))
+    given_nodes = value(options, "-N", "--nodes")
     if tasks is not None:
         return tasks, f"-n{tasks}"
-    given_nodes = command_line.last_value(options, "-N", "--nodes")
-    per_node = command_line.whole_number(command_line.last_value(options, "--ntasks-per-node"))
     if per_node is not None:
-        nodes = command_line.whole_number(given_nodes)
-        if nodes is None:
-            nodes = command_line.whole_number(environ.get("SLURM_NNODES"))
+        nodes = number(given_nodes)
+        nodes = number(environ.get("SLURM_NNODES")) if nodes is None else nodes
         if not nodes:
             return None, ""
         return nodes * per_node, f"-N{nodes} --ntasks-per-node={per_node}"
-    inherited = command_line.whole_number(environ.get("SLURM_NTASKS"))
+    inherited = number(environ.get("SLURM_NTASKS"))
     if inherited is not None and given_nodes is None:
         return inherited, "SLURM_NTASKS"
     return None, ""
