@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from clusterprof.agent.contracts import documents, paths
 from clusterprof.errors import HostError
@@ -129,15 +129,27 @@ def found(answer: bytes, port: int | None) -> Found | None:
     return Found(**members)
 
 
-def offered(answer: bytes) -> tuple[list[Offered], list[str]] | None:
+class Listing(NamedTuple):
+    """The files that a host has for us, and what went wrong."""
+
+    files: Sequence[Offered] = ()
+    problems: Sequence[str] = ()
+
+    @property
+    def claims(self) -> set[tuple[int, int]]:
+        """Of which attempts and ranks."""
+        return {(file.attempt, file.rank) for file in self.files}
+
+
+def offered(answer: bytes) -> Listing:
     """The files that a host has for us, states last, and what is wrong with the others.
 
-    States refer to the other files, which are here by then. None while the host's job still runs.
-    Raises HostError where the answer is no listing, or one of more than the limit.
+    States refer to the other files, which are here by then. Raises HostError where the answer is no
+    listing, or one of more than the limit, and while the host's job still runs.
     """
     document = last_line(answer)
     if document == "running":
-        return None
+        raise HostError("its job still runs")
     if not isinstance(document, list):
         raise HostError(UNLISTED)
     files: dict[str, Offered] = {}
@@ -159,7 +171,7 @@ def offered(answer: bytes) -> tuple[list[Offered], list[str]] | None:
             f"it offers {size / 1e6:.0f} MB, but at most {int(limit_mb)} MB are fetched: "
             f"set {FETCH_MB} to allow more"
         )
-    return sorted(files.values(), key=lambda file: file.name == paths.STATE), problems
+    return Listing(sorted(files.values(), key=lambda file: file.name == paths.STATE), problems)
 
 
 def _offered(entry: Any) -> Offered:

@@ -187,23 +187,18 @@ def reports_in(folder: Path) -> list[Path]:
     """
     try:
         there = list(folder.iterdir())
-        files = [path for path in there if path.name in _REPORTS and path.stat().st_size]
+        reports = {path for path in there if path.name in _REPORTS and path.stat().st_size}
     except OSError:
         return []
     if folder / paths.REDUCED in there:
         # tables that do not tell are those of the report that is there, if one is
-        name = _reduced_name(folder) or (None if files else paths.REPORT)
-        files = [*{*files, folder / name}] if name else files
-    return sorted(files, key=lambda path: _REPORTS.index(path.name))
-
-
-def _reduced_name(folder: Path) -> str | None:
-    """Which report a rank's reduced tables are of; None where they do not tell."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        name = documents.load(folder / paths.REDUCED / paths.REDUCED_RANK)["report"]["name"]
-        if name in _REPORTS:
-            return str(name)
-    return None
+        name = None if reports else paths.REPORT
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            reduced = documents.load(folder / paths.REDUCED / paths.REDUCED_RANK)
+            if reduced["report"]["name"] in _REPORTS:
+                name = reduced["report"]["name"]
+        reports |= {folder / name} if name else set()
+    return sorted(reports, key=lambda path: _REPORTS.index(path.name))
 
 
 def _outcome(
@@ -214,19 +209,29 @@ def _outcome(
     `content` is None for a rank without a folder; those that have one are `present`.
     """
     if content is None:
-        return Outcome(rank, State.LOST, _no_such_rank(present))
+        reason = f"it did not report in; reported in: {named_ranks(present)}"
+        if not present:
+            reason = "no rank reported in"
+        elif present == list(range(len(present))):
+            reason = f"no such rank: the job has {named_ranks(present)}"
+        return Outcome(rank, State.LOST, reason)
     folder = run.rank(rank)
     state, host = State.of(content), str(content.get("host", ""))
     steps, reports = newest_step_log(run.logged(rank)), reports_in(folder)
     late = state is State.LOST and bool(content.get("late"))
     # A report appears by rename: where it is, it is whole, even if the rank was killed after it.
     if reports and (late or not content or (state is not None and state.has_captured)):
-        reason = "its report appeared late" if late else str(content.get("reason", ""))
-        trace = next((each for each in reports[1:] if each.name == paths.TRACE), None)
-        whole, stays_at = bool(content.get("whole")), str(content.get("report_at", ""))
-        why = str(content.get("not_reduced", ""))
         return Outcome(
-            rank, State.COLLECTED, reason, host, reports[0], trace, steps, whole, stays_at, why
+            rank,
+            State.COLLECTED,
+            "its report appeared late" if late else str(content.get("reason", "")),
+            host,
+            report=reports[0],
+            trace=next((path for path in reports[1:] if path.name == paths.TRACE), None),
+            steps=steps,
+            whole=bool(content.get("whole")),
+            stays_at=str(content.get("report_at", "")),
+            not_reduced=str(content.get("not_reduced", "")),
         )
     reason = _lost(run, folder, state, str(content.get("reason") or ""))
     if state is State.FINISHING and content.get("report_at"):
@@ -270,14 +275,6 @@ def _write(folder: Path, content: dict[str, Any] | None, outcome: Outcome) -> No
         facts = {"reason": outcome.reason}
     with contextlib.suppress(OSError):
         states.advance(str(folder), outcome.state, **facts)
-
-
-def _no_such_rank(present: list[int]) -> str:
-    if not present:
-        return "no rank reported in"
-    if present == list(range(len(present))):
-        return f"no such rank: the job has {named_ranks(present)}"
-    return f"it did not report in; reported in: {named_ranks(present)}"
 
 
 def flights(run: RunDirectory) -> tuple[list[int], str]:

@@ -25,7 +25,7 @@ from clusterprof.agent.contracts.states import State
 from clusterprof.agent.contracts.timing import REAL, Clock
 from clusterprof.agent.remote import host as far_side
 from clusterprof.collect import answers
-from clusterprof.collect.answers import Found, Offered
+from clusterprof.collect.answers import Found, Listing, Offered
 from clusterprof.collect.connection import Answer, RemoteCommand, SshHost
 from clusterprof.errors import HostError, RunDirectoryError
 from clusterprof.launchers.support.job import Host, OverSsh
@@ -334,33 +334,22 @@ def _left(entry: Mapping[str, Any], config: Path | None, timeout_s: float) -> Re
     return RemoteHost(host, ssh, shown, entry["left"], ranks, brought)
 
 
-@dataclass
-class Listing:
-    """The files that a host has for us, and what went wrong."""
-
-    files: list[Offered] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-
-    @property
-    def claims(self) -> set[tuple[int, int]]:
-        """Of which attempts and ranks."""
-        return {(file.attempt, file.rank) for file in self.files}
-
-
 def _accepted(host: RemoteHost, listing: Listing, claims: Mapping[tuple[int, int], int]) -> Listing:
     """The files that are fetched from this host, and why the others are not."""
-    foreign = {rank for _, rank in listing.claims if host.ranks and rank not in host.ranks}
-    contested = {
-        claim
-        for claim in listing.claims
-        if claims[claim] > 1 + (claim in host.brought) and host.ranks is None
-    }
-    refused = (foreign, "which do not run on it"), (
-        {rank for _, rank in contested}, "which another host offers as well"
-    )  # fmt: skip
-    problems = [f"it offers files of {named_ranks(them)}, {why}" for them, why in refused if them]
-    claimed = {claim for claim in listing.claims if claim[1] not in foreign} - contested
-    good = [file for file in listing.files if (file.attempt, file.rank) in claimed]
+    elsewhere, contested = set(), set()
+    for attempt, rank in listing.claims:
+        if host.ranks and rank not in host.ranks:
+            elsewhere.add((attempt, rank))
+        elif host.ranks is None and claims[attempt, rank] > 1 + ((attempt, rank) in host.brought):
+            contested.add((attempt, rank))
+    refused = {"do not run on it": elsewhere, "another host offers as well": contested}
+    problems = [
+        f"it offers files of {named_ranks({rank for _, rank in those})}, which {why}"
+        for why, those in refused.items()
+        if those
+    ]
+    wanted = listing.claims - elsewhere - contested
+    good = [file for file in listing.files if (file.attempt, file.rank) in wanted]
     return Listing(good, [*listing.problems, *problems])
 
 
@@ -396,10 +385,7 @@ class _Transfer(NamedTuple):
         answer = host.ask("list", host.folder, str(PATIENCE_S), python=self.python, within_s=600)
         if answer.status != 0:
             raise HostError(answers.UNLISTED)
-        offer = answers.offered(answer.stdout)
-        if offer is None:
-            raise HostError("its job still runs")
-        return Listing(*offer)
+        return answers.offered(answer.stdout)
 
     def fetched(self, host: RemoteHost, wanted: Listing) -> Listing:
         """Fetch these files, and remove the folder there if these are all. Raises HostError."""

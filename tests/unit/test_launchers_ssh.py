@@ -342,9 +342,7 @@ def test_a_host_cannot_have_a_file_written_where_none_belongs(tmp_path: Path, pa
 )  # fmt: skip
 def test_a_file_has_one_name_only(path: str) -> None:
     listing = [{"path": path, "size": 1, "sha256": "0" * 64}]
-    claims = answers.offered(json.dumps(listing).encode())
-    assert claims is not None
-    files, (problem,) = claims
+    files, (problem,) = answers.offered(json.dumps(listing).encode())
     assert files == []
     assert "unknown name" in problem
     assert problem.isprintable()
@@ -395,9 +393,7 @@ def test_what_a_host_says_of_a_file_is_typed_or_refused() -> None:
     entry = {"path": "00001/log", "size": 1, "sha256": "0" * 64}
     accepted = []
     for what, answered in lies.changed(entry):
-        claims = answers.offered(json.dumps([answered, entry]).encode())
-        assert claims is not None
-        files, problems = claims
+        files, problems = answers.offered(json.dumps([answered, entry]).encode())
         assert files[-1].sha256 == "0" * 64
         assert all(len(each) < 200 and each.isprintable() for each in problems), what
         if not problems:
