@@ -94,30 +94,23 @@ class Apart:
         self.ends_within(ASK_S)
 
 
-class BesideJob:
-    """A task in a process of its own, until it returns or the job has ended.
+def beside_job(task: Callable[[], None], otherwise: str) -> Apart:
+    """A task in a process of its own, until it returns or, the job having ended, is ended.
 
     It reads the run directory, whose file system may stall: we are to end when the job has ended.
+    `otherwise`: what there is not where the task fails; it is printed with the reason.
     """
 
-    def __init__(self, task: Callable[[], None], otherwise: str) -> None:
-        """`otherwise`: what there is not where the task fails; it is printed with the reason."""
-        self.task = task
-        self.otherwise = otherwise
-        self._apart = Apart(self._run)
-
-    def close(self) -> None:
-        """The job has ended."""
-        self._apart.end()
-
-    def _run(self) -> int:
+    def beside() -> int:
         for number in ENDING:
             signal.signal(number, signal.SIG_IGN)  # those are the job's
         descriptors.release(descriptors.inherited())
         try:
-            self.task()
+            task()
         except Exception as error:  # noqa: BLE001 - the job goes on
             expected = isinstance(error, (ClusterprofError, OSError))
             reason = (str(error) if expected else "") or repr(error)  # some errors have no words
-            say(f"{self.otherwise}: {reason.splitlines()[0]}")
+            say(f"{otherwise}: {reason.splitlines()[0]}")
         return 0
+
+    return Apart(beside)

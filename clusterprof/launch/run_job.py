@@ -25,7 +25,7 @@ from clusterprof.collect.outcomes import (
 from clusterprof.console import command as show_command
 from clusterprof.console import say
 from clusterprof.errors import ClusterprofError, RunDirectoryTaken
-from clusterprof.launch.bounded_wait import BesideJob, unless_stalled
+from clusterprof.launch.bounded_wait import beside_job, unless_stalled
 from clusterprof.launch.foreground import Foreground
 from clusterprof.launch.live_hang import watch
 from clusterprof.launch.look_first import look_first
@@ -67,11 +67,11 @@ def launch(launcher: str, plan: LaunchPlan, run: RunDirectory, manifest: Manifes
     # First those that fork.
     with contextlib.ExitStack() as beside:
         if plan.arguments.hang_after:
-            watching = BesideJob(lambda: watch(run), "a job that hangs is not noticed any more")
-            beside.callback(watching.close)
+            watching = beside_job(lambda: watch(run), "a job that hangs is not noticed any more")
+            beside.callback(watching.end)
         if plan.for_agent.looks_first:
-            looking = BesideJob(lambda: look_first(plan, run), "no second window is captured")
-            beside.callback(looking.close)
+            looking = beside_job(lambda: look_first(plan, run), "no second window is captured")
+            beside.callback(looking.end)
         limit = TimeLimit(run, plan.expected, plan.arguments.time_margin)
         beside.callback(limit.close)
         status = job.run()

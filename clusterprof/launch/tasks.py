@@ -124,24 +124,18 @@ def _led(child: _Child, processes: Processes, work: Work) -> int:
     """The first task: it merges, whatever becomes of its child and of the others."""
     from clusterprof.ingest.engines import Tasks
 
-    status = ClusterprofError.exit_code
+    status = ClusterprofError.exit_code  # as the verb ends after an error (`cli.main`)
     try:
         status = work(Tasks(child.calls, processes))
-    except BaseException as error:
-        status = _status(error)
+    except KeyboardInterrupt:
+        status = 130
+        raise
+    except ClusterprofError as error:
+        status = 0 if isinstance(error, Unwritable) and error.unread else error.exit_code
         raise
     finally:
         child.say(status)
     return status
-
-
-def _status(error: BaseException) -> int:
-    """What the verb ends with after an error (`cli.main`)."""
-    if isinstance(error, Unwritable) and error.unread:
-        return 0
-    if isinstance(error, KeyboardInterrupt):
-        return 130
-    return error.exit_code if isinstance(error, ClusterprofError) else ClusterprofError.exit_code
 
 
 # -- the process that has MPI --------------------------------------------------------------------

@@ -139,14 +139,14 @@ def test_nothing_stays_when_we_are_killed_but_the_launcher(workdir: Path) -> Non
 #: A task beside a job, whose end it waits for: 'end' as its last argument.
 BESIDE = """
 import os, sys, time
-from clusterprof.launch.bounded_wait import BesideJob
+from clusterprof.launch.bounded_wait import beside_job
 def task():
     print("beside", os.getpid(), flush=True)
     {task}
-beside = BesideJob(task, "nothing is watched")
+beside = beside_job(task, "nothing is watched")
 while not os.path.exists(sys.argv[1]):
     time.sleep(0.05)
-beside.close()
+beside.end()
 print("closed", flush=True)
 """
 
