@@ -108,8 +108,7 @@ def run(words: Sequence[str]) -> int:
     if not words:
         parser().print_help()
         return 2
-    verb, rest = words[0], words[1:]
-    own, program = split(rest)
+    verb, (own, program) = words[0], split(words[1:])
     debug = "--debug" in own
     if debug:  # what our own modules log reaches stderr: where one rank's reader failed
         import logging
@@ -134,15 +133,14 @@ def run(words: Sequence[str]) -> int:
             import traceback
 
             traceback.print_exc()
-        if isinstance(error, ClusterprofError):
-            console.failed(error)
-            return error.exit_code
-        console.error(
-            f"{type(error).__name__}: {error}",
-            "this is a bug in clusterprof",
-            "add --debug to see where it happened, and please report it",
-        )
-        return ClusterprofError.exit_code
+        if not isinstance(error, ClusterprofError):
+            error = ClusterprofError(
+                f"{type(error).__name__}: {error}",
+                "this is a bug in clusterprof",
+                "add --debug to see where it happened, and please report it",
+            )
+        console.failed(error)
+        return error.exit_code
     return status
 
 

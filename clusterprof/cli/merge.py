@@ -139,12 +139,12 @@ def _dumps_alone(given: Sequence[Path]) -> list[tuple[Path, int | None]]:
     from clusterprof.ingest import find_sources
     from clusterprof.ingest.flight.all_dumps import find_dumps
 
-    (only, *further) = given
+    folder = given[0]
     dumps: list[tuple[Path, int | None]] = []
     try:
-        if further or not only.is_dir() or _is_run(only) or not (dumps := find_dumps(only)):
-            return []
-        reports = {each.path for each in find_sources([only])}
+        if len(given) == 1 and folder.is_dir() and not _is_run(folder):
+            dumps = find_dumps(folder)
+        reports = {source.path for source in find_sources([folder])} if dumps else set()
     except OSError:
         return []  # it may not be seen, which its reader says
     except ReportError:
@@ -173,25 +173,24 @@ def _hang(dumps: Sequence[tuple[Path, int | None]], arguments: argparse.Namespac
 
 def _output(arguments: argparse.Namespace) -> run_directory.RunDirectory | None:
     """The folder of --output; made here, so that its errors come before the work."""
+    from clusterprof.report import results_json
+
     if arguments.output is None:
         return None
+
+    def is_ours(folder: Path) -> bool:
+        try:
+            results_json.read(run_directory.RunDirectory(folder).merged / paths.RESULTS)
+        except ReportError:
+            return False
+        return True
+
     folder: Path = arguments.output.absolute()
     if not folder.is_dir() or any(folder.iterdir()):
-        check_free(folder, arguments.force, _is_output)
+        check_free(folder, arguments.force, is_ours)
     with run_directory.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     return run_directory.RunDirectory(folder)
-
-
-def _is_output(folder: Path) -> bool:
-    """Whether a folder is what --output made."""
-    from clusterprof.report import results_json
-
-    try:
-        results_json.read(run_directory.RunDirectory(folder).merged / paths.RESULTS)
-    except ReportError:
-        return False
-    return True
 
 
 def _given_ranks(given: Sequence[str]) -> dict[Path, int]:
