@@ -112,15 +112,15 @@ def checked_times(when: str | None, steps: str) -> float | None:
 def slows(run: RunDirectory, times: float, log_s: float, clock: Clock = REAL) -> bool:
     """Wait until the job's steps take longer; False where it ends before."""
     say(f"waiting until steps take longer than {times:g} times the usual")
-    while (slowed := live_windows.slower(run, times)) is None:
+    while (slow := live_windows.slower(run, times)) is None:
         there = live_windows.current(run)
         ends = there.ranks() and not any(live_windows.trains(there, each) for each in there.ranks())
         if ends or run.read_manifest().ended:
             return False
         clock.sleep(max(LOOK_S, log_s / 2))
-    now, usual = (words.duration(each) for each in (slowed.step_ns, slowed.usual_ns))
-    longer = slowed.step_ns / slowed.usual_ns
-    say(f"rank {slowed.rank}: its latest steps take {now}, {longer:.2f} times its usual {usual}")
+    now, usual = (words.duration(each) for each in (slow.step_ns, slow.usual_ns))
+    longer = slow.step_ns / slow.usual_ns
+    say(f"rank {slow.rank}: its latest steps take {now}, {longer:.2f} times its usual {usual}")
     return True
 
 

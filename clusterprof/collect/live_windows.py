@@ -171,12 +171,12 @@ def slower(run: RunDirectory, times: float) -> Slower | None:
     run = current(run)
     windows = [range(*pair) for pair in _windows(run)]
     ranks = run.ranks()
-    slowed = [
+    paces = [
         Slower(rank, *both)
         for rank in ranks[:: max(1, len(ranks) // SAMPLE)]
         if (both := _latest_and_usual(run.logged(rank), windows))
     ]
-    slowest = max(slowed, key=lambda each: each.step_ns / each.usual_ns, default=None)
+    slowest = max(paces, key=lambda each: each.step_ns / each.usual_ns, default=None)
     return slowest if slowest and slowest.step_ns > times * slowest.usual_ns else None
 
 
