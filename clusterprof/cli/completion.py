@@ -43,7 +43,7 @@ def options(verb: str) -> Iterator[argparse.Action]:
 
 def _top() -> list[str]:
     """The options beside the verbs."""
-    return [flag for each in top_parser()._actions for flag in each.option_strings]
+    return [flag for action in top_parser()._actions for flag in action.option_strings]
 
 
 def _values(action: argparse.Action) -> list[str]:
@@ -156,7 +156,8 @@ def _fish() -> str:
         text = _plain(summary(verb), "'\\")
         lines.append(f"complete -c clusterprof -n __fish_use_subcommand -f -a {verb} -d '{text}'")
         verb_is = f"complete -c clusterprof -n '__fish_seen_subcommand_from {verb}'"
-        if not _takes_files(verb):
+        arguments = [action for action in options(verb) if not action.option_strings]
+        if arguments and not any(map(_takes_file, arguments)):  # nor a program and its own words
             lines.append(f"{verb_is} -f")
         for opt in options(verb):
             words = [f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}"
@@ -168,12 +169,6 @@ def _fish() -> str:
             if words:
                 lines.append(f"{verb_is} {' '.join(words)} -d '{_plain(opt.help or '', chr(39))}'")
     return "\n".join([*lines, ""])
-
-
-def _takes_files(verb: str) -> bool:
-    """Whether a verb's arguments are files, or a program and its own."""
-    arguments = [each for each in options(verb) if not each.option_strings]
-    return not arguments or any(map(_takes_file, arguments))
 
 
 def _takes_file(action: argparse.Action) -> str:

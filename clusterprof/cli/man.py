@@ -60,32 +60,23 @@ def page() -> Iterator[str]:
         yield from _verbatim(this.examples)
         for action in this._actions:
             if action.help != argparse.SUPPRESS and action.dest not in _OF_ALL:
-                yield from _option(action)
+                names = ", ".join(rf"\fB{_text(flag)}\fR" for flag in action.option_strings)
+                choices = "|".join(map(str, action.choices or ()))
+                value = _text(str(action.metavar or choices or action.dest.upper()))
+                words = [names, "" if action.nargs == 0 else rf"\fI{value}\fR"]
+                help_text = (action.help or "").replace("%%", "%")
+                yield from (".TP", " ".join(filter(None, words)), _text(help_text))
     yield ".SH ENVIRONMENT"
     for name, (variable, _) in SETTINGS.items():
         yield from (".TP", f".B {variable}", _text(f"--{name.replace('_', '-')}"))
     yield from (".TP", ".B NO_COLOR, FORCE_COLOR", "no colours, or colours also without a terminal")
     yield ".SH FILES"
-    yield from (
-        ".TP",
-        ".I clusterprof.toml",
-        "options of launching verbs, here or in a folder above",
-    )
+    purpose = "options of launching verbs, here or in a folder above"
+    yield from (".TP", ".I clusterprof.toml", purpose)
     yield from (".TP", ".I ~/.config/clusterprof/clusterprof.toml", "the same, your own")
     yield ".SH EXIT STATUS"
     for status, meaning in _EXIT:
         yield from (".TP", f".B {_text(status)}", _text(meaning))
-
-
-def _option(action: argparse.Action) -> Iterator[str]:
-    names = [rf"\fB{_text(flag)}\fR" for flag in action.option_strings]
-    value = ""
-    if action.nargs != 0:
-        choices = "|".join(map(str, action.choices)) if action.choices else ""
-        value = rf"\fI{_text(str(action.metavar or choices or action.dest.upper()))}\fR"
-    yield ".TP"
-    yield " ".join(filter(None, [", ".join(names), value]))
-    yield _text((action.help or "").replace("%%", "%"))
 
 
 def _verbatim(lines: Sequence[str]) -> Iterator[str]:

@@ -60,10 +60,9 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
             f"{arguments.run} has no page: it was not merged",
             f"merge it: clusterprof merge {arguments.run}",
         )
-    far = "SSH_CONNECTION" in os.environ
-    if not (arguments.serve or arguments.port or far) and _has_screen() and webbrowser.open(
-        page.as_uri()
-    ):  # fmt: skip
+    has_screen = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    is_seen = has_screen and "SSH_CONNECTION" not in os.environ
+    if is_seen and not (arguments.serve or arguments.port) and webbrowser.open(page.as_uri()):
         say(f"opened {page}")
         return 0
     try:
@@ -85,11 +84,6 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         except KeyboardInterrupt:
             return 0
     return 0
-
-
-def _has_screen() -> bool:
-    """Whether a browser that is started here is seen."""
-    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 class Server(ThreadingHTTPServer):
