@@ -32,13 +32,17 @@ def job(line: CommandLine) -> Job:
     """See `clusterprof.launchers.Launcher`."""
     options, program, environ, added = line.options, line.program, line.environ, line.added
     remarks, carrier = command_line.mount_remarks(line), []
-    if not all(environment_passes(part, environ) for part in components(options, program)):
+    for part in components(options, program):
+        # srun passes only what --export names: set our two variables in the command.
+        exported = command_line.last_value(part, "--export") or environ.get("SLURM_EXPORT_ENV")
+        names = (exported or "ALL").split(",")
+        if "ALL" in names and not any(name.startswith("PYTHONPATH=") for name in names):
+            continue
         if ":" in program or "--multi-prog" in options:
             raise UsageError(
                 "srun --export withholds clusterprof's variables from several programs",
                 "add ALL to it, and no PYTHONPATH=",
             )
-        # srun passes only what --export names: set our two variables in the command.
         inject = added["PYTHONPATH"].split(":", 1)[0]
         masking.ours.add(_CARRY)
         carrier = ["/bin/sh", "-c", _CARRY, "clusterprof", inject, added["CLUSTERPROF_PLAN"]]
@@ -109,10 +113,3 @@ def world(options: Sequence[str], environ: Mapping[str, str]) -> tuple[int | Non
     if inherited is not None and given_nodes is None:
         return inherited, "SLURM_NTASKS"
     return None, ""
-
-
-def environment_passes(options: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Whether srun passes the whole environment, with our variables, to the tasks."""
-    names = command_line.last_value(options, "--export") or environ.get("SLURM_EXPORT_ENV") or "ALL"
-    named = names.split(",")
-    return "ALL" in named and not any(each.startswith("PYTHONPATH=") for each in named)

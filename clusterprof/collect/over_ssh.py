@@ -131,13 +131,6 @@ def _look(host: Host, there: OverSsh, nsys: str | None) -> tuple[RemoteHost, str
     return remote, wrong
 
 
-def same_machine(hosts: Sequence[RemoteHost]) -> list[list[str]]:
-    """The names of hosts that are the same machine, by their descriptions."""
-    machines = dict.fromkeys(host.found.machine for host in hosts if host.found.machine)
-    names = [[host.name for host in hosts if host.found.machine == machine] for machine in machines]
-    return [same for same in names if len(same) > 1]
-
-
 # -- running -------------------------------------------------------------------------------------
 
 

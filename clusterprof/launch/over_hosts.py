@@ -65,8 +65,12 @@ def usable_hosts(plan: LaunchPlan, there: OverSsh) -> tuple[list[RemoteHost], Ov
             other_nsys = usable.found.other_nsys
             then = f"use {other_nsys}" if other_nsys else "train without nsys (or --profiler torch)"
             say(f"{usable.name} has no {nsys}: its ranks {then}")
-    for names in over_ssh.same_machine(hosts):
-        say(f"{words.listed(names)} are one machine: it runs a torchrun for each")
+    names_on: dict[str, list[str]] = {}
+    for usable in hosts:
+        names_on.setdefault(usable.found.machine, []).append(usable.name)
+    for machine, names in names_on.items():
+        if machine and len(names) > 1:
+            say(f"{words.listed(names)} are one machine: it runs a torchrun for each")
     port = hosts[0].found.port
     if there.port is not None and port != there.port:
         say(f"port {there.port} is in use on {hosts[0].name}: rendezvous at port {port}")

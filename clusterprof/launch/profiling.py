@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -185,7 +185,8 @@ def _with_nsys(request: CaptureRequest, because: str) -> CapturePlan:
         start=["start", "--session={session}", *collecting, "--output={output}", *for_start],
         stop=["stop", "--session={session}"],
     )  # fmt: skip
-    commands, remarks = _with_time_to_start(commands, os.environ)
+    start_s, remark = _seconds_to_start(commands.start_s)
+    remarks = [remark] if remark else []
     if nodes:
         remarks.append(
             f"nsys records what is in CUDA graphs ({NODES}), since {request.graphs_in}, the last "
@@ -197,24 +198,20 @@ def _with_nsys(request: CaptureRequest, because: str) -> CapturePlan:
             "it needs kernel.perf_event_paranoid <= 2"
         )
     return CapturePlan(
-        "nsys", nsys.version, because, tuple(remarks), commands,
+        "nsys", nsys.version, because, tuple(remarks), commands._replace(start_s=start_s),
         # A session by default: nsys' own stop then runs beside the training (docs/nsys.md).
         window_by="cuda" if request.window_by == "cuda" else "session",
         emit_nvtx=request.pytorch == "emit-nvtx",
     )  # fmt: skip
 
 
-def _with_time_to_start(
-    commands: NsysPlan, environ: Mapping[str, str]
-) -> tuple[NsysPlan, list[str]]:
-    """With the seconds that the user gives nsys to start, and what is to be said about them."""
-    given = environ.get(START_VARIABLE, "")
-    if not given:
-        return commands, []
+def _seconds_to_start(default_s: int) -> tuple[int, str]:
+    """The seconds that the user's environment gives nsys to start, or a remark on what it says."""
+    given = os.environ.get(START_VARIABLE, "")
     if re.fullmatch("[0-9]{1,3}", given) and 1 <= int(given) <= MOST_START_S:
-        return commands._replace(start_s=int(given)), []
+        return int(given), ""
     wrong = f"{START_VARIABLE}={given[:40]!r} is not a number of seconds from 1 to {MOST_START_S}"
-    return commands, [f"{wrong}: nsys has {commands.start_s} s to start a program"]
+    return default_s, f"{wrong}: nsys has {default_s} s to start a program" if given else ""
 
 
 def _flags(nsys: Nsys, request: CaptureRequest) -> list[str]:
