@@ -43,19 +43,19 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     if arguments.html:
         check_free(arguments.html, arguments.force, html.is_ours)
     sides = [baselines.found(each, arguments.store) for each in (arguments.a, arguments.b)]
-    changes = comparison.compare(*sides)
+    made = comparison.compare(*sides)
     if arguments.html:
-        comparison_page.write(arguments.html, changes)
+        comparison_page.write(arguments.html, made)
         console.say(f"wrote {arguments.html}")
     if arguments.json:
-        console.json(results_json.dumps(changes))
+        console.json(results_json.dumps(made))
     elif arguments.markdown:
-        console.styled(comparison_text.markdown(changes), ())
+        console.styled(comparison_text.markdown(made), ())
     else:
-        console.styled(comparison_text.render(changes, min(100, console.width(100))), ())
-    if arguments.fail_on and changes["other_job"]:
+        console.styled(comparison_text.render(made, min(100, console.width(100))), ())
+    if arguments.fail_on and made["other_job"]:
         raise MergeError(
-            f"--fail-on cannot be checked: {changes['other_job'][0]}",
+            f"--fail-on cannot be checked: {made['other_job'][0]}",
             "compare runs of one job, or leave --fail-on out",
         )
-    return int(comparison.fails(arguments.fail_on, changes))
+    return int(comparison.fails(arguments.fail_on, made))

@@ -199,14 +199,6 @@ class SshHost:
                     raise EOFError
             yield data
 
-    def sftp(self) -> Any:
-        """A new SFTP client of paramiko's. Raises HostError where sshd offers none."""
-        self.open()
-        try:
-            return self.connection.client.open_sftp()
-        except Exception as error:  # noqa: BLE001 - as above
-            raise HostError(f"its sshd offers no SFTP ({first_line(error)})") from None
-
 
 def _bounded(answer: bytearray) -> Sink:
     """Collects an answer; of one that is too long no more than shows that it is."""

@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import io
 import json
 import re
 import secrets
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -52,6 +54,8 @@ class RemoteHost:
 
     host: Host
     ssh: SshHost
+    #: its Python
+    python: str
     #: its description of itself
     found: Found
     #: our temporary folder there, once it is made
@@ -83,11 +87,12 @@ class RemoteHost:
             "brought": sorted(self.brought),
         }  # fmt: skip
 
-    def ask(self, verb: str, *words: str, python: str, within_s: float = 30) -> Answer:
+    def ask(self, verb: str, *words: str, within_s: float = 30) -> Answer:
         """Have our helper, which is sent with the request, do `verb`. Raises HostError."""
         program = Path(far_side.__file__).read_bytes()
         # Isolated and without site packages: it starts whatever is installed there.
-        return self.ssh.ask([python, "-I", "-S", "-", verb, *words], program, within_s=within_s)
+        command = [self.python, "-I", "-S", "-", verb, *words]
+        return self.ssh.ask(command, program, within_s=within_s)
 
 
 # -- before anything is started ------------------------------------------------------------------
@@ -106,13 +111,13 @@ def look_at(there: OverSsh, nsys: str | None) -> tuple[list[RemoteHost], dict[Ho
 
 def _look(host: Host, there: OverSsh, nsys: str | None) -> tuple[RemoteHost, str]:
     """A host that has described itself, and what it lacks for its part, or ""."""
-    remote = RemoteHost(host, SshHost(host, there.ssh_config, there.timeout_s), Found(host.name))
+    ssh = SshHost(host, there.ssh_config, there.timeout_s)
+    remote, wrong = RemoteHost(host, ssh, there.python, Found(host.name)), ""
     request = json.dumps({
         "folder": there.folder, "program": there.script, "nsys": nsys, "port": there.port,
     })  # fmt: skip
-    wrong = ""
     try:
-        answer = remote.ask("look", request, python=there.python, within_s=there.timeout_s)
+        answer = remote.ask("look", request, within_s=there.timeout_s)
         description = answers.found(answer.stdout, there.port) if answer.status == 0 else None
         if description is None:
             printed = answers.last_printed(answer.stderr) or "nothing"
@@ -123,7 +128,6 @@ def _look(host: Host, there: OverSsh, nsys: str | None) -> tuple[RemoteHost, str
             wrong = f"it has no {there.script} in {there.folder}"
         else:
             remote.found = description
-            remote.ssh.sftp()
     except HostError as error:
         wrong = error.what
     if wrong:
@@ -134,32 +138,32 @@ def _look(host: Host, there: OverSsh, nsys: str | None) -> tuple[RemoteHost, str
 # -- running -------------------------------------------------------------------------------------
 
 
-def deliver(host: RemoteHost, plan: Plan) -> None:
+#: makes our folder, for its owner only, of a zip archive on stdin
+_UNPACK = (
+    "import io, os, sys, zipfile; os.umask(0o77); os.mkdir(sys.argv[1]); "
+    "zipfile.ZipFile(io.BytesIO(sys.stdin.buffer.read())).extractall(sys.argv[1])"
+)
+
+
+def deliver(remote: RemoteHost, plan: Plan) -> None:
     """Make our folder there, for its owner only, with the agent and the plan. Raises HostError."""
-    folder = f"{host.found.temporary}/clusterprof-{secrets.token_hex(8)}"
-    modules = sorted(_AGENT.rglob("*.py"))
-    contents = {f"agent/{path.relative_to(_AGENT)}": path.read_bytes() for path in modules}
-    contents[paths.PLAN] = json.dumps(plan._replace(run=folder).to_json(), indent=1).encode()
-    sftp = host.ssh.sftp()
-    with host.ssh.explained():
-        try:
-            sftp.mkdir(folder, 0o700)
-            host.folder = folder
-            for name in sorted({str(up) for file in contents for up in Path(file).parents} - {"."}):
-                sftp.mkdir(f"{folder}/{name}", 0o700)
-            for name, content in contents.items():
-                with sftp.open(f"{folder}/{name}", "wb") as file:
-                    # paramiko drops the errors of pipelined writes; the last one, the plan's, tells
-                    file.set_pipelined(name != paths.PLAN)
-                    file.write(content)
-        except OSError as error:
-            if not host.ssh.connected:
-                raise
-            # SFTP's message for a full disk is «Failure».
-            raise HostError(
-                f"{folder} cannot be written ({error}): is no space left there? "
-                "the login's TMPDIR on that host says where it is"
-            ) from None
+    remote.folder = f"{remote.found.temporary}/clusterprof-{secrets.token_hex(8)}"
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as packed:
+        for path in sorted(_AGENT.rglob("*.py")):
+            packed.writestr(f"agent/{path.relative_to(_AGENT)}", path.read_bytes())
+        document = plan._replace(run=remote.folder).to_json()
+        packed.writestr(paths.PLAN, json.dumps(document, indent=1))
+    command = [remote.python, "-I", "-S", "-c", _UNPACK, remote.folder]
+    answer = remote.ssh.ask(command, archive.getvalue(), within_s=120)
+    if not remote.ssh.connected:
+        raise HostError("the connection was lost")
+    if answer.status != 0:
+        why = answers.last_printed(answer.stderr) or f"status {answer.status}"
+        raise HostError(
+            f"{remote.folder} cannot be written ({why}): is no space left there? "
+            "the login's TMPDIR on that host says where it is"
+        )
 
 
 #: Where a host's stdout and stderr go.
@@ -223,7 +227,7 @@ def start(host: RemoteHost, there: OverSsh, argv: Sequence[str], output: Output)
         "argv": list(argv), "folder": there.folder, "environment": dict(there.environment)
     }  # fmt: skip
     helper_there = f"{host.folder}/agent/remote/host.py"
-    command = [there.python, "-I", "-S", helper_there, "run", host.folder]
+    command = [host.python, "-I", "-S", helper_there, "run", host.folder]
     try:
         host.command = host.ssh.start(command, *output(host.name))
     except HostError as error:
@@ -239,10 +243,7 @@ def start(host: RemoteHost, there: OverSsh, argv: Sequence[str], output: Output)
 
 
 def gather(
-    run: RunDirectory,
-    hosts: Sequence[RemoteHost],
-    python: str,
-    stop: Callable[[], bool] = lambda: False,
+    run: RunDirectory, hosts: Sequence[RemoteHost], stop: Callable[[], bool] = lambda: False
 ) -> None:
     """Fetch every host's rank folders into `run` and remove our folder there.
 
@@ -253,7 +254,7 @@ def gather(
     asked = [host for host in hosts if host.folder]
     if not asked:
         return
-    transfer = _Transfer(run, python, stop)
+    transfer = _Transfer(run, stop)
     with ThreadPoolExecutor(max_workers=min(32, len(asked))) as pool:
         listings = list(pool.map(lambda host: transfer.retried(host, transfer.listed), asked))
     claims = Counter(claim for host in hosts for claim in host.brought)
@@ -283,21 +284,27 @@ def gather_left(
     `python` are the user's, never run.json's: both are or name programs that are executed.
     Raises RunDirectoryError where `manifest` names no hosts as ours do.
     """
-    wrong = next(filter(None, (answers.unfit(entry, _LEFT) for entry in manifest.hosts)), "")
-    if wrong:
-        raise RunDirectoryError(
-            f"{run.manifest} is damaged: its hosts are invalid ({wrong})",
-            f"copy the hosts' files below {run.path} yourself, then: clusterprof merge {run.path}",
-        )
-    timeout_s = min(manifest.ssh.timeout_s, 3600.0)
-    hosts = [_left(entry, config, timeout_s) for entry in manifest.hosts]
-    asked = [host for host in hosts if host.folder]
-    gather(run, hosts, python)
-    for host, entry in zip(hosts, manifest.hosts, strict=True):
-        host.ssh.close()
-        entry.update(left=host.folder, brought=sorted(host.brought))
-        if host in asked:
-            entry["reason"] = host.reason
+    hosts = []
+    for entry in manifest.hosts:
+        if wrong := answers.unfit(entry, _LEFT):
+            raise RunDirectoryError(
+                f"{run.manifest} is damaged: its hosts are invalid ({wrong})",
+                f"copy the hosts' files below {run.path} yourself, then: clusterprof merge "
+                f"{run.path}",
+            )
+        host = Host(entry["name"], entry["address"], entry.get("user"), entry.get("port"))
+        ssh = SshHost(host, config, min(manifest.ssh.timeout_s, 3600.0))
+        remote = RemoteHost(host, ssh, python, Found(entry["hostname"]), entry["left"])
+        remote.ranks = None if entry.get("ranks") is None else frozenset(entry["ranks"])
+        remote.brought = {(attempt, rank) for attempt, rank in entry.get("brought") or ()}
+        hosts.append(remote)
+    asked = [remote for remote in hosts if remote.folder]
+    gather(run, hosts)
+    for remote, entry in zip(hosts, manifest.hosts, strict=True):
+        remote.ssh.close()
+        entry.update(left=remote.folder, brought=sorted(remote.brought))
+        if remote in asked:
+            entry["reason"] = remote.reason
     return asked
 
 
@@ -316,15 +323,6 @@ _LEFT = {
     "left": lambda value: value == "" or (_is_name(value) and _FOLDER.fullmatch(value)),
     "ranks": (None, [int]), "brought": (None, [[int, int]]),
 }  # fmt: skip
-
-
-def _left(entry: Mapping[str, Any], config: Path | None, timeout_s: float) -> RemoteHost:
-    """A host as run.json has it."""
-    host = Host(entry["name"], entry["address"], entry.get("user"), entry.get("port"))
-    ssh, shown = SshHost(host, config, timeout_s), Found(entry["hostname"])
-    ranks = None if entry.get("ranks") is None else frozenset(entry["ranks"])
-    brought = {(attempt, rank) for attempt, rank in entry.get("brought") or ()}
-    return RemoteHost(host, ssh, shown, entry["left"], ranks, brought)
 
 
 def _accepted(host: RemoteHost, listing: Listing, claims: Mapping[tuple[int, int], int]) -> Listing:
@@ -350,8 +348,6 @@ class _Transfer(NamedTuple):
     """How files come from the hosts into the run directory."""
 
     run: RunDirectory
-    #: the hosts' Python
-    python: str
     stop: Callable[[], bool]
 
     def retried(self, host: RemoteHost, act: Callable[[RemoteHost], Listing]) -> Listing:
@@ -375,7 +371,7 @@ class _Transfer(NamedTuple):
 
     def listed(self, host: RemoteHost) -> Listing:
         """The files that this host has for us. Raises HostError."""
-        answer = host.ask("list", host.folder, str(PATIENCE_S), python=self.python, within_s=600)
+        answer = host.ask("list", host.folder, str(PATIENCE_S), within_s=600)
         if answer.status != 0:
             raise HostError(answers.UNLISTED)
         return answers.offered(answer.stdout)
@@ -390,7 +386,7 @@ class _Transfer(NamedTuple):
             if not self.fetch(host, file):
                 problems.append(f"{file.path} arrived incomplete")
         if not wanted.problems and not problems:
-            host.ask("remove", host.folder, python=self.python)
+            host.ask("remove", host.folder)
         return Listing(problems=problems)
 
     def fetch(self, host: RemoteHost, offered: Offered) -> bool:

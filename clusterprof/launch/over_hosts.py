@@ -94,7 +94,7 @@ def run_on(hosts: list[RemoteHost], there: OverSsh, plan: LaunchPlan) -> int:
                 status = running.run(there, output)
         finally:
             # Also if the run directory could not be written: nothing of ours remains on a host.
-            over_ssh.gather(run, hosts, there.python, running.asked_to_end)
+            over_ssh.gather(run, hosts, running.asked_to_end)
         over_ssh.name_missing(run, lost_ranks(hosts, plan))
         for host in hosts:
             if host.reason:

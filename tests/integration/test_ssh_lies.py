@@ -130,7 +130,7 @@ def test_whatever_a_host_says_of_its_files_is_its_own_failure(liar: Liar, tmp_pa
         hosts = [first, second] if name == "rank 0 of h1" else [second]
         for each, folder, given in zip((first, second), folders, ({0}, {1}), strict=True):
             each.folder, each.reason, each.ranks = folder, "", frozenset(given)
-        over_ssh.gather(run, hosts, there.python)
+        over_ssh.gather(run, hosts)
         assert second.folder == folders[1], name
         assert f"h2:{second.folder} " in second.reason, name
         assert second.reason.isprintable(), name
@@ -142,7 +142,7 @@ def test_whatever_a_host_says_of_its_files_is_its_own_failure(liar: Liar, tmp_pa
             assert (run.rank(0) / "log").read_text() == "of h1\n"
     for each, folder in zip((first, second), folders, strict=True):
         liar.answers("list", None)
-        each.ask("remove", folder, python=there.python)
+        each.ask("remove", folder)
         each.ssh.close()
 
 
@@ -245,7 +245,7 @@ def test_a_host_that_does_not_end_its_job_is_given_up_at_the_second_signal(liar:
     assert second.status == 255
     assert second.reason
     for each in hosts:
-        each.ask("remove", each.folder, python=there.python)
+        each.ask("remove", each.folder)
         each.ssh.close()
 
 

@@ -112,11 +112,11 @@ class Job:
 def remove_left(each: RemoteHost, hosts: Hosts, python: str) -> None:
     """Take our folder away over the whole way, once the helper there has ended its job."""
     ssh = SshHost(Host("h1", "h1"), hosts.config, 20)
-    again = RemoteHost(each.host, ssh, each.found, each.folder)
+    again = RemoteHost(each.host, ssh, python, each.found, each.folder)
     with contextlib.closing(ssh):
-        answer = again.ask("list", each.folder, "0", python=python, within_s=60)
+        answer = again.ask("list", each.folder, "0", within_s=60)
         assert json.loads(answer.stdout.splitlines()[-1]) == []
-        again.ask("remove", each.folder, python=python)
+        again.ask("remove", each.folder)
 
 
 def test_a_host_that_hangs_is_given_up_and_the_others_go_on(
@@ -143,7 +143,7 @@ def test_a_host_that_hangs_is_given_up_and_the_others_go_on(
         assert first.command.lost
         assert second.reason == ""
         run = run_directory.create(tmp_path / "run")
-        over_ssh.gather(run, job.hosts, job.there.python)
+        over_ssh.gather(run, job.hosts)
         assert " 10 s" in first.reason
         assert f"h1:{first.folder} " in first.reason
         assert f"clusterprof collect {run.path}" in first.reason
@@ -161,7 +161,7 @@ def test_a_connection_lost_while_reports_are_fetched_is_made_again_and_goes_on(
         run = run_directory.create(tmp_path / "run")
         (each,) = job.hosts
         way.remaining = 600_000  # in the third file
-        over_ssh.gather(run, job.hosts, job.there.python)
+        over_ssh.gather(run, job.hosts)
         assert (each.reason, each.folder) == ("", "")
         assert way.connections == 2
         sizes = {path.name: path.stat().st_size for path in run.rank(0).iterdir()}
@@ -178,7 +178,7 @@ def test_a_connection_lost_for_good_leaves_the_rest_there_and_says_where(
         run = run_directory.create(tmp_path / "run")
         (each,) = job.hosts
         way.remaining, way.for_good = 600_000, True
-        over_ssh.gather(run, job.hosts, job.there.python)
+        over_ssh.gather(run, job.hosts)
         assert f"h1:{each.folder} " in each.reason
         assert f"clusterprof collect {run.path}" in each.reason
         here = sorted(path.name for path in run.rank(0).iterdir())
@@ -217,7 +217,7 @@ def test_a_host_without_space_or_python_or_named_twice_is_said_and_nothing_stays
     assert done.returncode == 255, done
     (full_disk,) = re.findall("h2: .*TMPDIR.*", done.stderr)
     assert f"{ssh_hosts.state}/scratch/clusterprof-" in full_disk, done
-    assert "(Failure)" in full_disk, done
+    assert "No space left on device" in full_disk, done
     printed = [set(each.split()) for each in done.stderr.splitlines()]
     assert any({"h1", "root@h1"} <= words for words in printed), done
     done = run_clusterprof([*line, "--force", "--python=/no/such/python", *rest])

@@ -248,7 +248,6 @@ _WRITERS = {
     "agent/nsys.py": "the lock of nsys: O_EXCL, O_NOFOLLOW",
     "agent/remote/prober.py": "a claim: O_EXCL",
     "console.py": "descriptors 1 and 2",
-    "collect/over_ssh.py": "in a folder of the host's that no other user sees (mkdir 0700)",
     "collect/outcomes.py": "out of a folder of its own (mkdtemp)",
     "doctor/cluster.py": "in a folder of its own (mkdtemp)",
     "doctor/this_host.py": "in a folder of its own (mkdtemp)",
@@ -329,7 +328,7 @@ def _reads(node: ast.Call) -> bool:
         return False
     of = getattr(getattr(node.func, "value", None), "id", "")
     flags = {getattr(each, "attr", "") for each in ast.walk(node)}
-    no_file = of in {"webbrowser", "sftp", "self"} or flags & {"O_WRONLY", "O_DIRECTORY", "devnull"}
+    no_file = of in {"webbrowser", "self"} or flags & {"O_WRONLY", "O_DIRECTORY", "devnull"}
     of_a_connection = name == "open" and not node.args and not of
     return not no_file and not of_a_connection
 

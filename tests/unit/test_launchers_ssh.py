@@ -281,8 +281,8 @@ def fetched(
     run: RunDirectory, files: dict[str, bytes], **claims: dict[str, Any]
 ) -> tuple[RemoteHost, FakeSsh]:
     fake = FakeSsh(files, {path.replace("_at_", "/"): what for path, what in claims.items()})
-    each = RemoteHost(Host("h1", "h1"), fake, Found("h1"), "/tmp/clusterprof-1")  # type: ignore[arg-type]
-    over_ssh.gather(run, [each], "python")
+    each = RemoteHost(Host("h1", "h1"), fake, "python", Found("h1"), "/tmp/clusterprof-1")  # type: ignore[arg-type]
+    over_ssh.gather(run, [each])
     return each, fake
 
 
@@ -465,7 +465,9 @@ def test_a_host_brings_no_more_than_the_limit_which_is_named(
 
 def hosts_with(*offers: dict[str, bytes]) -> list[RemoteHost]:
     return [
-        RemoteHost(Host(name, name), FakeSsh(files, {}), Found(name), "/tmp/clusterprof-1")  # type: ignore[arg-type]
+        RemoteHost(
+            Host(name, name), FakeSsh(files, {}), "python", Found(name), "/tmp/clusterprof-1"
+        )  # type: ignore[arg-type]
         for name, files in zip("abc", offers, strict=False)
     ]
 
@@ -495,7 +497,7 @@ def test_a_host_brings_its_own_ranks_only(tmp_path: Path) -> None:
         {"00000/log": b"a"}, {f"{rank:05d}/log": b"b" for rank in (0, 2, 3, 7, 8, 9, 10, 1)}
     )
     first.ranks, second.ranks = frozenset([0, 1]), frozenset([2, 3])
-    over_ssh.gather(run, [first, second], "python")
+    over_ssh.gather(run, [first, second])
     assert first.reason == ""
     assert "ranks 0–1, 7–10" in second.reason
     assert run.ranks() == [0, 2, 3]
@@ -511,14 +513,14 @@ def test_where_only_torchrun_knows_the_ranks_none_is_taken_that_two_hosts_offer(
         {"00000/log": b"b", "00001/log": b"b"},
         {"00002/log": b"c"},
     )
-    over_ssh.gather(run, hosts, "python")
+    over_ssh.gather(run, hosts)
     assert ["another host" in each.reason for each in hosts] == [True, True, False]
     assert ["rank 0," in each.reason for each in hosts] == [True, True, False]
     assert run.ranks() == [1, 2]
     assert (run.path / "attempt-2/ranks/00001/log").read_bytes() == b"a"
     # A host that brought its own before keeps it, whatever another says afterwards.
     late = hosts_with({"00002/log": b"x"})[0]
-    over_ssh.gather(run, [*hosts, late], "python")
+    over_ssh.gather(run, [*hosts, late])
     assert re.search("rank 2, .*another host", late.reason)
     assert (run.rank(2) / "log").read_bytes() == b"c"
 
