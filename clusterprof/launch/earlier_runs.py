@@ -11,6 +11,7 @@ import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from clusterprof import masking
 from clusterprof.agent.contracts import paths
@@ -41,57 +42,49 @@ def runs_in(parent: Path) -> list[tuple[RunDirectory, Manifest]]:
     return [(run, manifest) for _, run, manifest in sorted(runs, key=lambda each: each[0])[::-1]]
 
 
-def launch_bound(parent: Path, program: Sequence[str]) -> RunDirectory | None:
-    """The latest merged run of this program in `parent`, if it was launch-bound, else None.
+class Earlier(NamedTuple):
+    """The latest merged run of a program, and what it says of how to capture the next one."""
 
-    It is where launches were found to bind the steps, or where steps stayed longer after nsys'
-    window: nsys costs time for each launch until the program ends.
-    """
-    run, results = _latest(parent, program)
-    if results is None:
-        return None
-    from clusterprof.analysis.findings.finding import LAUNCH_BOUND
-    from clusterprof.analysis.findings.profiler_overhead import stay
+    run: RunDirectory
+    results: Results
 
-    cost = results["capture"]
-    nsys = any(each["profiler"].startswith("nsys") for each in results["ranks"])
-    stays = nsys and cost is not None and stay(cost["profiled"])
-    bound = any(each["code"] == LAUNCH_BOUND for each in results["findings"])
-    return run if bound or stays else None
+    @property
+    def launch_bound(self) -> bool:
+        """Whether launches bind the steps, or steps stayed longer after nsys' window: nsys costs
+        time for each launch until the program ends.
+        """
+        from clusterprof.analysis.findings.finding import LAUNCH_BOUND
+        from clusterprof.analysis.findings.profiler_overhead import stay
 
+        cost = self.results["capture"]
+        by_nsys = any(rank["profiler"].startswith("nsys") for rank in self.results["ranks"])
+        stays = by_nsys and cost is not None and stay(cost["profiled"])
+        return bool(stays) or any(each["code"] == LAUNCH_BOUND for each in self.results["findings"])
 
-def with_graphs(parent: Path, program: Sequence[str]) -> RunDirectory | None:
-    """The latest merged run of this program in `parent`, if a rank launched CUDA graphs in its
-    window, else None.
+    @property
+    def graphs(self) -> bool:
+        """Whether a rank launched CUDA graphs in its window: of many the first that were captured
+        tell it.
+        """
+        from clusterprof.tables import SCHEMAS, launches_graphs, read_table
 
-    Of many ranks the first that were captured tell it.
-    """
-    run, _ = _latest(parent, program)
-    if run is None:
-        return None
-    from clusterprof.tables import SCHEMAS, launches_graphs, read_table
-
-    for rank in sorted(run.results.path.glob(f"{paths.TABLES}/[0-9]*"))[:TELLING]:
-        with contextlib.suppress(ReportError):
-            file = rank / "host_calls.parquet"
-            if launches_graphs(read_table(file, SCHEMAS["host_calls"], ["name"])):
-                return run
-    return None
+        for rank in sorted(self.run.results.path.glob(f"{paths.TABLES}/[0-9]*"))[:TELLING]:
+            with contextlib.suppress(ReportError):
+                file = rank / "host_calls.parquet"
+                if launches_graphs(read_table(file, SCHEMAS["host_calls"], ["name"])):
+                    return True
+        return False
 
 
-def _latest(parent: Path, program: Sequence[str]) -> tuple[RunDirectory | None, Results | None]:
-    """The latest merged run of this program in `parent`, and its results if they can be read."""
+def latest(parent: Path, program: Sequence[str]) -> Earlier | None:
+    """The latest merged run of this program in `parent`; None where its results cannot be read."""
     wanted = masking.suspected(program)
     for run, manifest in runs_in(parent)[:MOST]:
-        again = manifest.whole
-        if "--" not in again or again[again.index("--") + 1 :] != wanted:
-            continue
-        result = run.merged / paths.RESULTS
-        if not result.is_file():
-            continue
-        from clusterprof.report import results_json
+        again, result = manifest.whole, run.merged / paths.RESULTS
+        if "--" in again and again[again.index("--") + 1 :] == wanted and result.is_file():
+            from clusterprof.report import results_json
 
-        with contextlib.suppress(ReportError):  # of another version
-            return run, results_json.read(result)
-        break
-    return None, None
+            with contextlib.suppress(ReportError):  # of another version
+                return Earlier(run, results_json.read(result))
+            return None
+    return None

@@ -26,7 +26,7 @@ from clusterprof.arguments import (
 )
 from clusterprof.errors import UsageError
 from clusterprof.launch import reduction
-from clusterprof.launch.earlier_runs import launch_bound, with_graphs
+from clusterprof.launch.earlier_runs import latest
 from clusterprof.launch.profiling import CapturePlan, CaptureRequest, choose
 from clusterprof.launch.settings import SETTINGS
 from clusterprof.launchers.support.job import CommandLine, Job
@@ -160,16 +160,17 @@ def make_plan(
         now, job_id = dt.datetime.now(dt.timezone.utc), os.environ.get("SLURM_JOB_ID")
         folder = run_directory.default_path(Path("runs"), job_id, now).absolute()
         folder = folder if turn == 1 else folder.with_name(f"{folder.name}-{turn}")
+    request, launch_bound_in = CaptureRequest.of(arguments), ""
     earlier = None
-    if arguments.profiler == "auto" and arguments.arm in (None, "none"):
-        earlier = launch_bound(folder.parent, program)
-    # nsys alone is asked for what is in graphs
-    by_nsys = arguments.profiler in ("auto", "nsys")
-    graphs = with_graphs(folder.parent, program) if by_nsys else None
-    request = replace(
-        CaptureRequest.of(arguments), graphs_in=shortest(graphs.path) if graphs else ""
-    )
-    capture = choose(request, shortest(earlier.path) if earlier else "")
+    if arguments.profiler in ("auto", "nsys"):
+        earlier = latest(folder.parent, program)
+    if earlier is not None:
+        earlier_run = shortest(earlier.run.path)
+        request = replace(request, graphs_in=earlier_run if earlier.graphs else "")
+        arms_none = arguments.arm in (None, "none")
+        if earlier.launch_bound and arms_none and arguments.profiler == "auto":
+            launch_bound_in = earlier_run
+    capture = choose(request, launch_bound_in)
     before = os.environ.get("PYTHONPATH")
     environment = {  # what loads the agent in every interpreter of the job
         "CLUSTERPROF_PLAN": str(RunDirectory(folder).plan),

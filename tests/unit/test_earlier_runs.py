@@ -17,7 +17,7 @@ from clusterprof.agent import nsys
 from clusterprof.agent.contracts import paths
 from clusterprof.arguments import parse_ranks
 from clusterprof.cli import main
-from clusterprof.launch.earlier_runs import launch_bound, runs_in, with_graphs
+from clusterprof.launch.earlier_runs import latest, runs_in
 from clusterprof.report import results_json
 from clusterprof.results import NODES, RANKS, CaptureCost, Finding
 from clusterprof.run_directory import RunDirectory
@@ -67,6 +67,16 @@ def masked(program: Sequence[str]) -> list[str]:
     from clusterprof import masking
 
     return masking.suspected(program)
+
+
+def launch_bound(parent: Path, program: Sequence[str]) -> RunDirectory | None:
+    found = latest(parent, program)
+    return found.run if found and found.launch_bound else None
+
+
+def with_graphs(parent: Path, program: Sequence[str]) -> RunDirectory | None:
+    found = latest(parent, program)
+    return found.run if found and found.graphs else None
 
 
 def test_the_last_merged_run_of_the_same_program_says_whether_it_was_launch_bound(
