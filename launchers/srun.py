@@ -32,9 +32,9 @@ def job(line: CommandLine) -> Job:
     """See `clusterprof.launchers.Launcher`."""
     options, program, environ, added = line.options, line.program, line.environ, line.added
     remarks, carrier = command_line.mount_remarks(line), []
-    for part in components(options, program):
+    for component in components(options, program):
         # srun passes only what --export names: set our two variables in the command.
-        exported = command_line.last_value(part, "--export") or environ.get("SLURM_EXPORT_ENV")
+        exported = command_line.last_value(component, "--export") or environ.get("SLURM_EXPORT_ENV")
         names = (exported or "ALL").split(",")
         if "ALL" in names and not any(name.startswith("PYTHONPATH=") for name in names):
             continue

@@ -113,9 +113,7 @@ def slows(run: RunDirectory, times: float, log_s: float, clock: Clock = REAL) ->
     """Wait until the job's steps take longer; False where it ends before."""
     say(f"waiting until steps take longer than {times:g} times the usual")
     while (slow := live_windows.slower(run, times)) is None:
-        there = live_windows.current(run)
-        ends = there.ranks() and not any(live_windows.trains(there, each) for each in there.ranks())
-        if ends or run.read_manifest().ended:
+        if live_windows.is_silent(run) or run.read_manifest().ended:
             return False
         clock.sleep(max(LOOK_S, log_s / 2))
     now, usual = (words.duration(each) for each in (slow.step_ns, slow.usual_ns))
@@ -155,8 +153,7 @@ def check(run: RunDirectory, manifest: Manifest) -> int:
             f"the ranks of {run.path} look for no order: its clusterprof was an older one",
             "later windows can be captured once the job is started again",
         )
-    there = live_windows.current(run)
-    if there.ranks() and not any(live_windows.trains(there, rank) for rank in there.ranks()):
+    if live_windows.is_silent(run):
         raise RunDirectoryError(
             f"no rank of {run.path} has written anything for {words.age(live_windows.SILENT_S)}",
             f"if the job has ended: clusterprof collect {run.path}",

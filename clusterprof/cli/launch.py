@@ -116,9 +116,9 @@ def launching_parser(
     `needs` are the options without which the launcher cannot work.
     """
     needs = f"{needs} " if needs else ""
-    other = f"[{passes_to} OPTION...] " if passes_to else ""
+    passed_on = f"[{passes_to} OPTION...] " if passes_to else ""
     unknown = f" Unknown options are passed to {passes_to} unchanged." if passes_to else ""
-    usage = f"clusterprof {verb} {needs}[--ranks R] [--steps A:B] {other}-- PROGRAM..."
+    usage = f"clusterprof {verb} {needs}[--ranks R] [--steps A:B] {passed_on}-- PROGRAM..."
     this = verb_parser(verb, summary + unknown, *examples, usage=usage, short_help=False)
     this.gone = GONE
     _add_profiling(this)
@@ -131,8 +131,8 @@ def _add_profiling(this: argparse.ArgumentParser) -> None:
     add("--ranks", metavar="R", help=f"the ranks to profile: {RANKS_GRAMMAR}; or auto: those "
         "that all ranks' flight recorders show to delay the others, and peers of theirs, in a "
         "second window soon after that of --steps (default auto; 0 with --steps)")  # fmt: skip
-    for name, of in (("pp", "pipeline"), ("tp", "tensor"), ("cp", "context"), ("dp", "data")):
-        add(f"--{name}", type=int, metavar="N", help=f"{of}-parallel size, for --ranks stages")
+    for name, kind in (("pp", "pipeline"), ("tp", "tensor"), ("cp", "context"), ("dp", "data")):
+        add(f"--{name}", type=int, metavar="N", help=f"{kind}-parallel size, for --ranks stages")
     add("--arm", metavar="R",
         help="with --ranks auto: the ranks that start under nsys, which captures them (as --ranks, "
         "or none; default: rank 0, and with --pp one rank of each stage)")  # fmt: skip

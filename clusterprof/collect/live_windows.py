@@ -79,6 +79,13 @@ def trains(run: RunDirectory, rank: int) -> bool:
     return state is not None and not ended and silent_s(folder) < SILENT_S
 
 
+def is_silent(run: RunDirectory) -> bool:
+    """Whether ranks have reported in, and none of them runs any more."""
+    run = current(run)
+    ranks = run.ranks()
+    return bool(ranks) and not any(trains(run, rank) for rank in ranks)
+
+
 def going_on(run: RunDirectory) -> list[int]:
     """The ranks that may yet leave something of a later window; none where it is over."""
     manifest, order = run.read_manifest(), run.order()

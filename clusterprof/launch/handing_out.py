@@ -142,18 +142,18 @@ class _Task:
     host: str
     updated: float
     silent: bool = False
-    #: whether it reads; the place of that source while it is wanted, and how long it may take
+    #: whether it reads; the index of that source while it is wanted, and how long it may take
     busy: bool = False
-    place: int | None = None
+    index: int | None = None
     limit_s: float = 0.0
     since: float = 0.0
-    #: tables that it sends: their place, the file, MPI's requests
+    #: tables that it sends: their index, the file, MPI's requests
     coming: tuple[int, int, list[Any]] | None = None
 
     @property
     def lost(self) -> bool:
         """Whether nothing can be had of it: it is silent, or reads for ever."""
-        return self.silent or (self.busy and self.place is None)
+        return self.silent or (self.busy and self.index is None)
 
 
 class Leader:
@@ -202,12 +202,12 @@ class Leader:
         if now - task.updated > engines.SILENCE_S:
             task.silent = True
             self._lose(task, f"sent no update for {words.age(engines.SILENCE_S)}")
-        elif task.place is not None and now - task.since > task.limit_s:
+        elif task.index is not None and now - task.since > task.limit_s:
             self._lose(task, too_long(task.limit_s))
         elif not task.busy and self._waiting:
-            task.busy, (task.place, source) = True, self._waiting.popleft()
+            task.busy, (task.index, source) = True, self._waiting.popleft()
             task.since, task.limit_s = now, limit_s(source) + engines.SILENCE_S
-            self._say((task.place, self._read, source), rank, task)
+            self._say((task.index, self._read, source), rank, task)
         elif beats:
             self._say(None, rank, task)
 
@@ -219,9 +219,9 @@ class Leader:
             self._lose(task, "was lost by MPI")
 
     def _lose(self, task: _Task, why: str) -> None:
-        if task.place is not None:
-            self._calls.send((task.place, Lost(why, task.host)))
-            task.place = None
+        if task.index is not None:
+            self._calls.send((task.index, Lost(why, task.host)))
+            task.index = None
 
     def _take(self) -> None:
         from mpi4py import MPI
@@ -234,9 +234,9 @@ class Leader:
             return
         index, answer = message
         if isinstance(answer, Lost):
-            if index == task.place:
+            if index == task.index:
                 self._calls.send((index, answer))
-            task.place, task.busy = None, False
+            task.index, task.busy = None, False
             return
         # tables follow, whether they are still wanted or not
         file, memory = handover.empty(answer)
@@ -248,9 +248,9 @@ class Leader:
         if task.coming is None or not all(request.Test() for request in task.coming[2]):
             return
         index, file, _ = task.coming
-        if index == task.place:
+        if index == task.index:
             self._calls.send((index, None))
             handover.send(self._calls, file)
         else:
             os.close(file)
-        task.coming, task.place, task.busy = None, None, False
+        task.coming, task.index, task.busy = None, None, False
