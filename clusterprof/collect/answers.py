@@ -40,7 +40,7 @@ def is_word(value: Any) -> bool:
 
 
 #: the members of a host's description of itself, and of a file that it offers
-_FOUND = {
+_DESCRIPTION = {
     "host": is_word, "machine": (lambda value: value == "", is_word),
     "temporary": lambda value: is_word(value) and value.startswith("/"),
     "folder": bool, "program": bool, "nsys": bool, "other_nsys": (None, is_word),
@@ -52,7 +52,7 @@ _OFFERED = {
 
 
 @dataclass(frozen=True)
-class Found:
+class Description:
     """A host's description of itself: see `clusterprof.agent.remote.host.look`."""
 
     host: str
@@ -114,7 +114,7 @@ def unfit(document: Mapping[str, Any], form: Mapping[str, Any], whose: str = "")
     return ""
 
 
-def found(answer: bytes, port: int | None) -> Found | None:
+def description(answer: bytes, port: int | None) -> Description | None:
     """A host's description of itself; None where the answer is none. Raises HostError.
 
     `port` is the one that was requested, if any: the host may offer another that is free.
@@ -122,11 +122,11 @@ def found(answer: bytes, port: int | None) -> Found | None:
     document = last_line(answer)
     if not isinstance(document, dict):
         return None
-    form = _FOUND if port is None else {**_FOUND, "port": range(1, 65536)}
+    form = _DESCRIPTION if port is None else {**_DESCRIPTION, "port": range(1, 65536)}
     if wrong := unfit(document, form):
         raise HostError(f"its answer is invalid: {wrong}")
     members: dict[str, Any] = {name: document.get(name) for name in form}
-    return Found(**members)
+    return Description(**members)
 
 
 class Listing(NamedTuple):

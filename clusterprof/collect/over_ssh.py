@@ -27,7 +27,7 @@ from clusterprof.agent.contracts.states import State
 from clusterprof.agent.contracts.timing import REAL, Clock
 from clusterprof.agent.remote import host as far_side
 from clusterprof.collect import answers
-from clusterprof.collect.answers import Found, Listing, Offered
+from clusterprof.collect.answers import Description, Listing, Offered
 from clusterprof.collect.connection import Answer, RemoteCommand, SshHost
 from clusterprof.errors import HostError, RunDirectoryError
 from clusterprof.launchers.support.job import Host, OverSsh
@@ -57,7 +57,7 @@ class RemoteHost:
     #: its Python
     python: str
     #: its description of itself
-    found: Found
+    description: Description
     #: our temporary folder there, once it is made
     folder: str = ""
     #: those that its launcher starts; None where only that knows
@@ -78,7 +78,7 @@ class RemoteHost:
         """Its entry in run.json: enough to fetch later what could not be fetched now."""
         return {
             "name": self.name, "address": self.host.address, "user": self.host.user,
-            "port": self.host.port, "hostname": self.found.host,
+            "port": self.host.port, "hostname": self.description.host,
             "status": self.status, "reason": self.reason,
             # where its ranks' files still are, "" once they are here; its ranks, null where only
             # they know; and the ranks whose files were fetched
@@ -112,13 +112,13 @@ def look_at(there: OverSsh, nsys: str | None) -> tuple[list[RemoteHost], dict[Ho
 def _look(host: Host, there: OverSsh, nsys: str | None) -> tuple[RemoteHost, str]:
     """A host that has described itself, and what it lacks for its part, or ""."""
     ssh = SshHost(host, there.ssh_config, there.timeout_s)
-    remote, wrong = RemoteHost(host, ssh, there.python, Found(host.name)), ""
+    remote, wrong = RemoteHost(host, ssh, there.python, Description(host.name)), ""
     request = json.dumps({
         "folder": there.folder, "program": there.script, "nsys": nsys, "port": there.port,
     })  # fmt: skip
     try:
         answer = remote.ask("look", request, within_s=there.timeout_s)
-        description = answers.found(answer.stdout, there.port) if answer.status == 0 else None
+        description = answers.description(answer.stdout, there.port) if answer.status == 0 else None
         if description is None:
             printed = answers.last_printed(answer.stderr) or "nothing"
             wrong = f"{there.python} does not run there (it printed: {printed}): --python PATH"
@@ -127,7 +127,7 @@ def _look(host: Host, there: OverSsh, nsys: str | None) -> tuple[RemoteHost, str
         elif not description.program:
             wrong = f"it has no {there.script} in {there.folder}"
         else:
-            remote.found = description
+            remote.description = description
     except HostError as error:
         wrong = error.what
     if wrong:
@@ -147,7 +147,7 @@ _UNPACK = (
 
 def deliver(remote: RemoteHost, plan: Plan) -> None:
     """Make our folder there, for its owner only, with the agent and the plan. Raises HostError."""
-    remote.folder = f"{remote.found.temporary}/clusterprof-{secrets.token_hex(8)}"
+    remote.folder = f"{remote.description.temporary}/clusterprof-{secrets.token_hex(8)}"
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as packed:
         for path in sorted(_AGENT.rglob("*.py")):
@@ -294,7 +294,7 @@ def gather_left(
             )
         host = Host(entry["name"], entry["address"], entry.get("user"), entry.get("port"))
         ssh = SshHost(host, config, min(manifest.ssh.timeout_s, 3600.0))
-        remote = RemoteHost(host, ssh, python, Found(entry["hostname"]), entry["left"])
+        remote = RemoteHost(host, ssh, python, Description(entry["hostname"]), entry["left"])
         remote.ranks = None if entry.get("ranks") is None else frozenset(entry["ranks"])
         remote.brought = {(attempt, rank) for attempt, rank in entry.get("brought") or ()}
         hosts.append(remote)

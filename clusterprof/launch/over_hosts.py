@@ -61,17 +61,17 @@ def usable_hosts(plan: LaunchPlan, there: OverSsh) -> tuple[list[RemoteHost], Ov
     for host, why in bad.items():
         say(f"{host.name} is left out: {why}")
     for usable in hosts:
-        if nsys and not usable.found.nsys:
-            other_nsys = usable.found.other_nsys
+        if nsys and not usable.description.nsys:
+            other_nsys = usable.description.other_nsys
             then = f"use {other_nsys}" if other_nsys else "train without nsys (or --profiler torch)"
             say(f"{usable.name} has no {nsys}: its ranks {then}")
     names_on: dict[str, list[str]] = {}
     for usable in hosts:
-        names_on.setdefault(usable.found.machine, []).append(usable.name)
+        names_on.setdefault(usable.description.machine, []).append(usable.name)
     for machine, names in names_on.items():
         if machine and len(names) > 1:
             say(f"{words.listed(names)} are one machine: it runs a torchrun for each")
-    port = hosts[0].found.port
+    port = hosts[0].description.port
     if there.port is not None and port != there.port:
         say(f"port {there.port} is in use on {hosts[0].name}: rendezvous at port {port}")
     there = launcher.without(there, list(bad), port)

@@ -112,7 +112,7 @@ class Job:
 def remove_left(each: RemoteHost, hosts: Hosts, python: str) -> None:
     """Take our folder away over the whole way, once the helper there has ended its job."""
     ssh = SshHost(Host("h1", "h1"), hosts.config, 20)
-    again = RemoteHost(each.host, ssh, python, each.found, each.folder)
+    again = RemoteHost(each.host, ssh, python, each.description, each.folder)
     with contextlib.closing(ssh):
         answer = again.ask("list", each.folder, "0", within_s=60)
         assert json.loads(answer.stdout.splitlines()[-1]) == []

@@ -24,7 +24,7 @@ from lab import lies
 from lab.clock import ManualClock
 
 from clusterprof.collect import answers, connection, over_ssh
-from clusterprof.collect.answers import Found
+from clusterprof.collect.answers import Description
 from clusterprof.collect.connection import Answer, command_line, reason
 from clusterprof.collect.host_keys import HostKeys, Known, decoded
 from clusterprof.collect.over_ssh import RemoteHost
@@ -281,7 +281,7 @@ def fetched(
     run: RunDirectory, files: dict[str, bytes], **claims: dict[str, Any]
 ) -> tuple[RemoteHost, FakeSsh]:
     fake = FakeSsh(files, {path.replace("_at_", "/"): what for path, what in claims.items()})
-    each = RemoteHost(Host("h1", "h1"), fake, "python", Found("h1"), "/tmp/clusterprof-1")  # type: ignore[arg-type]
+    each = RemoteHost(Host("h1", "h1"), fake, "python", Description("h1"), "/tmp/clusterprof-1")  # type: ignore[arg-type]
     over_ssh.gather(run, [each])
     return each, fake
 
@@ -370,14 +370,16 @@ def read(function: Callable[..., Any], answer: bytes, *more: Any) -> tuple[Any, 
 
 
 def test_what_a_host_says_of_itself_is_typed_or_refused() -> None:
-    assert answers.found(b"hello\n" + json.dumps(LOOK).encode() + b"\n", 29500) == Found(**LOOK)  # type: ignore[arg-type]
+    assert answers.description(
+        b"hello\n" + json.dumps(LOOK).encode() + b"\n", 29500
+    ) == Description(**LOOK)  # type: ignore[arg-type]
     for name, answer in lies.ANSWERS.items():
-        value, message = read(answers.found, answer, 29500)
+        value, message = read(answers.description, answer, 29500)
         assert value is None, name
         assert message.isprintable(), name
     accepted = []
     for what, answered in lies.changed(LOOK):
-        value, message = read(answers.found, json.dumps(answered).encode(), 29500)
+        value, message = read(answers.description, json.dumps(answered).encode(), 29500)
         assert message.isprintable(), what
         assert len(message) < 200, what
         if value is not None:
@@ -420,7 +422,7 @@ _JSON = strategies.recursive(
 
 @given(_JSON.map(lambda value: json.dumps(value).encode()) | strategies.binary())
 def test_an_answer_is_read_or_refused_whatever_it_is(answer: bytes) -> None:
-    for function, more in ((answers.found, [29500]), (answers.offered, [])):
+    for function, more in ((answers.description, [29500]), (answers.offered, [])):
         _, message = read(function, answer, *more)
         assert message.isprintable()
 
@@ -466,7 +468,7 @@ def test_a_host_brings_no_more_than_the_limit_which_is_named(
 def hosts_with(*offers: dict[str, bytes]) -> list[RemoteHost]:
     return [
         RemoteHost(
-            Host(name, name), FakeSsh(files, {}), "python", Found(name), "/tmp/clusterprof-1"
+            Host(name, name), FakeSsh(files, {}), "python", Description(name), "/tmp/clusterprof-1"
         )  # type: ignore[arg-type]
         for name, files in zip("abc", offers, strict=False)
     ]
