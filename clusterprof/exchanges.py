@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -81,13 +83,19 @@ def whole(table: pa.Table) -> pa.Table:
     return pa.concat_tables([table.take(pa.array(rest)), made]).unify_dictionaries()
 
 
-def once(table: pa.Table) -> Bools:
-    """Which rows of a placed table to keep for one of each kernel: that which waits longest."""
-    kernel = kernels(*(_ints(table, name) for name in ("rank", "start_ns", "stream")))
-    order = np.lexsort((-_ints(table, "wait_ns", -1), kernel))
-    out = np.zeros(table.num_rows, dtype=bool)
-    out[order[np.unique(kernel[order], return_index=True)[1]]] = True
-    return out
+def certain_waits(table: pa.Table, uncertainties: Mapping[int, int]) -> Ints:
+    """How long (ns) each row of a placed table waits, of each kernel that which waits longest.
+
+    Zero elsewhere, and where it is no longer than the two clocks may err (`uncertainties`, ns).
+    """
+    rank, last, start = (_ints(table, name) for name in ("rank", "last_rank", "start_ns"))
+    wait, kernel = _ints(table, "wait_ns", -1), kernels(rank, start, _ints(table, "stream"))
+    order = np.lexsort((-wait, kernel))
+    longest = np.zeros(table.num_rows, dtype=bool)
+    longest[order[np.unique(kernel[order], return_index=True)[1]]] = True
+    highest = int(max(rank.max(), last.max()))
+    bound = np.array([uncertainties.get(rank, 0) for rank in range(highest + 1)], dtype=np.int64)
+    return np.where(longest & (wait > bound[rank] + bound[last]), wait, 0)
 
 
 def _joined(kernel: Ints, collective: Ints, count: int) -> Ints:

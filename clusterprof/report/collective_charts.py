@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,17 +15,23 @@ import pyarrow.compute as pc
 
 from clusterprof import exchanges, words
 from clusterprof.report import summary
-from clusterprof.results import UNBOUNDED_NS, Results
+from clusterprof.report.summary import Summary
+from clusterprof.results import UNBOUNDED_NS
 
-Numbers = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 540, 230, 72, 14, 38
+_FLOOR, _ACROSS = _TOP + _HEIGHT, _WIDTH - _LEFT - 14
+_FRAME = {"width": _WIDTH, "height": _FLOOR + _BOTTOM, "left": _LEFT, "floor": _FLOOR}
 #: points of the bandwidths, and ranks or hosts of the matrix
 _MOST_POINTS, _MOST_NAMES = 60, 24
 #: a matrix of so many has its values written in it, of so few in larger cells
 _WRITTEN, _FEW = 12, 6
+#: letters of a rank's or host's name beside the matrix
+_NAME_LENGTH = 18
 _SHAPES = ("circle", "square", "triangle", "diamond", "cross")
+#: the spread of arrivals: from where it is drawn (ns), bars a decade, and how many in all
+_LEAST_SPREAD_NS, _PER_DECADE, _MOST_BARS = 1e3, 3, 41
 
 #: what one GPU sends over NVLink, in one direction, at most (GB/s): NVIDIA's data sheets, which
 #: give both directions together; GPUs of these names have NVLink to all others of their host
@@ -36,54 +44,52 @@ _NVLINK = {
 }
 #: of these names there are cards without it
 _OTHER_LINKS = ("NVL", "PCIe")
+_POINT_TO_POINT = ("Send", "Recv", "SendRecv")
 
 
 @dataclass(frozen=True)
 class Calls:
     """All matched collectives with a time, in steady-state steps where there are any."""
 
+    #: a row for each rank's part
     table: pa.Table
-    #: place of each row's collective among all, and how many there are
-    of: Numbers
-    count: int
     #: how many steps they are of
     steps: int
 
-    def column(self, name: str) -> Numbers:
-        """A column of integers without nulls."""
-        return np.asarray(pc.fill_null(self.table[name], 0).to_numpy(), dtype=np.int64)
+    @cached_property
+    def collectives(self) -> pa.Table:
+        """A row for each collective: begins, members, and the least time and most bytes of one.
 
-    def over(self, how: np.ufunc, values: Numbers, start: int) -> Numbers:
-        """Of each collective the least or most over its members."""
-        out = np.full(self.count, start, dtype=np.int64)
-        how.at(out, self.of, values)
-        return out
+        The last to arrive does not wait: its own length, on its own clock, is the transfer.
+        """
+        names = ("operation", "communicator", "source")
+        columns = {name: self.table[name].cast(pa.string()) for name in names}
+        columns |= {name: self.table[name] for name in ("collective", "rank", "message_bytes")}
+        columns["begin"] = self.table["aligned_start_ns"]
+        columns["took"] = pc.subtract(self.table["aligned_end_ns"], columns["begin"])
+        least_and_most = [("begin", "min"), ("begin", "max"), ("took", "min")]
+        grouped = pa.table(columns).group_by("collective", use_threads=False)
+        return grouped.aggregate(
+            [*least_and_most, ("message_bytes", "max"), ("rank", "count"),
+             *((name, "first") for name in names)]
+        )  # fmt: skip
 
 
-def calls(results: Results, collectives: pa.Table) -> Calls | None:
+def calls(run: Summary, collectives: pa.Table) -> Calls | None:
     """The collectives that charts are of; None where no wait is known."""
     table = exchanges.whole(collectives.filter(pc.is_valid(collectives["wait_ns"])))
-    steady = summary.evidence_steps(results)[0]
-    inside = pc.is_in(table["step"], pa.array(steady, pa.int64()))
-    if steady and pc.any(inside).as_py():
+    steps = run.evidence_steps
+    inside = pc.is_in(table["step"], pa.array(steps, pa.int64()))
+    if steps and pc.any(inside).as_py():
         table = table.filter(inside)
-    if not table.num_rows:
-        return None
-    ids = np.asarray(table["collective"].to_numpy(), dtype=np.int64)
-    found, of = np.unique(ids, return_inverse=True)
-    return Calls(table, of.reshape(-1), len(found), max(len(steady), 1))
+    return Calls(table, max(len(steps), 1)) if table.num_rows else None
 
 
-def charts(results: Results, collectives: pa.Table) -> dict[str, dict[str, Any] | None]:
+def charts(run: Summary, collectives: pa.Table) -> dict[str, dict[str, Any] | None]:
     """All three, by name; None for one of which nothing is known."""
-    known = calls(results, collectives)
-    if known is None:
-        return dict.fromkeys(("bandwidth", "spread", "waits"))
-    return {
-        "bandwidth": bandwidth(results, known),
-        "spread": spread(results, known),
-        "waits": waits(results, known),
-    }
+    known = calls(run, collectives)
+    drawings = {"bandwidth": bandwidth, "spread": spread, "waits": waits}
+    return {name: draw(run, known) if known else None for name, draw in drawings.items()}
 
 
 # --- size against bus bandwidth
@@ -101,12 +107,12 @@ def bus_factor(operation: str, members: int) -> float | None:
         return (members - 1) / members
     if operation in ("AllGather", "ReduceScatter"):
         return float(members - 1)
-    return 1.0 if operation in ("Broadcast", "Reduce", "Send", "Recv", "SendRecv") else None
+    return 1.0 if operation in ("Broadcast", "Reduce", *_POINT_TO_POINT) else None
 
 
-def bandwidth(results: Results, known: Calls) -> dict[str, Any] | None:
+def bandwidth(run: Summary, known: Calls) -> dict[str, Any] | None:
     """The chart of sizes and bus bandwidths; None where no report says sizes."""
-    points = _points(results, known)
+    points = _points(run, known)
     if not points:
         return None
     sizes, speeds = ([point[key] for point in points] for key in ("bytes", "rate"))
@@ -114,94 +120,86 @@ def bandwidth(results: Results, known: Calls) -> dict[str, Any] | None:
     top = max([*speeds, *(rate for _, rate in links)])
     x, y = _Scale(min(sizes), max(sizes)), _Scale(min(speeds), top)
     names = sorted({point["operation"] for point in points})
-    across = [_LEFT + (_WIDTH - _LEFT - 14) * x(point["bytes"]) for point in points]
+    shapes = {name: _SHAPES[min(k, len(_SHAPES) - 1)] for k, name in enumerate(names)}
+
+    def up(rate: float) -> float:
+        return round(_TOP + _HEIGHT * (1 - y(rate)), 1)
+
     return {
-        "width": _WIDTH,
-        "height": _TOP + _HEIGHT + _BOTTOM,
-        "left": _LEFT,
-        "floor": _TOP + _HEIGHT,
+        **_FRAME,
         "points": [
             {
-                "x": round(at, 1),
-                "y": round(_up(y(point["rate"])), 1),
-                "shape": _SHAPES[min(names.index(point["operation"]), len(_SHAPES) - 1)],
+                "x": round(_LEFT + _ACROSS * x(point["bytes"]), 1),
+                "y": up(point["rate"]),
+                "shape": shapes[point["operation"]],
                 "label": point["label"],
             }
-            for point, at in zip(points, across, strict=True)
+            for point in points
         ],
-        "names": [(name, _SHAPES[min(at, len(_SHAPES) - 1)]) for at, name in enumerate(names)],
-        "across": _ticks(x, min(sizes), max(sizes), lambda v: _round(words.size(v))),
-        "upwards": [
-            (round(_up(y(v)), 1), text) for v, text in _decades(min(speeds), top, _rate)
+        "names": [*shapes.items()],
+        "across": [
+            (round(_LEFT + _ACROSS * x(size), 1), _round(words.size(size))) for size in x.decades
         ],
-        "links": [
-            (round(_up(y(rate)), 1), f"NVLink of {name}: {_rate(rate)}")
-            for name, rate in sorted(links)
-        ],
+        "upwards": [(up(rate), _rate(rate)) for rate in y.decades],
+        "links": [(up(rate), f"NVLink of {name}: {_rate(rate)}") for name, rate in sorted(links)],
         "least": any(point["least"] for point in points),
-    }  # fmt: skip
+    }
 
 
-def _points(results: Results, known: Calls) -> list[dict[str, Any]]:
+def _points(run: Summary, known: Calls) -> list[dict[str, Any]]:
     """One for each operation, number of members and size: the median over its calls."""
-    start, end = (known.column(f"aligned_{edge}_ns") for edge in ("start", "end"))
-    # The last to arrive does not wait: its own length, on its own clock, is the transfer.
-    took = known.over(np.minimum, end - start, np.iinfo(np.int64).max)
-    size = known.over(np.maximum, known.column("message_bytes"), 0)
-    head = np.unique(known.of, return_index=True)[1]
-    columns = ["operation", "communicator", "source"]
-    rows = known.table.take(pa.array(head)).select(columns).to_pylist()
-    groups = {each["communicator"]: each for each in results["topology"]["groups"]}
-    members = np.bincount(known.of, minlength=known.count)
+    groups = {group["communicator"]: group for group in run.results["topology"]["groups"]}
+    links = {name: _link(run, group["ranks"]) for name, group in groups.items()}
+    alike = known.collectives.group_by(
+        [
+            "operation_first",
+            "communicator_first",
+            "source_first",
+            "rank_count",
+            "message_bytes_max",
+        ],
+        use_threads=False,
+    ).aggregate([("took_min", "list")])
     kinds: dict[tuple[str, int, int, bool, tuple[str, float] | None], list[int]] = {}
-    links = {name: _link(results, group["ranks"]) for name, group in groups.items()}
-    for at, row in enumerate(rows):
-        group = groups.get(row["communicator"])
-        true = (group["size"] if group else None) or int(members[at])
-        point_to_point = row["operation"] in ("Send", "Recv", "SendRecv")
-        least = true > members[at] and not point_to_point
-        link = links.get(row["communicator"])
+    for row in alike.to_pylist():
+        operation, communicator, members = (
+            row[name] for name in ("operation_first", "communicator_first", "rank_count")
+        )
+        group = groups.get(communicator)
+        true = (group["size"] if group else None) or members
         # ncclAlltoAll's payload is what goes to one member (collectives.cc); torch gives all of it
-        to_one = row["operation"] == "AllToAll" and row["source"] == "nvtx_payload"
-        key = (
-            str(row["operation"]),
-            true,
-            int(size[at]) * (true if to_one else 1),
-            bool(least),
-            link,
-        )
-        if size[at] > 0 and took[at] > 0 and bus_factor(key[0], true):
-            kinds.setdefault(key, []).append(int(took[at]))
-    out: list[dict[str, Any]] = []
-    for (operation, true, count, least, link), times in sorted(kinds.items(), key=lambda e: str(e)):
+        to_one = operation == "AllToAll" and row["source_first"] == "nvtx_payload"
+        size = (row["message_bytes_max"] or 0) * (true if to_one else 1)
+        least = true > members and operation not in _POINT_TO_POINT
+        if size > 0 and bus_factor(operation, true):
+            key = (operation, true, size, least, links.get(communicator))
+            kinds.setdefault(key, []).extend(ns for ns in row["took_min_list"] if ns > 0)
+    points: list[dict[str, Any]] = []
+    for (operation, true, size, least, link), times in sorted(kinds.items(), key=str):
+        if not times:
+            continue
         ns = float(np.median(times))
-        rate = (bus_factor(operation, true) or 0.0) * count / ns
-        much = f"{'at least ' if least else ''}{_rate(rate)}"
-        many = words.counted(len(times), "call")
-        name = words.plain(operation)
-        label = f"{name} of {words.counted(true, 'rank')}, {words.size(count)}: {much} "
-        out.append(
-            {
-                "operation": name,
-                "bytes": count,
-                "rate": rate,
-                "link": link,
-                "label": f"{label}({words.duration(ns)}, {many})",
-                "least": least,
-                "ns": sum(times),
-            }
+        rate = (bus_factor(operation, true) or 0.0) * size / ns
+        name, calls_ = words.plain(operation), words.counted(len(times), "call")
+        label = (
+            f"{name} of {words.counted(true, 'rank')}, {words.size(size)}: "
+            f"{'at least ' if least else ''}{_rate(rate)} ({words.duration(ns)}, {calls_})"
         )
-    return sorted(out, key=lambda point: -point["ns"])[:_MOST_POINTS]
+        points.append({
+            "operation": name, "bytes": size, "rate": rate, "link": link, "label": label,
+            "least": least, "ns": sum(times),
+        })  # fmt: skip
+    return sorted(points, key=lambda point: -point["ns"])[:_MOST_POINTS]
 
 
-def _link(results: Results, ranks: list[int]) -> tuple[str, float] | None:
+def _link(run: Summary, ranks: list[int]) -> tuple[str, float] | None:
     """The rate of NVLink where all of these ranks are on one host with such GPUs."""
-    entries = [each for each in results["ranks"] if each["rank"] in ranks]
-    hosts, devices = ({each[key] for each in entries} for key in ("host", "device"))
+    entries = [entry for entry in run.results["ranks"] if entry["rank"] in ranks]
+    hosts, devices = ({entry[key] for entry in entries} for key in ("host", "device"))
     if len(hosts) != 1 or len(devices) != 1 or "" in hosts:
         return None
     (device,) = devices
-    if any(other in device for other in _OTHER_LINKS):
+    if any(name in device for name in _OTHER_LINKS):
         return None
     return next((link for name, link in _NVLINK.items() if name in device), None)
 
@@ -216,54 +214,63 @@ def _round(text: str) -> str:
     return f"{float(number):g} {unit}"
 
 
+class _Scale:
+    """Where a value lies on a logarithmic scale of whole decades, 0 to 1."""
+
+    def __init__(self, low: float, high: float) -> None:
+        self._low = math.floor(math.log10(max(low, 1e-3)) + 1e-9)
+        self._high = max(math.ceil(math.log10(max(high, 1e-3)) - 1e-9), self._low + 1)
+
+    def __call__(self, value: float) -> float:
+        return (math.log10(max(value, 1e-3)) - self._low) / (self._high - self._low)
+
+    @property
+    def decades(self) -> list[float]:
+        return [10.0**power for power in range(self._low, self._high + 1)]
+
+
 # --- spread of arrivals
 
 
-def spread(results: Results, known: Calls) -> dict[str, Any] | None:
+def spread(run: Summary, known: Calls) -> dict[str, Any] | None:
     """How far apart the first and the last member arrive: how many collectives, by decades."""
-    start = known.column("aligned_start_ns")
-    first = known.over(np.minimum, start, np.iinfo(np.int64).max)
-    last = known.over(np.maximum, start, 0)
-    several = np.bincount(known.of, minlength=known.count) > 1
-    apart = np.maximum(last - first, 1)[several]
-    if not len(apart):
+    several = known.collectives.filter(pc.greater(known.collectives["rank_count"], 1))
+    if not several.num_rows:
         return None
-    # three bars a decade, from 1 µs on
-    low, per = 1e3, 3
-    place = np.clip(np.floor(np.log10(np.maximum(apart / low, 1)) * per), 0, 40).astype(np.int64)
-    counts = np.bincount(place)
-    bound = summary.pair_bound_ns(results)
-    wide = (_WIDTH - _LEFT - 14) / max(len(counts), 6)
-    bars = []
-    for at, count in enumerate(counts.tolist()):
-        begin, end = low * 10 ** (at / per), low * 10 ** ((at + 1) / per)
-        begin = 0 if at == 0 else begin
-        height = _HEIGHT * count / counts.max()
-        much = words.counted(count, "collective")
-        bars.append(
-            {
-                "x": round(_LEFT + at * wide + 1, 1),
-                "width": round(wide - 2, 1),
-                "y": round(_TOP + _HEIGHT - height, 1),
-                "height": round(height, 1),
-                "label": f"{words.duration(begin)} to {words.duration(end)}: {much}",
-            }
-        )
+    apart = pc.subtract(several["begin_max"], several["begin_min"]).to_numpy()
+    apart = np.maximum(apart, 1)
+
+    def along(ns: npt.ArrayLike) -> Any:
+        return np.log10(np.maximum(np.asarray(ns) / _LEAST_SPREAD_NS, 1)) * _PER_DECADE
+
+    def edge(bar: int) -> float:
+        return float(_LEAST_SPREAD_NS * 10 ** (bar / _PER_DECADE))
+
+    bars = np.minimum(np.floor(along(apart)), _MOST_BARS - 1).astype(np.int64)
+    counts = np.bincount(bars)
+    wide = _ACROSS / max(len(counts), 6)
+    heights = _HEIGHT * counts / counts.max()
+    bound = run.pair_bound_ns
     bounded = 0 < bound < UNBOUNDED_NS
-    known_from = min(math.log10(max(bound / low, 1)) * per, len(counts)) if bounded else 0.0
-    marks = [
-        (round(_LEFT + at * wide, 1), _round(words.duration(low * 10 ** (at / per))))
-        for at in range(0, len(counts) + 1, per)
-    ]
     return {
-        "width": _WIDTH,
-        "height": _TOP + _HEIGHT + _BOTTOM,
-        "left": _LEFT,
-        "floor": _TOP + _HEIGHT,
-        "bars": bars,
-        "marks": marks,
+        **_FRAME,
+        "bars": [
+            {
+                "x": round(_LEFT + bar * wide + 1, 1),
+                "width": round(wide - 2, 1),
+                "y": round(_FLOOR - heights[bar], 1),
+                "height": round(heights[bar], 1),
+                "label": f"{words.duration(edge(bar) if bar else 0)} to "
+                f"{words.duration(edge(bar + 1))}: {words.counted(count, 'collective')}",
+            }
+            for bar, count in enumerate(counts.tolist())
+        ],
+        "marks": [
+            (round(_LEFT + bar * wide, 1), _round(words.duration(edge(bar))))
+            for bar in range(0, len(counts) + 1, _PER_DECADE)
+        ],
         "most": f"{counts.max():,}",
-        "unsure": round(known_from * wide, 1),
+        "unsure": round(min(float(along(bound)), len(counts)) * wide, 1) if bounded else 0.0,
         "bound": summary.bound(bound) if bounded else "",
         "median": words.duration(float(np.median(apart))),
         "largest": words.duration(float(apart.max())),
@@ -273,68 +280,69 @@ def spread(results: Results, known: Calls) -> dict[str, Any] | None:
 # --- who waits for whom
 
 
-def waits(results: Results, known: Calls) -> dict[str, Any] | None:
+def waits(run: Summary, known: Calls) -> dict[str, Any] | None:
     """Who waits for whom, ms per step: rank × rank, or host × host of many ranks."""
-    rank, last, wait = (known.column(name) for name in ("rank", "last_rank", "wait_ns"))
-    clocks = summary.rank_uncertainties(results)
-    unsure = np.zeros(int(max(rank.max(), last.max())) + 1, dtype=np.int64)
-    for one, ns in clocks.items():
-        if one < len(unsure):
-            unsure[one] = ns
-    certain = (wait > unsure[rank] + unsure[last]) & (rank != last) & exchanges.once(known.table)
+    rank, last = (known.table[name].to_numpy() for name in ("rank", "last_rank"))
+    certain = exchanges.certain_waits(known.table, run.uncertainties) * (rank != last)
     if not certain.any():
         return None
-    ranks = np.unique(rank)
-    hosts = {each["rank"]: words.plain(each["host"]) for each in results["ranks"] if each["host"]}
-    names = [f"{one}" for one in ranks.tolist()]
-    of = np.arange(len(ranks))
-    by_host = (
-        len(ranks) > 2 * _MOST_NAMES and len({*hosts.values()}) > 1 and len(hosts) >= len(ranks)
-    )
+    ranks = np.unique(rank).tolist()
+    names = {rank: f"{rank}" for rank in ranks}
+    hosts = {rank: words.plain(host) for rank, host in run.hosts.items()}
+    several = len({*hosts.values()}) > 1 and len(hosts) >= len(ranks)
+    by_host = several and len(ranks) > 2 * _MOST_NAMES
     if by_host:
-        names, of = np.unique([hosts[one] for one in ranks.tolist()], return_inverse=True)  # type: ignore[assignment]
-        # node2 comes before node10
-        order = sorted(range(len(names)), key=lambda at: summary.natural(str(names[at])))
-        names, of = [str(names[at]) for at in order], np.argsort(order)[of.reshape(-1)]
-    place = np.full(len(unsure), 0)
-    place[ranks] = of
-    matrix = np.zeros((len(names), len(names)))
-    np.add.at(matrix, (place[rank], place[last]), np.where(certain, wait, 0))
-    matrix /= known.steps * np.bincount(of, minlength=len(names))[:, None]
+        names = {rank: hosts[rank] for rank in ranks}
+    # node2 comes before node10
+    nodes = sorted({*names.values()}, key=summary.natural)
+    row = {name: number for number, name in enumerate(nodes)}
+    place = np.zeros(int(max(rank.max(), last.max())) + 1, dtype=np.intp)
+    place[ranks] = [row[names[rank]] for rank in ranks]
+    matrix = np.zeros((len(nodes), len(nodes)))
+    np.add.at(matrix, (place[rank], place[last]), certain)
+    matrix /= known.steps * np.bincount(place[ranks], minlength=len(nodes))[:, None]
+    stragglers = set() if by_host else {str(rank) for rank in run.stragglers()}
+    return _drawn(matrix, nodes, "host" if by_host else "rank", stragglers)
+
+
+def _drawn(matrix: Reals, names: Sequence[str], noun: str, late: set[str]) -> dict[str, Any]:
+    """The largest rows and columns of a matrix of waits, ns per step, by `names`."""
     down, across = _most(matrix.sum(axis=1)), _most(matrix.sum(axis=0))
-    stragglers = {str(one) for one in summary.stragglers(results)}
-    noun = "host" if by_host else "rank"
     shown = matrix[np.ix_(down, across)]
-    high = float(shown.max())
     most = max(len(down), len(across))
     cell = 60 if most <= _FEW else 40 if most <= _WRITTEN else 14
-    longest = max(len(names[one]) for one in (*down, *across))
-    gutter = 22 + 7.2 * min(longest, 18)
-    found = zip(*np.nonzero(matrix), strict=True)
-    pairs = sorted(((float(matrix[i, j]), names[i], names[j]) for i, j in found), reverse=True)
+    longest = max(len(names[k]) for k in (*down, *across))
+    gutter = 22 + 7.2 * min(longest, _NAME_LENGTH)
+    rows, columns = (
+        [(names[k][:_NAME_LENGTH], names[k] in late) for k in places] for places in (down, across)
+    )
+    pairs = sorted(
+        ((float(matrix[i, j]), names[i], names[j]) for i, j in np.argwhere(matrix)), reverse=True
+    )
     return {
         "noun": noun,
         "cell": cell,
         "gutter": round(gutter, 1),
         "width": round(gutter + cell * len(across) + 8, 1),
         "height": round(gutter + cell * len(down) + 4, 1),
-        "rows": [(names[one][:18], names[one] in stragglers and not by_host) for one in down],
-        "columns": [(names[one][:18], names[one] in stragglers and not by_host) for one in across],
+        "rows": rows,
+        "columns": columns,
         "cells": [
             {
                 "row": row,
                 "column": column,
-                "share": round(float(shown[row, column]) / high, 3),
-                "text": words.milliseconds(float(shown[row, column]), 1) if cell > 20 else "",
-                "label": f"{noun} {names[down[row]]} waits {words.ms(float(shown[row, column]))} "
-                f"per step for {noun} {names[across[column]]}",
+                "share": round(ns / float(shown.max()), 3),
+                "text": words.milliseconds(ns, 1) if cell > 20 else "",
+                "label": f"{noun} {names[down[row]]} waits {words.ms(ns)} per step for "
+                f"{noun} {names[across[column]]}",
             }
             for row, column in np.argwhere(shown > 0).tolist()
+            for ns in [float(shown[row, column])]
         ],
-        "left_out": int((matrix.sum(axis=0) + matrix.sum(axis=1) > 0).sum())
+        "left_out": np.count_nonzero(matrix.sum(axis=0) + matrix.sum(axis=1))
         - len({*down, *across}),
         "most": [f"{noun} {i} for {noun} {j}: {words.ms(ns)}" for ns, i, j in pairs[:8]],
-        "high": words.ms(high),
+        "high": words.ms(float(shown.max())),
     }
 
 
@@ -344,33 +352,3 @@ def _most(totals: Reals) -> list[int]:
         return list(range(len(totals)))
     largest = np.argsort(-totals, kind="stable")[:_MOST_NAMES]
     return sorted(largest[totals[largest] > 0].tolist())
-
-
-# --- scales
-
-
-def _up(share: float) -> float:
-    return _TOP + _HEIGHT * (1 - share)
-
-
-class _Scale:
-    """Where a value lies on a logarithmic scale of whole decades, 0 to 1."""
-
-    def __init__(self, low: float, high: float) -> None:
-        self.low = math.floor(math.log10(max(low, 1e-3)) + 1e-9)
-        self.high = max(math.ceil(math.log10(max(high, 1e-3)) - 1e-9), self.low + 1)
-
-    def __call__(self, value: float) -> float:
-        return (math.log10(max(value, 1e-3)) - self.low) / (self.high - self.low)
-
-
-def _decades(low: float, high: float, text: Any) -> list[tuple[float, str]]:
-    scale = _Scale(low, high)
-    return [(10.0**power, text(10.0**power)) for power in range(scale.low, scale.high + 1)]
-
-
-def _ticks(scale: _Scale, low: float, high: float, text: Any) -> list[tuple[float, str]]:
-    return [
-        (round(_LEFT + (_WIDTH - _LEFT - 14) * scale(value), 1), name)
-        for value, name in _decades(low, high, text)
-    ]

@@ -7,7 +7,7 @@ values are 16-bit numbers in base64: a job of 4,096 ranks fits into a page.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof import exchanges, words
-from clusterprof.report import summary
+from clusterprof.report.summary import Summary
 from clusterprof.report.whole_job import Job
-from clusterprof.results import Results
 
 Reals = npt.NDArray[np.float64]
 Numbers = npt.NDArray[np.int64]
@@ -32,6 +31,12 @@ MOST_STEPS = 400
 _LEAST_SHADE = 1 / 20
 #: a value of which nothing is known; below it, the largest
 _UNKNOWN, _FULL = 65_535, 65_000
+#: measures of the accounts: name, member of `RankAccount`, sentence, whether from the least
+_OF_ACCOUNTS = (
+    ("idle", "idle_ns", "time without compute, communication or copies", False),
+    ("exposed wait", "exposed_wait_ns", "waiting for a later rank, not overlapped", False),
+    ("step time", "duration_ns", "the rank's step on its device", True),
+)
 
 
 @dataclass(frozen=True)
@@ -48,148 +53,110 @@ class Measure:
     from_least: bool = False
 
 
-def measures(results: Results, collectives: pa.Table, job: Job) -> list[Measure]:
+def measures(run: Summary, collectives: pa.Table, job: Job) -> list[Measure]:
     """All measures that the results and the job's records have, the most telling first."""
-    found = [
-        _caused(results, collectives),
-        *_accounts(results),
-        _shallow(job.shallow),
-        _logged(job.steps),
-    ]
-    return [each for each in found if each is not None and np.isfinite(each.values).any()]
+    known = [*_caused(run, collectives), *_accounts(run), *_shallow(job.shallow), *_logged(job)]
+    return [measure for measure in known if np.isfinite(measure.values).any()]
 
 
-def _grid(rank: Numbers, step: Numbers, ns: Reals) -> tuple[Numbers, Numbers, Reals, Numbers]:
-    """Ranks, steps, the sums of `ns` by rank and step, and how many values each is of."""
-    ranks, row = np.unique(rank, return_inverse=True)
-    steps, column = np.unique(step, return_inverse=True)
-    shape = (len(ranks), len(steps))
-    cell = row.reshape(-1) * len(steps) + column.reshape(-1)
-    counts = np.bincount(cell, minlength=shape[0] * shape[1])
-    sums = np.zeros(shape)
-    np.add.at(sums.reshape(-1), cell, ns)
-    return ranks, steps, sums, counts.reshape(shape)
+def _measure(
+    name: str,
+    what: str,
+    rank: npt.ArrayLike,
+    step: npt.ArrayLike,
+    ns: npt.ArrayLike,
+    *,
+    from_least: bool = False,
+    without: float = np.nan,
+) -> Measure:
+    """The sums of `ns` by rank and step; `without` where there are no values."""
+    ranks, row = np.unique(np.asarray(rank, np.int64), return_inverse=True)
+    steps, column = np.unique(np.asarray(step, np.int64), return_inverse=True)
+    sums, known = np.zeros((len(ranks), len(steps))), np.zeros((len(ranks), len(steps)), bool)
+    np.add.at(sums, (row, column), np.asarray(ns, np.float64))
+    known[row, column] = True
+    return Measure(name, what, ranks, steps, np.where(known, sums, without), from_least)
 
 
-def _caused(results: Results, collectives: pa.Table) -> Measure | None:
+def _caused(run: Summary, collectives: pa.Table) -> Iterator[Measure]:
     """How long the other members of its collectives wait for each rank."""
     known = pc.and_(pc.is_valid(collectives["wait_ns"]), pc.is_valid(collectives["step"]))
     table = exchanges.whole(collectives.filter(known))
     if not table.num_rows:
-        return None
-    rank, last, wait, step = (_column(table, n) for n in ("rank", "last_rank", "wait_ns", "step"))
-    _, of, members = np.unique(
-        _column(table, "collective"), return_inverse=True, return_counts=True
-    )
-    clocks = summary.rank_uncertainties(results)
-    unsure = np.asarray([clocks.get(one, 0) for one in range(int(max(rank.max(), last.max())) + 1)])
-    others = np.maximum(members[of.reshape(-1)] - 1, 1)
-    certain = (wait > unsure[rank] + unsure[last]) & exchanges.once(table)
-    caused = np.where(certain, wait, 0) / others
-    # each rank has a row, also one that no rank waits for
-    ranks, steps, sums, _ = _grid(
-        np.concatenate([last, rank]),
-        np.concatenate([step, step]),
-        np.concatenate([caused, np.zeros(len(rank))]),
-    )
+        return
+    rank, last, step = (table[name].to_numpy() for name in ("rank", "last_rank", "step"))
+    _, of, members = np.unique(table["collective"], return_inverse=True, return_counts=True)
+    waits = exchanges.certain_waits(table, run.uncertainties) / np.maximum(members[of] - 1, 1)
     what = "how long the other members of its collectives wait for the rank, overlapped or not"
-    return Measure("wait caused", what, ranks, steps, sums)
+    # each rank has a row, also one that no rank waits for
+    yield _measure(
+        "wait caused", what, np.r_[last, rank], np.r_[step, step],
+        np.r_[waits, np.zeros(len(rank))], without=0.0,
+    )  # fmt: skip
 
 
-#: measures of the accounts: name, member of `RankAccount`, sentence, whether from the least
-_OF_ACCOUNTS = (
-    ("idle", "idle_ns", "time without compute, communication or copies", False),
-    ("exposed wait", "exposed_wait_ns", "waiting for a later rank, not overlapped", False),
-    ("step time", "duration_ns", "the rank's step on its device", True),
-)
+def _accounts(run: Summary) -> Iterator[Measure]:
+    accounts = [(of, step["step"]) for step in run.results["steps"] for of in step["ranks"]]
+    ranks, steps = [of["rank"] for of, _ in accounts], [step for _, step in accounts]
+    for name, key, what, from_least in _OF_ACCOUNTS if accounts else ():
+        ns = [of[key] for of, _ in accounts]  # type: ignore[literal-required]
+        yield _measure(name, what, ranks, steps, ns, from_least=from_least)
 
 
-def _accounts(results: Results) -> list[Measure]:
-    accounts = [(step["step"], each) for step in results["steps"] for each in step["ranks"]]
-    if not accounts:
-        return []
-    step = np.asarray([number for number, _ in accounts])
-    rank = np.asarray([account["rank"] for _, account in accounts])
-    out = []
-    for name, key, what, from_least in _OF_ACCOUNTS:
-        ns = np.array([account[key] for _, account in accounts], np.float64)  # type: ignore[literal-required]
-        ranks, steps, sums, counts = _grid(rank, step, ns)
-        out.append(Measure(name, what, ranks, steps, _where(counts, sums), from_least))
-    return out
-
-
-def _shallow(table: pa.Table | None) -> Measure | None:
+def _shallow(table: pa.Table | None) -> Iterator[Measure]:
     """How long all members of its groups wait for each rank, by all flight recorders."""
     if table is None:
-        return None
+        return
     table = table.filter(pc.and_(pc.is_valid(table["lateness_ns"]), pc.is_valid(table["step"])))
-    if not table.num_rows:
-        return None
-    late = _column(table, "lateness_ns").astype(float)
-    ranks, steps, sums, counts = _grid(_column(table, "rank"), _column(table, "step"), late)
-    what = "by how much the rank comes after the first member, in all its calls, of all ranks"
-    return Measure("lateness, all ranks", what, ranks, steps, _where(counts, sums))
+    if table.num_rows:
+        columns = (table[name].to_numpy() for name in ("rank", "step", "lateness_ns"))
+        what = "by how much the rank comes after the first member, in all its calls, of all ranks"
+        yield _measure("lateness, all ranks", what, *columns)
 
 
-def _logged(logs: Mapping[int, pa.Table]) -> Measure | None:
+def _logged(job: Job) -> Iterator[Measure]:
     """What each step took on the host, by the step logs of all ranks."""
-    tables = {rank: log for rank, log in sorted(logs.items()) if log.num_rows}
-    if not tables:
-        return None
-    every = pa.concat_tables(
-        [log.select(["step", "begin_ns", "end_ns"]) for log in tables.values()]
-    )
-    rank = np.repeat(np.asarray([*tables]), [log.num_rows for log in tables.values()])
-    took = (_column(every, "end_ns") - _column(every, "begin_ns")).astype(float)
-    ranks, steps, sums, counts = _grid(rank, _column(every, "step"), took)
+    logs = [(rank, log) for rank, log in sorted(job.steps.items()) if log.num_rows]
+    if not logs:
+        return
+    log = pa.concat_tables([log.select(["step", "begin_ns", "end_ns"]) for _, log in logs])
+    rank = np.repeat([rank for rank, _ in logs], [log.num_rows for _, log in logs])
+    took = pc.subtract(log["end_ns"], log["begin_ns"]).to_numpy()
     what = "the step on the rank's host, by the step logs of all ranks"
-    return Measure("step time, all ranks", what, ranks, steps, _where(counts, sums), True)
-
-
-def _where(counts: Numbers, sums: Reals) -> Reals:
-    return np.where(counts > 0, sums, np.nan)
-
-
-def _column(table: pa.Table, name: str) -> Numbers:
-    return np.asarray(table[name].to_numpy(), dtype=np.int64)
+    yield _measure(
+        "step time, all ranks", what, rank, log["step"].to_numpy(), took, from_least=True
+    )
 
 
 # --- as data for the page
 
 
-def embedded(results: Results, collectives: pa.Table, job: Job) -> dict[str, Any] | None:
+def embedded(run: Summary, collectives: pa.Table, job: Job) -> dict[str, Any] | None:
     """The heatmap's data for the page's script; None where no measure is known."""
-    found = measures(results, collectives, job)
-    if not found:
+    known = measures(run, collectives, job)
+    if not known:
         return None
-    ranks = np.unique(np.concatenate([each.ranks for each in found]))
-    steady = [step["step"] for step in results["steps"] if step["settled"]]
-    window = [step["step"] for step in results["steps"]]
-    place = {rank: at for at, rank in enumerate(ranks.tolist())}
-    pace = results["pace"]
-    least = _LEAST_SHADE * pace["window_step_ns"] if pace else 0.0
+    ranks = np.unique(np.concatenate([measure.ranks for measure in known]))
+    row = {rank: number for number, rank in enumerate(ranks.tolist())}
+    named = run.stragglers(unprofiled=True)
+    # shown at first: the measure in which the leading finding shows
+    top, names = run.leading, [measure.name for measure in known]
+    idles = top is not None and top["code"].startswith(("host.", "gpu.", "input.stall"))
     return {
         "ranks": ranks.tolist(),
-        "profiled": [place[e["rank"]] for e in results["ranks"] if e["rank"] in place],
-        "named": [
-            place[rank] for rank in summary.stragglers(results, unprofiled=True) if rank in place
-        ],
-        "groupings": _groupings(results, job, ranks),
-        "measures": [_packed(each, ranks, steady, window, least) for each in found],
-        "first": _first(results, [each.name for each in found]),
+        "profiled": [row[e["rank"]] for e in run.results["ranks"] if e["rank"] in row],
+        "named": [row[rank] for rank in named if rank in row],
+        "groupings": _groupings(run, job, ranks),
+        "measures": [_packed(measure, ranks, run) for measure in known],
+        "first": names.index("idle") if idles and "idle" in names else 0,
     }
 
 
-def _first(results: Results, names: Sequence[str]) -> int:
-    """Which measure is shown at first: that in which the leading finding shows."""
-    top = summary.leading(results)
-    wanted = "idle" if top and top["code"].startswith(("host.", "gpu.", "input.stall")) else ""
-    return names.index(wanted) if wanted in names else 0
-
-
-def _packed(
-    measure: Measure, ranks: Numbers, steady: Sequence[int], window: Sequence[int], least: float
-) -> dict[str, Any]:
+def _packed(measure: Measure, ranks: Numbers, run: Summary) -> dict[str, Any]:
+    window = [step["step"] for step in run.results["steps"]]
+    steady = [step["step"] for step in run.results["steps"] if step["settled"]]
+    pace = run.results["pace"]
+    least = _LEAST_SHADE * pace["window_step_ns"] if pace else 0.0
     chosen = _columns(measure.steps, len(ranks), window)
     steps = measure.steps[chosen]
     values = np.full((len(ranks), len(steps)), np.nan)
@@ -223,37 +190,34 @@ def _columns(steps: Numbers, ranks: int, window: Sequence[int]) -> Numbers:
     return np.sort(nearest)
 
 
-def _groupings(results: Results, job: Job, ranks: Numbers) -> list[dict[str, Any]]:
+def _groupings(run: Summary, job: Job, ranks: Numbers) -> list[dict[str, Any]]:
     """By what ranks can be grouped: name, labels, and each rank's label (-1 where unknown)."""
-    hosts = {**job.hosts, **{e["rank"]: e["host"] for e in results["ranks"] if e["host"]}}
-    by_host: dict[str, list[int]] = {}
-    for rank, host in sorted(hosts.items()):
-        by_host.setdefault(words.plain(host), []).append(rank)
-    found = [_grouping("host", by_host, ranks)]
-    shallow = results["shallow"]
-    stages = {f"stage {each['stage']}": each["ranks"] for each in results["topology"]["stages"]}
+    topology, shallow = run.results["topology"], run.results["shallow"]
+    hosts: dict[str, list[int]] = {}
+    for rank, host in sorted({**job.hosts, **run.hosts}.items()):
+        hosts.setdefault(words.plain(host), []).append(rank)
+    stages = {f"stage {stage['stage']}": stage["ranks"] for stage in topology["stages"]}
     if shallow and len(shallow["stages"]) > 1:
-        stages = {f"stage {at}": each for at, each in enumerate(shallow["stages"])}
-    found.append(_grouping("stage", stages, ranks))
+        stages = {f"stage {number}": members for number, members in enumerate(shallow["stages"])}
     kinds: dict[str, dict[str, list[int]]] = {}
-    for group in results["topology"]["groups"]:
-        label = words.spans(group["ranks"], 2)
-        kinds.setdefault(f"{group['kind']} group", {})[label] = group["ranks"]
-    for named in shallow["groups"] if shallow else ():
-        kind = words.plain(named["description"]) or "group"
-        kinds.setdefault(kind, {})[words.spans(named["ranks"], 2)] = named["ranks"]
-    found += [_grouping(kind, groups, ranks) for kind, groups in kinds.items()]
-    return [each for each in found if each is not None]
+    named = [(f"{group['kind']} group", group["ranks"]) for group in topology["groups"]]
+    if shallow:
+        named += [(words.plain(g["description"]) or "group", g["ranks"]) for g in shallow["groups"]]
+    for kind, members in named:
+        kinds.setdefault(kind, {})[words.spans(members, 2)] = members
+    every = [("host", hosts), ("stage", stages), *kinds.items()]
+    groupings = (_grouping(kind, groups, ranks) for kind, groups in every)
+    return [grouping for grouping in groupings if grouping is not None]
 
 
 def _grouping(
     name: str, groups: Mapping[str, Iterable[int]], ranks: Numbers
 ) -> dict[str, Any] | None:
     """None where it groups nothing: one group, or one rank in each."""
-    of = np.full(len(ranks), -1)
-    for at, members in enumerate(groups.values()):
-        of[np.isin(ranks, np.asarray([*members], np.int64)) & (of < 0)] = at
-    sizes = np.bincount(of[of >= 0], minlength=1)
+    label = np.full(len(ranks), -1)
+    for number, members in enumerate(groups.values()):
+        label[np.isin(ranks, np.asarray([*members], np.int64)) & (label < 0)] = number
+    sizes = np.bincount(label[label >= 0], minlength=1)
     if (sizes > 0).sum() < 2 or sizes.max() < 2:
         return None
-    return {"name": name, "labels": [*groups], "of": of.tolist()}
+    return {"name": name, "labels": [*groups], "of": label.tolist()}

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
-from itertools import groupby
+from collections.abc import Mapping
+from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clusterprof import words
 from clusterprof.agent.contracts import files
 from clusterprof.report import breakdown, overview, summary
+from clusterprof.report.summary import Summary
 from clusterprof.report.whole_job import Job
 from clusterprof.results import UNBOUNDED_NS, Finding, Results
 from clusterprof.run_directory import writing
@@ -29,17 +30,11 @@ if TYPE_CHECKING:
 _MOST_EVIDENCE = 64
 #: of more findings of one code than fit on a screen, the first is a card and the others its table
 _MOST_CARDS = 3
-#: the page's one script, in this order: what the others share first, what shows the state last
 _STYLES = ("report.css", "timeline.css", "overview.css")
+#: the page's one script, in this order: what the others share first, what shows the state last
 _SCRIPTS = (
-    "core.js",
-    "downloads.js",
-    "tables.js",
-    "heatmap.js",
-    "whatif.js",
-    "timeline.js",
-    "arrive.js",
-)
+    "core.js", "downloads.js", "tables.js", "heatmap.js", "whatif.js", "timeline.js", "arrive.js",
+)  # fmt: skip
 #: near the beginning of every page
 _MARK = b'<meta name="generator" content="clusterprof">'
 
@@ -69,70 +64,60 @@ def render(
         templates,
     )
 
-    drawn = lanes.build(results, collectives, spans)
-    panel = overview.what_if(results)
-    heat = heatmap.embedded(results, collectives, job or Job())
+    run, job = Summary(results), job or Job()
+    timeline = lanes.build(run, collectives, spans)
+    what_if = overview.what_if(run)
     data = {
-        "timeline-data": lanes.embedded(drawn, results) if drawn else None,
-        "heatmap-data": heat,
-        "what-if-data": overview.ticked(panel),
+        "timeline-data": lanes.embedded(timeline, run) if timeline else None,
+        "heatmap-data": heatmap.embedded(run, collectives, job),
+        "what-if-data": overview.ticked(what_if),
         "results-data": provenance.embedded(results),
     }
-    data = {name: each for name, each in data.items() if each is not None}
+    data = {name: content for name, content in data.items() if content is not None}
     script = "".join(map(templates.part, _SCRIPTS))
-    begins = {step["step"]: step["begin_ns"] for step in results["steps"]}
-    cards = [(each, _drawn(each, begins, drawn)) for each in summary.cards(results)]
-    leading = summary.leading(results)
     clocks = {entry["rank"]: entry for entry in results["clock"]["ranks"]}
     # those whose clocks are known least come first
-    ranks = sorted(results["ranks"], key=lambda each: each["rank"])
+    ranks = sorted(results["ranks"], key=lambda entry: entry["rank"])
     if len(ranks) > 2 * breakdown.ENDS:
-        unsure = summary.rank_uncertainties(results)
-        ranks.sort(key=lambda each: -unsure.get(each["rank"], UNBOUNDED_NS))
-    floor = summary.pair_bound_ns(results)
-    return (
-        templates.environment()
-        .get_template("report.html.j2")
-        .render(
-            title=title,
-            results=results,
-            style="".join(map(templates.part, _STYLES)),
-            script=script,
-            # what the page's policy allows to run: this script and no other
-            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-            verdict=summary.verdict_lines(results),
-            tiles=overview.tiles(results),
-            leading=leading,
-            moment=next((shown["moment"] for each, shown in cards if each is leading), ""),
-            what_if=panel,
-            findings=_folded(cards),
-            account=breakdown.account(results),
-            path=breakdown.path(results),
-            groups=breakdown.ends(results["topology"]["groups"], breakdown.ENDS, 0),
-            operations=breakdown.ends(summary.by_exposed(results), breakdown.ENDS, 0),
-            late=breakdown.ends(summary.suspects(results), 2 * breakdown.ENDS, 0),
-            clocks=breakdown.ends([(each, clocks.get(each["rank"])) for each in ranks]),
-            explained=explained or {},
-            floor=floor,
-            bound=summary.bound(floor) if floor else "",
-            picture=lanes.picture(drawn) if drawn else None,
-            hatch=lanes.hatch,
-            kinds={kind for kind, _ in drawn.spans.names} if drawn else set(),
-            timeline_notes=drawn.notes if drawn else [],
-            # what the scripts read, by the id of its element
-            data=data,
-            heatmap="heatmap-data" in data,
-            run_steps=step_chart.chart(results, job or Job()),
-            **collective_charts.charts(results, collectives),
-            provenance=provenance.facts(results, job or Job()),
-        )
+        ranks.sort(key=lambda entry: -run.uncertainties.get(entry["rank"], UNBOUNDED_NS))
+    template = templates.environment().get_template("report.html.j2")
+    return template.render(
+        title=title,
+        run=run,
+        results=results,
+        style="".join(map(templates.part, _STYLES)),
+        script=script,
+        # what the page's policy allows to run: this script and no other
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        tiles=overview.tiles(run),
+        moment=_moment(run.leading, run, timeline) if run.leading in run.cards else "",
+        what_if=what_if,
+        findings=_cards(run, timeline),
+        account=breakdown.account(run),
+        path=breakdown.path(results),
+        groups=breakdown.ends(results["topology"]["groups"], breakdown.ENDS, 0),
+        operations=breakdown.ends(run.by_exposed, breakdown.ENDS, 0),
+        late=breakdown.ends(run.suspects, 2 * breakdown.ENDS, 0),
+        clocks=breakdown.ends([(entry, clocks.get(entry["rank"])) for entry in ranks]),
+        explained=explained or {},
+        bound=summary.bound(run.pair_bound_ns) if run.pair_bound_ns else "",
+        picture=lanes.picture(timeline) if timeline else None,
+        hatch=lanes.hatch,
+        kinds={kind for kind, _ in timeline.spans.names} if timeline else set(),
+        timeline_notes=timeline.notes if timeline else [],
+        # what the scripts read, by the id of its element
+        data=data,
+        heatmap="heatmap-data" in data,
+        run_steps=step_chart.chart(results, job),
+        **collective_charts.charts(run, collectives),
+        provenance=provenance.facts(run, job),
     )
 
 
-def write(path: Path, page: str) -> None:
-    """Write what `render` gave by rename; raises `RunDirectoryError` if it cannot be written."""
+def write(path: Path, page: str, option: str = "--output") -> None:
+    """Write a page by rename; raises `RunDirectoryError`, which names `option`, if that fails."""
     # a run directory's name may hold bytes that are no UTF-8
-    with writing(path, "--output"):
+    with writing(path, option):
         files.write(path, page.encode(errors="backslashreplace"))
 
 
@@ -151,64 +136,76 @@ class Card(NamedTuple):
     number: int
     finding: Finding
     drawn: dict[str, Any]
-    others: list[tuple[int, Finding, dict[str, Any]]]
+    others: list[Card]
 
 
-def _folded(cards: Sequence[tuple[Finding, dict[str, Any]]]) -> list[Card]:
+def _cards(run: Summary, timeline: lanes.Timeline | None) -> list[Card]:
     """All findings in their order; of many of one code the first holds the others."""
-    by_code: dict[str, list[tuple[int, Finding, dict[str, Any]]]] = {}
-    for number, (finding, drawn) in enumerate(cards, 1):
-        by_code.setdefault(finding["code"], []).append((number, finding, drawn))
-    out = []
-    for alike in by_code.values():
-        many = len(alike) > _MOST_CARDS
-        out += [Card(*each, []) for each in alike[: 1 if many else None]]
-        if many:
-            out[-1] = out[-1]._replace(others=alike[1:])
-    return sorted(out)
+    by_code: dict[str, list[Card]] = {}
+    for number, finding in enumerate(run.cards, 1):
+        card = Card(number, finding, _drawn(finding, run, timeline), [])
+        by_code.setdefault(finding["code"], []).append(card)
+    for cards in by_code.values():
+        if len(cards) > _MOST_CARDS:
+            cards[0].others.extend(cards[1:])
+            del cards[1:]
+    return sorted(chain.from_iterable(by_code.values()), key=lambda card: card.number)
 
 
-def _drawn(
-    finding: Finding, begins: Mapping[int, int], timeline: lanes.Timeline | None
-) -> dict[str, Any]:
+def _drawn(finding: Finding, run: Summary, timeline: lanes.Timeline | None) -> dict[str, Any]:
     """A finding's bar (its share of a step, and from where to where that may lie, in %)."""
     share = finding["share_of_step"] * 100
     half = share * finding["saved_uncertainty_ns"] / finding["saved_ns_per_step"] if share else 0.0
-    # an uncertainty below 0.2% of a step is narrower than the mark for it
-    whisker = (_round(max(share - half, 0)), _round(min(share + half, 100))) if half > 0.2 else None
+    low, high = round(max(share - half, 0.0), 2), round(min(share + half, 100.0), 2)
     return {
-        "share": _round(min(share, 100)) if share else None,
-        "whisker": whisker,
+        "share": round(min(share, 100.0), 2) if share else None,
+        # an uncertainty below 0.2% of a step is narrower than the mark for it
+        "whisker": (low, high) if half > 0.2 else None,
         "saving": _saving(finding),
-        "evidence": _evidence(finding, begins),
-        "moment": next(filter(None, _moments(finding, begins)), _step(finding, timeline)),
+        "evidence": _evidence(finding, run.begins),
+        "moment": _moment(finding, run, timeline),
     }
 
 
-def _step(finding: Finding, timeline: lanes.Timeline | None) -> str:
-    """The address of a step and a rank that a finding names and the timeline has, or nothing."""
+def _moment(finding: Finding, run: Summary, timeline: lanes.Timeline | None) -> str:
+    """The address in the timeline of a finding's first evidence, else of its step and rank."""
+    if link := next(filter(None, _links(finding, run.begins)), ""):
+        return link
     if timeline is None:
         return ""
-    typical = timeline.steps[timeline.typical].number
-    there = [each.number for each in timeline.steps if each.number is not None]
-    steps = [each for each in (typical, *there) if each in finding["steps"]]
+    shown = [step.number for step in timeline.steps if step.number is not None]
+    steps = [step for step in (timeline.steps[timeline.typical].number, *shown)
+             if step in finding["steps"]]  # fmt: skip
     ranks = [rank for rank in finding["ranks"] if rank in timeline.ranks]
     return f"#timeline&step={steps[0]}&rank={ranks[0]}" if steps and ranks else ""
 
 
+def _links(finding: Finding, begins: Mapping[int, int]) -> list[str]:
+    """The address of each evidence line's rank, step and moment in the timeline, or nothing."""
+    links = []
+    for line in finding["evidence"]:
+        rank, step, time = line.get("rank", finding["rank"]), line.get("step"), line.get("time_ns")
+        link = ""
+        if isinstance(rank, int) and isinstance(step, int) and step in begins:
+            link = f"#timeline&step={step}&rank={rank}"
+            if isinstance(time, int):
+                link += f"&at={(time - begins[step]) / 1e6:.4f}"
+        links.append(link)
+    return links
+
+
 def _saving(finding: Finding) -> list[dict[str, Any]]:
     """The step with and without a finding's cause, in the window and in the long run."""
-    entry = finding["saving"]
-    if entry is None:
-        return []
-    names = {"window": "the window", "long_run": "its steps again and again"}
-    out = []
-    for view, name in names.items():
-        step, without = entry[view]["step_ns"], entry[view]["without_ns"]  # type: ignore[literal-required]
-        stated = " (stated)" if view == entry["stated"] else ""
+    saving = finding["saving"]
+    rows = []
+    for view, name in (("window", "the window"), ("long_run", "its steps again and again")):
+        if saving is None:
+            continue
+        step, without = saving[view]["step_ns"], saving[view]["without_ns"]  # type: ignore[literal-required]
+        stated = " (stated)" if view == saving["stated"] else ""
         cells = [f"{words.milliseconds(ns, 2)} ms" for ns in (step, without, step - without)]
-        out.append({"name": name + stated, "cells": cells})
-    return out
+        rows.append({"name": name + stated, "cells": cells})
+    return rows
 
 
 def _evidence(finding: Finding, begins: Mapping[int, int]) -> list[dict[str, Any]]:
@@ -216,55 +213,37 @@ def _evidence(finding: Finding, begins: Mapping[int, int]) -> list[dict[str, Any
 
     `links` has each row's moment in the timeline, empty where it names none.
     """
-    tables = []
+    tables: list[dict[str, Any]] = []
     evidence = finding["evidence"]
-    shown = [_readable(line, begins) for line in evidence[:_MOST_EVIDENCE]]
-    linked = zip(shown, _moments(finding, begins), strict=False)
-    for keys, rows in groupby(linked, key=lambda each: tuple(each[0])):
+    readable = [_readable(line, begins) for line in evidence[:_MOST_EVIDENCE]]
+    linked = zip(readable, _links(finding, begins), strict=False)
+    for keys, rows in groupby(linked, key=lambda row: tuple(row[0])):
         lines, links = zip(*rows, strict=True)
-        cells = [[words.quantity(key, line[key])[1] for key in keys] for line in lines]
-        textual = [at for at, key in enumerate(keys) if any(isinstance(r[key], str) for r in lines)]
-        names = [words.quantity(key, None)[0] for key in keys]
-        tables.append(
-            {"names": names, "words": textual, "rows": cells, "links": links if any(links) else ()}
-        )
+        tables.append({
+            "names": [words.quantity(key, None)[0] for key in keys],
+            "words": [column for column, key in enumerate(keys)
+                      if any(isinstance(line[key], str) for line in lines)],
+            "rows": [[words.quantity(key, line[key])[1] for key in keys] for line in lines],
+            "links": links if any(links) else (),
+        })  # fmt: skip
     if len(evidence) > _MOST_EVIDENCE:
-        more = f"{len(evidence) - _MOST_EVIDENCE} more lines are in results.json"
-        tables.append({"names": [more], "words": [0], "rows": [], "links": ()})
+        rest = f"{len(evidence) - _MOST_EVIDENCE} more lines are in results.json"
+        tables.append({"names": [rest], "words": [0], "rows": [], "links": ()})
     return tables
-
-
-def _moments(finding: Finding, begins: Mapping[int, int]) -> list[str]:
-    """The address of each evidence line's rank, step and moment in the timeline, or nothing."""
-    out = []
-    for line in finding["evidence"]:
-        rank, step = line.get("rank", finding["rank"]), line.get("step")
-        link = ""
-        if isinstance(rank, int) and isinstance(step, int) and step in begins:
-            link = f"#timeline&step={step}&rank={rank}"
-            time = line.get("time_ns")
-            if isinstance(time, int):
-                link += f"&at={(time - begins[step]) / 1e6:.4f}"
-        out.append(link)
-    return out
 
 
 def _readable(line: Mapping[str, Any], begins: Mapping[int, int]) -> dict[str, Any]:
     """Moments as times since their step began, ids short, and what lies within as its parts."""
-    out: dict[str, Any] = {"what": line["what"]} if "what" in line else {}
+    shown: dict[str, Any] = {"what": line["what"]} if "what" in line else {}
     for key, value in line.items():
         if key == "time_ns" and isinstance(value, int):
             begin = begins.get(line.get("step", -1))
             if begin is not None:
-                out["into_the_step_ns"] = value - begin
+                shown["into_the_step_ns"] = value - begin
         elif key == "communicator" and isinstance(value, str):
-            out[key] = words.communicator(value)
+            shown[key] = words.communicator(value)
         elif isinstance(value, Mapping):
-            out |= {f"{key}_{inner}": part for inner, part in value.items()}
+            shown |= {f"{key}_{inner}": content for inner, content in value.items()}
         elif key != "what":
-            out[key] = value
-    return out
-
-
-def _round(value: float) -> float:
-    return round(float(value), 2)
+            shown[key] = value
+    return shown

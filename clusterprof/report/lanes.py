@@ -19,7 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof import words
-from clusterprof.report.summary import averages, by_saving, rank_uncertainties, stragglers
+from clusterprof.report.step_chart import round_times
+from clusterprof.report.summary import Summary
 from clusterprof.results import UNBOUNDED_NS, Results, steps_to_look_at
 
 Numbers = npt.NDArray[np.int64]
@@ -118,9 +119,7 @@ class Timeline:
     notes: list[str]
 
 
-def build(
-    results: Results, collectives: pa.Table, spans: pa.Table | None = None
-) -> Timeline | None:
+def build(run: Summary, collectives: pa.Table, spans: pa.Table | None = None) -> Timeline | None:
     """The timeline, or None where nothing has a place in time.
 
     `collectives` is the placed table: one row per collective and rank with
@@ -129,67 +128,87 @@ def build(
     """
     has_times = (pc.is_valid(collectives[f"aligned_{edge}_ns"]) for edge in ("start", "end"))
     placed = collectives.filter(pc.and_(*has_times))
+    tables = [table for table in (placed, spans) if table is not None]
+    ranks = np.unique(np.concatenate([table["rank"].to_numpy() for table in tables])).tolist()
+    if not ranks:
+        return None
     notes = []
     if placed.num_rows < collectives.num_rows:
         lost = words.counted(collectives.num_rows - placed.num_rows, "call")
         notes.append(f"{lost} without a kernel in the report cannot be drawn")
-    every = [table["rank"].to_numpy() for table in (placed, spans) if table is not None]
-    lanes = np.unique(np.concatenate(every)).tolist()
-    if not lanes:
-        return None
-    named = stragglers(results)
-    drawn = _spans_of(spans, lanes)
+    drawn = _spans_of(spans, ranks)
     if drawn.merged_below:
         short = words.duration(drawn.merged_below)
         notes.append(f"spans shorter than {short} are merged, each kind one behind the other")
-    placed, steps = _within_limit(results, placed, spans, len(lanes), notes)
+    placed, steps = _within_limit(run.results, placed, spans, len(ranks), notes)
     numbers = [step.number for step in steps]
-    first = [numbers.index(each) for each in steps_to_look_at(results) if each in numbers]
+    first = [numbers.index(step) for step in steps_to_look_at(run.results) if step in numbers]
     typical, worst = [*first, -1, -1][:2] if first else (0, -1)
-    of, last = _numbered(placed)
-    placed = placed.take(pa.array(np.lexsort((_integers(placed["aligned_start_ns"]), of))))
-    of = np.sort(of)
-    lane = np.searchsorted(np.array(lanes), _integers(placed["rank"]))
-    coded = {name: _coded(placed[name]) for name in ("operation", "communicator", "state")}
-    row = _rows(lane, coded["communicator"][0])
-    start, end = (_integers(placed[f"aligned_{edge}_ns"]) for edge in ("start", "end"))
-    head = np.searchsorted(of, np.arange(len(last)))
-    alone = np.asarray(pc.is_null(placed["wait_ns"])).astype(np.int64)[head]
-    late, margin, bound = _lateness(results, lanes, of, lane, start, head)
-    confidence = np.asarray(pc.fill_null(placed["confidence"].cast(pa.float64()), -0.01))
+    calls, groups, names = _calls_of(placed, ranks, run)
+    named = run.stragglers()
     return Timeline(
-        ranks=lanes,
-        rows=[int(row[lane == each].max(initial=0)) + 1 for each in range(len(lanes))],
-        named=[lanes.index(rank) for rank in named if rank in lanes],
-        operations=coded["operation"][1],
-        communicators=coded["communicator"][1],
-        states=coded["state"][1],
-        calls=Calls(of, lane, row, start, end),
-        groups=Groups(
-            **{name: codes[head] for name, (codes, _) in coded.items()},
-            message_bytes=_integers(placed["message_bytes"], -1)[head],
-            order=_integers(placed["order"], -1)[head],
-            confidence=np.floor(confidence * 100 + 1e-9).astype(np.int64)[head],
-            last=last,
-            late=np.where(alone == 1, -1, late),
-            margin=margin,
-            bound=bound,
-            alone=alone,
-        ),
+        ranks=ranks,
+        rows=[int(calls.row[calls.lane == lane].max(initial=0)) + 1 for lane in range(len(ranks))],
+        named=[ranks.index(rank) for rank in named if rank in ranks],
+        operations=names["operation"],
+        communicators=names["communicator"],
+        states=names["state"],
+        calls=calls,
+        groups=groups,
         spans=drawn,
         steps=steps,
         typical=typical,
         worst=worst,
-        presets=_presets(results, lanes, named),
+        presets=_presets(run, ranks, named),
         notes=notes,
     )
+
+
+def _calls_of(
+    placed: pa.Table, ranks: list[int], run: Summary
+) -> tuple[Calls, Groups, dict[str, list[str]]]:
+    """The calls, their collectives, and the names of operations, communicators and states."""
+    of, last = _numbered(placed)
+    placed = placed.take(pa.array(np.lexsort((_integers(placed["aligned_start_ns"]), of))))
+    of = np.sort(of)
+    lane = np.searchsorted(np.array(ranks), _integers(placed["rank"]))
+    coded = {name: _coded(placed[name]) for name in ("operation", "communicator", "state")}
+    start, end = (_integers(placed[f"aligned_{edge}_ns"]) for edge in ("start", "end"))
+    head = np.searchsorted(of, np.arange(len(last)))
+    alone = np.asarray(pc.is_null(placed["wait_ns"])).astype(np.int64)[head]
+    # who came last, and by how much after the second-to-last
+    uncertainty = np.array([run.uncertainties.get(rank, 0) for rank in ranks], np.int64)
+    final = np.append(head[1:], len(of))[: len(head)] - 1
+    before = np.maximum(final - 1, head)
+    margin = start[final] - start[before]
+    bound = uncertainty[lane[final]] + uncertainty[lane[before]]
+    is_late = (margin > bound) & (final > head) & (alone == 0)
+    confidence = np.asarray(pc.fill_null(placed["confidence"].cast(pa.float64()), -0.01))
+    groups = Groups(
+        **{name: codes[head] for name, (codes, _) in coded.items()},
+        message_bytes=_integers(placed["message_bytes"], -1)[head],
+        order=_integers(placed["order"], -1)[head],
+        confidence=np.floor(confidence * 100 + 1e-9).astype(np.int64)[head],
+        last=last,
+        late=np.where(is_late, lane[final], -1),
+        margin=margin,
+        bound=bound,
+        alone=alone,
+    )
+    # a row of its rank's lane for each communicator, at most `MOST_ROWS`
+    pairs, of_pair = np.unique(
+        np.stack([lane, coded["communicator"][0]]), axis=1, return_inverse=True
+    )
+    row = np.minimum(np.arange(pairs.shape[1]) - np.searchsorted(pairs[0], pairs[0]), MOST_ROWS - 1)
+    calls = Calls(of, lane, row[of_pair.reshape(-1)], start, end)
+    return calls, groups, {name: texts for name, (_, texts) in coded.items()}
 
 
 #: columns of the collectives that the page gets unchanged
 _AS_IS = ("operation", "communicator", "state", "order", "confidence", "late", "alone")
 
 
-def embedded(timeline: Timeline, results: Results) -> dict[str, Any]:
+def embedded(timeline: Timeline, run: Summary) -> dict[str, Any]:
     """The timeline as compact plain data: times in units of `UNIT_NS` after the first begin.
 
     Per collective the last arrival is a difference from the one before; per call there are
@@ -197,20 +216,19 @@ def embedded(timeline: Timeline, results: Results) -> dict[str, Any]:
     """
     groups, calls = timeline.groups, timeline.calls
     zero = min(step.begin for step in timeline.steps)
-    hosts = {entry["rank"]: words.plain(entry["host"]) for entry in results["ranks"]}
     kinds = {
         words.plain(group["communicator"]): group["kind"]
-        for group in results["topology"]["groups"]
+        for group in run.results["topology"]["groups"]
         if group["kind"] != "unknown"
     }
-    medians = {step["step"]: step["duration_ns"] for step in results["steps"]}
+    medians = {step["step"]: step["duration_ns"] for step in run.results["steps"]}
     last = (groups.last - zero) // UNIT_NS
     return {
         "unit_ns": UNIT_NS,
         "lanes": [
             {
                 "rank": rank,
-                "host": hosts.get(rank, ""),
+                "host": words.plain(run.hosts.get(rank, "")),
                 "rows": rows,
                 "named": lane in timeline.named,
             }
@@ -238,11 +256,11 @@ def embedded(timeline: Timeline, results: Results) -> dict[str, Any]:
         ],
         # findings that name ranks, by their anchors
         "findings": [
-            {"anchor": f"finding-{number}", "code": each["code"], "ranks": each["ranks"]}
-            for number, each in enumerate(by_saving(results), 1)
+            {"anchor": f"finding-{number}", "code": finding["code"], "ranks": finding["ranks"]}
+            for number, finding in enumerate(run.findings, 1)
         ],
         # what the communicators are for, as far as that is known
-        "groups": [kinds.get(each, "") for each in timeline.communicators],
+        "groups": [kinds.get(name, "") for name in timeline.communicators],
         "spans": _embedded_spans(timeline.spans, zero),
         **{name: getattr(groups, name).tolist() for name in _AS_IS},
         "bytes": groups.message_bytes.tolist(),
@@ -326,13 +344,13 @@ def picture(timeline: Timeline) -> dict[str, Any]:
     kinds = np.array([kind for kind, _ in spans.names] or [""])[spans.name[visible]]
     paths: dict[str, str] = {}
     for kind in dict.fromkeys(kind for kind, _ in spans.names):
-        mine = kinds == kind
+        of_kind = kinds == kind
         if kind == "idle":
-            wide = mine & (right - left >= 1)
+            wide = of_kind & (right - left >= 1)
             boxes = zip(left[wide], y[wide], (right - left)[wide], strict=True)
             paths["hatch"] = "".join(hatch(*box, _ROW) for box in boxes)
         else:
-            paths[_TONES.get(kind, kind)] = _bars(left[mine], right[mine], y[mine])
+            paths[_TONES.get(kind, kind)] = _bars(left[of_kind], right[of_kind], y[of_kind])
     wide = np.flatnonzero(((kinds == "range") | (kinds == "blocked")) & (right - left > 30))
     texts = [
         {
@@ -425,75 +443,67 @@ def _first(*keys: Numbers) -> Numbers:
 
 
 def _ticks(span_ns: int, scale: float) -> list[tuple[float, str]]:
-    rough = span_ns / 8
-    power = 10.0 ** math.floor(math.log10(max(rough, 1)))
-    every = next(f * power for f in (1, 2, 5, 10) if f * power >= rough)
-    decimals = max(0, 6 - math.floor(math.log10(every)))
-    count = int(span_ns / every) + 1
+    times = round_times(span_ns, span_ns / 8)
+    decimals = max(0, 6 - math.floor(math.log10(times[1])))
     return [
-        (round(_GUTTER + k * every * scale, 1), words.milliseconds(k * every, min(decimals, 3)))
-        for k in range(count)
-        if k * every * scale < _WIDTH - _GUTTER - 90
+        (round(_GUTTER + ns * scale, 1), words.milliseconds(ns, min(decimals, 3)))
+        for ns in times
+        if ns * scale < _WIDTH - _GUTTER - 90
     ]
 
 
-def _presets(results: Results, lanes: list[int], named: list[int]) -> list[tuple[str, list[int]]]:
+def _presets(run: Summary, ranks: list[int], named: list[int]) -> list[tuple[str, list[int]]]:
     """Choices of lanes by name: the first is open at first, the last has all ranks."""
-    hosts = {entry["rank"]: entry["host"] for entry in results["ranks"]}
-    by_wait = sorted(averages(results), key=lambda row: row.exposed_wait_ns)
-    least = [row.rank for row in by_wait if row.rank in lanes][:MOST_LANES]
+    by_wait = sorted(run.averages, key=lambda row: row.exposed_wait_ns)
+    least = [row.rank for row in by_wait if row.rank in ranks][:MOST_LANES]
+    that_wait_least = f"the {len(least)} that wait least"
     peers: dict[str, list[int]] = {}
     for rank in named[:1]:
-        for group in results["topology"]["groups"]:
+        for group in run.results["topology"]["groups"]:
             if rank in group["ranks"] and len(group["ranks"]) > 1:
-                others = [each for each in group["ranks"] if each in lanes]
+                others = [peer for peer in group["ranks"] if peer in ranks and peer != rank]
+                # an even choice of them
+                count = min(2 * MOST_LANES - 1, len(others))
+                even = np.linspace(0, max(len(others) - 1, 0), count).round()
                 name = f"rank {rank} and its {group['kind']} group"
-                peers.setdefault(name, _some(others, 2 * MOST_LANES, [rank]))
-    out = [*peers.items()]
-    if len(lanes) > MOST_LANES:
+                peers.setdefault(name, [rank, *(others[int(k)] for k in even)])
+    presets = [*peers.items()]
+    if len(ranks) > MOST_LANES:
         near = [rank for group in peers.values() for rank in group]
         opened = [*named[: MOST_LANES // 2], *near, *least]
-        what = "stragglers and peers" if named else f"the {len(least)} that wait least"
-        out = [(what, list(dict.fromkeys(opened))[:MOST_LANES]), *out]
-        out += [(f"the {len(least)} that wait least", least)] if named else []
-    one = {
-        host: rank for rank, host in sorted(hosts.items(), reverse=True) if host and rank in lanes
+        what = "stragglers and peers" if named else that_wait_least
+        presets = [(what, list(dict.fromkeys(opened))[:MOST_LANES]), *presets]
+        presets += [(that_wait_least, least)] if named else []
+    of_host = {
+        host: rank for rank, host in sorted(run.hosts.items(), reverse=True) if rank in ranks
     }
-    if len(one) > 1:
-        out.append(("one rank per host", sorted(one.values())))
-    every = ("all ranks", lanes)
-    out = [(name, sorted(ranks)) for name, ranks in out if len(ranks) < len(lanes)]
-    return [*out, every] if len(lanes) > MOST_LANES else [every, *out]
+    if len(of_host) > 1:
+        presets.append(("one rank per host", [*of_host.values()]))
+    presets = [(name, sorted(some)) for name, some in presets if len(some) < len(ranks)]
+    every = ("all ranks", ranks)
+    return [*presets, every] if len(ranks) > MOST_LANES else [every, *presets]
 
 
-def _some(ranks: list[int], most: int, first: list[int]) -> list[int]:
-    """`first` and an even choice of the other `ranks`, `most` in all."""
-    others = [rank for rank in ranks if rank not in first]
-    even = np.linspace(0, max(len(others) - 1, 0), min(most - len(first), len(others)))
-    return [*first, *(others[int(i)] for i in even.round())]
-
-
-def _spans_of(table: pa.Table | None, lanes: list[int]) -> Spans:
+def _spans_of(table: pa.Table | None, ranks: list[int]) -> Spans:
     """The spans as arrays, by lane, row and time."""
-    none = np.zeros(0, np.int64)
     if table is not None:
         table = table.filter(pc.is_in(table["row"].cast(pa.string()), pa.array(ROWS)))
     if table is None or not table.num_rows:
+        none = np.zeros(0, np.int64)
         return Spans(none, none, none, none, none, none, [], 0)
     row, rows = _coded(table["row"])
+    row = np.array([ROWS.index(name) for name in rows], np.int64)[row]
     kind, kinds = _coded(table["kind"])
     text, texts = _coded(table["name"])
-    row = np.array([ROWS.index(each) for each in rows], np.int64)[row]
     pairs, name = np.unique(kind * len(texts) + text, return_inverse=True)
-    lane = np.searchsorted(np.array(lanes), _integers(table["rank"]))
-    start, end, count = (_integers(table[each]) for each in ("start_ns", "end_ns", "count"))
-    order = np.lexsort((start, row, lane))
     names = [
         (kinds[pair // len(texts)], texts[pair % len(texts)][:_MOST_OF_NAME]) for pair in pairs
     ]
+    lane = np.searchsorted(np.array(ranks), _integers(table["rank"]))
+    start, end, count = (_integers(table[column]) for column in ("start_ns", "end_ns", "count"))
+    columns = np.stack([lane, row, name.reshape(-1), start, end, count])
     below = int(pc.max(table["merged_below_ns"]).as_py())
-    columns = (lane, row, name.reshape(-1), start, end, count)
-    lane, row, name, start, end, count = (column[order] for column in columns)
+    lane, row, name, start, end, count = columns[:, np.lexsort((start, row, lane))]
     return Spans(lane, row, name, start, end, count, names, below)
 
 
@@ -530,28 +540,6 @@ def _numbered(placed: pa.Table) -> tuple[Numbers, Numbers]:
     np.maximum.at(last, of, arrival)
     by_arrival = np.argsort(last, kind="stable")
     return np.argsort(by_arrival)[of], last[by_arrival]
-
-
-def _lateness(
-    results: Results, lanes: list[int], of: Numbers, lane: Numbers, start: Numbers, head: Numbers
-) -> tuple[Numbers, Numbers, Numbers]:
-    """Lane of the last rank, its margin and bound; calls are sorted by collective and arrival."""
-    known = rank_uncertainties(results)
-    uncertainty = np.array([known.get(rank, 0) for rank in lanes], np.int64)
-    final = np.append(head[1:], len(of))[: len(head)] - 1
-    before = np.maximum(final - 1, head)
-    margin = start[final] - start[before]
-    bound = uncertainty[lane[final]] + uncertainty[lane[before]]
-    late = np.where((margin > bound) & (final > head), lane[final], -1)
-    return late, margin, bound
-
-
-def _rows(lane: Numbers, communicator: Numbers) -> Numbers:
-    """A row of its rank's lane for each communicator, at most `MOST_ROWS`."""
-    pairs, of = np.unique(np.stack([lane, communicator]), axis=1, return_inverse=True)
-    first = np.searchsorted(pairs[0], pairs[0])
-    row = np.minimum(np.arange(pairs.shape[1]) - first, MOST_ROWS - 1)
-    return np.asarray(row[of.reshape(-1)], np.int64)
 
 
 def _within_limit(

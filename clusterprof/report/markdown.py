@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import astuple
 
 from clusterprof import words
 from clusterprof.report import summary
+from clusterprof.report.summary import Summary
 from clusterprof.results import Finding, Results
 
 #: the first line: by it a file is known as ours
@@ -16,31 +18,24 @@ _MOST_RANKS = 16
 
 def render(results: Results) -> str:
     """Verdict, findings and what was measured; the step's account folded. Ends in a newline."""
+    run = Summary(results)
     lines = [MARK, f"**{escaped(results['verdict'])}**", ""]
-    findings = summary.by_saving(results)
-    if findings:
+    if run.findings:
         head = ("finding", "", "whom", "saves per step", "of the step", "confidence")
-        lines += [*pipes(head, [_row(each) for each in findings], left=3), ""]
-    for each in findings:
-        lines += _finding(each, results["verdict"])
-    lines += [f"- {label}: {escaped(text)}" for label, text in summary.measured(results)]
-    lines += [f"- missing: {escaped(summary.missing(each))}" for each in results["missing"]]
-    lines += [f"- warning: {escaped(each)}" for each in results["warnings"]]
-    rows = summary.averages(results)
-    if rows:
-        steps, steady = summary.evidence_steps(results)
-        which = f"{'steady-state steps' if steady else 'steps'} {words.spans(steps, limit=6)}"
-        shown = summary.worth_showing(results, rows, _MOST_RANKS)
+        lines += [*pipes(head, [_row(finding) for finding in run.findings], left=3), ""]
+    for finding in run.findings:
+        lines += _finding(finding, results["verdict"])
+    lines += [f"- {label}: {escaped(text)}" for label, text in run.measured]
+    lines += [f"- missing: {escaped(summary.missing(entry))}" for entry in results["missing"]]
+    lines += [f"- warning: {escaped(warning)}" for warning in results["warnings"]]
+    if rows := run.telling_averages(_MOST_RANKS):
         columns = ("rank", "step", "compute", "exposed", "waiting", "copies", "idle")
-        cells = [
-            [str(row.rank), *(words.milliseconds(ns) for ns in (
-                row.duration_ns, row.compute_ns, row.exposed_communication_ns, row.exposed_wait_ns,
-                row.exposed_copy_ns, row.idle_ns))]
-            for row in shown
-        ]  # fmt: skip
-        more = f", {len(shown)} of {len(rows)} ranks" if len(shown) < len(rows) else ""
-        lines += ["", f"<details><summary>Where a step goes: ms, mean of {which}{more}</summary>",
-                  "", *pipes(columns, cells, left=0), "", "</details>"]  # fmt: skip
+        cells = [[str(row.rank), *map(words.milliseconds, astuple(row)[1:])] for row in rows]
+        every = len(run.averages)
+        some = f", {len(rows)} of {every} ranks" if len(rows) < every else ""
+        title = f"Where a step goes: ms, mean of {run.averaged_over}{some}"
+        lines += ["", f"<details><summary>{title}</summary>", "", *pipes(columns, cells, left=0)]
+        lines += ["", "</details>"]
     return "\n".join([*lines, ""])
 
 
@@ -71,9 +66,9 @@ def _finding(finding: Finding, verdict: str) -> list[str]:
 
 def pipes(head: Sequence[str], table: Sequence[Sequence[str]], left: int) -> list[str]:
     """A table's lines; the first `left` columns are set to the left."""
-    marks = ["---" if place < left or not each else "--:" for place, each in enumerate(head)]
-    lines = [head, marks, *([escaped(cell.strip()) for cell in each] for each in table)]
-    return [f"| {' | '.join(each)} |" for each in lines]
+    marks = ["---" if column < left or not name else "--:" for column, name in enumerate(head)]
+    lines = [head, marks, *([escaped(cell.strip()) for cell in row] for row in table)]
+    return [f"| {' | '.join(line)} |" for line in lines]
 
 
 def escaped(text: str) -> str:

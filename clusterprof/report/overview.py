@@ -1,13 +1,15 @@
-"""The page's first look: the answer in four boxes, and all ranks and steps in one picture."""
+"""The page's first look: the answer in four boxes, and what several repairs would leave."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from clusterprof import words
 from clusterprof.report import summary
-from clusterprof.results import Finding, Results
+from clusterprof.report.summary import Summary
+from clusterprof.results import Finding
+
+_UNKNOWN = "cannot be determined"
 
 
 class Tile(NamedTuple):
@@ -20,73 +22,82 @@ class Tile(NamedTuple):
     hurt: bool = False
 
 
-def tiles(results: Results) -> list[Tile]:
+def tiles(run: Summary) -> list[Tile]:
     """Who it is, what it costs, what its repair saves, and how well that is known.
 
     All four are about the finding that the verdict begins with.
     """
-    top = summary.leading(results)
-    return [_who(results, top), _cost(results, top), _saving(results, top), _known(results, top)]
+    if run.leading is None:
+        return [*_nothing(run), _confidence(run, None)]
+    return [_who(run, run.leading), _cost(run, run.leading), _saving(run, run.leading),
+            _confidence(run, run.leading)]  # fmt: skip
 
 
-def _who(results: Results, top: Finding | None) -> Tile:
-    profiled = len(results["ranks"])
-    if top is not None:
-        everyone = profiled > 1 and len(top["ranks"]) == profiled
-        is_straggler = top["code"].startswith("straggler.") and not everyone
-        hosts = _hosts(results, top["ranks"])
-        where = f" on {words.plain(hosts.pop())}" if len(hosts) == 1 and not everyone else ""
-        alone = "no single straggler" if profiled > 1 else "the only profiled rank"
-        kind = "straggler" if is_straggler else alone
-        every = f"all {profiled} {'profiled ' if summary.world(results) > profiled else ''}ranks"
-        who = every if everyone else summary.whom(top) or "an unprofiled rank"
-        more = f"{kind}{where}, {top['code']}"
-        return Tile("Who", who, more, hurt=is_straggler)
-    if profiled < 2 or not results["collectives"]["matched"]:
-        why = "needs collectives of at least two profiled ranks"
-    elif not summary.evidence_steps(results)[1]:
-        why = "no step is free of the profiler's own start and stop"
+def _nothing(run: Summary) -> list[Tile]:
+    """The first three boxes where there is nothing to act on, or too little to tell."""
+    profiled, pace = len(run.results["ranks"]), run.results["pace"]
+    if profiled < 2 or not run.results["collectives"]["matched"]:
+        who = Tile("Who", _UNKNOWN, "needs collectives of at least two profiled ranks")
+    elif not run.has_steady_steps:
+        who = Tile("Who", _UNKNOWN, "no step is free of the profiler's own start and stop")
     else:
-        return Tile("Who", "none", f"no straggler among {profiled} profiled ranks")
-    return Tile("Who", "cannot be determined", why)
+        who = Tile("Who", "none", f"no straggler among {profiled} profiled ranks")
+    cost, saving = "What it costs", "What its repair saves"
+    if pace is None:
+        return [who, *(Tile(name, _UNKNOWN, "no steady-state step") for name in (cost, saving))]
+    steps = f"steps of {words.ms(pace['window_step_ns'])}"
+    nothing = "no finding saves a twentieth of a step"
+    return [who, Tile(cost, "none", steps), Tile(saving, "none", nothing)]
 
 
-def _cost(results: Results, top: Finding | None) -> Tile:
-    name, pace = "What it costs", results["pace"]
-    if top is None:
-        if pace is None:
-            return Tile(name, "cannot be determined", "no steady-state step")
-        return Tile(name, "none", f"steps of {words.ms(pace['window_step_ns'])}")
+def _who(run: Summary, top: Finding) -> Tile:
+    profiled = len(run.results["ranks"])
+    everyone = profiled > 1 and len(top["ranks"]) == profiled
+    is_straggler = top["code"].startswith("straggler.") and not everyone
+    shallow = run.results["shallow"]
+    hosts = {run.hosts.get(rank, "") for rank in top["ranks"]} - {""} or {
+        suspect["host"]
+        for suspect in (shallow["suspects"] if shallow else ())
+        if suspect["rank"] in top["ranks"] and suspect["host"]
+    }
+    where = f" on {words.plain(hosts.pop() or '')}" if len(hosts) == 1 and not everyone else ""
+    alone = "no single straggler" if profiled > 1 else "the only profiled rank"
+    every = f"all {profiled} {'profiled ' if run.world > profiled else ''}ranks"
+    who = every if everyone else summary.whom(top) or "an unprofiled rank"
+    more = f"{'straggler' if is_straggler else alone}{where}, {top['code']}"
+    return Tile("Who", who, more, hurt=is_straggler)
+
+
+def _cost(run: Summary, top: Finding) -> Tile:
+    name, hurt = "What it costs", top["severity"] == "critical"
     share = top["share_of_step"]
-    # all ranks wait for a straggler; what else costs time is known of the profiled ranks only
-    everyone = top["code"].startswith("straggler.")
-    ranks = summary.world(results) if everyone else len(results["ranks"])
     if not share:
-        late, shallow = _lateness(results, top), results["shallow"]
+        late, shallow = _lateness_ns(run, top), run.results["shallow"]
         if late and shallow and shallow["step_ns"]:
             most = words.percent(min(late / shallow["step_ns"], 1))
             return Tile(name, f"at most {most}", f"others wait {words.ms(late)} per step for it")
-        return Tile(name, "unknown", "no replay without its cause", hurt=_hurts(top))
-    what = "GPUs" if any(each["device"] for each in results["ranks"]) else "ranks"
-    few = f"{_few_digits(share * ranks)} of {ranks:,} {what}"
-    lost = f"as much as losing {few}" if ranks > 1 else ""
-    more = lost or summary.recurrence(top)
-    return Tile(name, f"{words.percent(share)} of each step", more, hurt=_hurts(top))
+        return Tile(name, "unknown", "no replay without its cause", hurt=hurt)
+    # all ranks wait for a straggler; what else costs time is known of the profiled ranks only
+    everyone = top["code"].startswith("straggler.")
+    ranks = run.world if everyone else len(run.results["ranks"])
+    what = "GPUs" if any(entry["device"] for entry in run.results["ranks"]) else "ranks"
+    lost = share * ranks
+    few = f"{lost:.2g}" if lost < 10 else f"{lost:,.0f}"
+    more = f"as much as losing {few} of {ranks:,} {what}" if ranks > 1 else summary.recurrence(top)
+    return Tile(name, f"{words.percent(share)} of each step", more, hurt=hurt)
 
 
-def _saving(results: Results, top: Finding | None) -> Tile:
-    name, pace, shallow = "What its repair saves", results["pace"], results["shallow"]
-    if top is None and pace is None:
-        return Tile(name, "cannot be determined", "no steady-state step")
-    if top is None:
-        return Tile(name, "none", "no finding saves a twentieth of a step")
+def _saving(run: Summary, top: Finding) -> Tile:
+    name, pace, shallow = "What its repair saves", run.results["pace"], run.results["shallow"]
     ns = top["saved_ns_per_step"]
     step_ns = pace["step_ns"] if pace else shallow["step_ns"] if shallow else None
     if ns <= 0 or not step_ns:
-        why = "a profile of the rank would tell" if _lateness(results, top) else summary.saved(top)
+        late = _lateness_ns(run, top)
+        why = "a profile of the rank would tell" if late else summary.saved(top)
         return Tile(name, "unknown", why)
-    saved = words.with_bound(ns, top["saved_uncertainty_ns"])
-    value, _, bound = saved.removesuffix("ms").partition(" ")
+    value, _, bound = (
+        words.with_bound(ns, top["saved_uncertainty_ns"]).removesuffix("ms").partition(" ")
+    )
     saving = top["saving"]
     if pace and saving and saving["stated"] == "long_run" and not pace["without_profiler"]:
         # queued work hides it in the window, whose step is shorter than those to come
@@ -95,76 +106,59 @@ def _saving(results: Results, top: Finding | None) -> Tile:
     return Tile(name, f"{value} ms", f"per step: {before} → {after}", bound=bound.strip())
 
 
-def _hosts(results: Results, ranks: Sequence[int]) -> set[str]:
-    """The hosts of these ranks, by their reports, else by flight recorders."""
-    found = {each["host"] for each in results["ranks"] if each["rank"] in ranks} - {""}
-    suspects = results["shallow"]["suspects"] if results["shallow"] else []
-    return found or {e["host"] for e in suspects if e["rank"] in ranks and e["host"]}
-
-
-def _lateness(results: Results, finding: Finding) -> int:
-    """How long others wait per step for the ranks of a finding from flight recorders alone."""
-    shallow = results["shallow"]
-    if shallow is None or finding["code"] != "straggler.shallow":
-        return 0
-    mine = [e["lateness_ns"] for e in shallow["suspects"] if e["rank"] in finding["ranks"]]
-    return max(mine, default=0)
-
-
-def _known(results: Results, top: Finding | None) -> Tile:
-    steps, steady = summary.evidence_steps(results)
-    shallow = results["shallow"]
-    if top and _lateness(results, top) and not steps and shallow:
-        of = f"flight recorders of {words.counted(len(shallow['ranks']), 'rank')}"
-        more = f"{of}, steps {words.spans(shallow['steps'], limit=3)}"
-        return Tile("Confidence", words.confidence(top["confidence"]), more)
+def _confidence(run: Summary, top: Finding | None) -> Tile:
+    steps, steady, shallow = run.evidence_steps, run.has_steady_steps, run.results["shallow"]
+    confidence = words.confidence(top["confidence"]) if top else words.counted(len(steps), "step")
+    if top and _lateness_ns(run, top) and not steps and shallow:
+        recorders = f"flight recorders of {words.counted(len(shallow['ranks']), 'rank')}"
+        more = f"{recorders}, steps {words.spans(shallow['steps'], limit=3)}"
+        return Tile("Confidence", confidence, more)
     span = f" ({words.spans(steps, limit=3)})" if steps else ""
     count = words.counted(len(steps), "steady-state step" if steady else "step")
     where = f"{count}{span}" if top else f"in steady state{span}" if steady else span.strip(" ()")
     where += "" if steady or not steps else ", none in steady state"
-    floor = summary.pair_bound_ns(results)
-    bound = summary.bound(floor) if floor else "one clock"
+    bound = summary.bound(run.pair_bound_ns) if run.pair_bound_ns else "one clock"
     clocks = {"one clock": "one clock only", "unknown": "not all clocks can be aligned"}
-    profiled, missing = len(results["ranks"]), len(results["missing"])
+    profiled, missing = len(run.results["ranks"]), len(run.results["missing"])
     reports = f"{profiled} of {profiled + missing} reports" if missing else ""
     more = ", ".join(filter(None, (reports, where, clocks.get(bound, f"between clocks {bound}"))))
-    confident = words.confidence(top["confidence"]) if top else words.counted(len(steps), "step")
-    return Tile("Confidence", confident, more)
+    return Tile("Confidence", confidence, more)
 
 
-def _few_digits(value: float) -> str:
-    return f"{value:.2g}" if value < 10 else f"{value:,.0f}"
+def _lateness_ns(run: Summary, finding: Finding) -> int:
+    """How long others wait per step for the ranks of a finding from flight recorders alone."""
+    shallow = run.results["shallow"]
+    if shallow is None or finding["code"] != "straggler.shallow":
+        return 0
+    suspects = [s for s in shallow["suspects"] if s["rank"] in finding["ranks"]]
+    return max((suspect["lateness_ns"] for suspect in suspects), default=0)
 
 
-def _hurts(finding: Finding) -> bool:
-    return finding["severity"] == "critical"
-
-
-def what_if(results: Results) -> dict[str, Any] | None:
+def what_if(run: Summary) -> dict[str, Any] | None:
     """The findings that can be ticked off, and the step that each choice of them leaves.
 
     None for fewer than two: the first boxes say what one saves.
     """
-    found = results["combined"]
-    if found is None or len(found["findings"]) < 2:
+    combined = run.results["combined"]
+    if combined is None or len(combined["findings"]) < 2:
         return None
-    remaining = found["remaining_ns"]
-    carded = [f for f in summary.cards(results) if f["saved_ns_per_step"] > 0]
-    more = len(carded) - len(found["findings"])
+    remaining = combined["remaining_ns"]
+    saving = [finding for finding in run.cards if finding["saved_ns_per_step"] > 0]
+    left_out = len(saving) - len(combined["findings"])
     view = "the window's steady-state steps"
     return {
         "findings": [
             {
-                "code": one["code"],
-                "whom": words.ranks(one["ranks"]) if one["ranks"] else "",
+                "code": repaired["code"],
+                "whom": words.ranks(repaired["ranks"]) if repaired["ranks"] else "",
                 "alone": words.ms(remaining[1 << bit]),
             }
-            for bit, one in enumerate(found["findings"])
+            for bit, repaired in enumerate(combined["findings"])
         ],
         "now": words.ms(remaining[0]),
         "all": words.ms(remaining[-1]),
-        "of": view if found["view"] == "window" else f"{view}, again and again",
-        "more": words.counted(more, "finding") if more > 0 else "",
+        "of": view if combined["view"] == "window" else f"{view}, again and again",
+        "more": words.counted(left_out, "finding") if left_out > 0 else "",
         "remaining_ns": remaining,
     }
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from clusterprof import words
 from clusterprof.report import results_json, summary
+from clusterprof.report.summary import Summary
 from clusterprof.report.whole_job import Job
 from clusterprof.results import Results
 
@@ -26,30 +27,30 @@ _FIRST_YEAR = 2015
 _MOST = 4
 
 
-def facts(results: Results, job: Job) -> list[tuple[str, str]]:
+def facts(run: Summary, job: Job) -> list[tuple[str, str]]:
     """Names and texts, of what is known only."""
-    found = [
-        ("recorded", _recorded(results, job)),
+    known = [
+        ("recorded", _recorded(run, job)),
         ("command", job.command),
         ("launched by", job.launcher),
-        ("ran on", _machines(results, job)),
-        ("layout", summary.groups(results) if results["topology"]["groups"] else ""),
-        ("versions", ", ".join(_versions(results, job))),
-        ("profiled ranks", summary.ranks(results)),
-        ("profiler overhead", " ".join(_overhead(results))),
+        ("ran on", _machines(run, job)),
+        ("layout", run.groups),
+        ("versions", ", ".join(_versions(run, job))),
+        ("profiled ranks", run.ranks),
+        ("profiler overhead", " ".join(_overhead(run))),
     ]
-    return [(name, text) for name, text in found if text]
+    return [(name, text) for name, text in known if text]
 
 
-def _recorded(results: Results, job: Job) -> str:
+def _recorded(run: Summary, job: Job) -> str:
     """When, and for how long; of reports alone when the window was."""
     if began := _moment(job.began):
         ended = _moment(job.ended)
         lasted = f", {words.age((ended - began).total_seconds())}" if ended else ""
         return f"{_date(began)}{lasted}"
-    middle = results["clock"]["middle_ns"]
+    middle_ns = run.results["clock"]["middle_ns"]
     try:
-        window = dt.datetime.fromtimestamp(middle / 1e9, dt.timezone.utc)
+        window = dt.datetime.fromtimestamp(middle_ns / 1e9, dt.timezone.utc)
     except (OverflowError, ValueError, OSError):
         return ""
     return f"{_date(window)} (the window)" if window.year >= _FIRST_YEAR else ""
@@ -66,52 +67,49 @@ def _date(moment: dt.datetime) -> str:
     return f"{moment:%Y-%m-%d %H:%M} UTC"
 
 
-def _machines(results: Results, job: Job) -> str:
+def _machines(run: Summary, job: Job) -> str:
     """Hosts × GPUs, as far as hosts are known."""
-    hosts = {**{e["rank"]: e["host"] for e in results["ranks"] if e["host"]}, **job.hosts}
-    devices = _listed(entry["device"] for entry in results["ranks"])
+    hosts = {**run.hosts, **job.hosts}
+    devices = _listed(entry["device"] for entry in run.results["ranks"])
+    ranks = words.counted(run.world, "rank")
+    of_devices = f", {devices}" if devices else ""
+    if not hosts:
+        return f"{ranks}{of_devices}" if run.world else ""
     names = {*hosts.values()}
-    world = summary.world(results)
-    what = f"{words.counted(world, 'rank')}, {devices}" if devices else words.counted(world, "rank")
-    if not names:
-        return what if world else ""
-    if len(hosts) < world:
-        return f"{what}; {words.counted(len(names), 'host')} known ({_listed(names)})"
-    each = {*Counter(hosts.values()).values()}
-    even = f" × {each.pop()} ranks" if len(each) == 1 else f", {words.counted(world, 'rank')}"
-    return (
-        f"{words.counted(len(names), 'host')}{even}"
-        + (f", {devices}" if devices else "")
-        + (f" ({_listed(names)})")
-    )
+    count = words.counted(len(names), "host")
+    if len(hosts) < run.world:
+        return f"{ranks}{of_devices}; {count} known ({_listed(names)})"
+    per_host = {*Counter(hosts.values()).values()}
+    even = f" × {per_host.pop()} ranks" if len(per_host) == 1 else f", {ranks}"
+    return f"{count}{even}{of_devices} ({_listed(names)})"
 
 
-def _versions(results: Results, job: Job) -> list[str]:
+def _versions(run: Summary, job: Job) -> list[str]:
     """Of torch, NCCL, CUDA, the driver, profilers and clusterprof; several where ranks differ."""
-    found = [f"torch {_listed(job.torch)}"] if job.torch else []
     kinds: dict[str, set[str]] = {}
-    for entry in results["ranks"]:
+    for entry in run.results["ranks"]:
         for name, version in entry["versions"].items():
             if version != "0":  # a driver that is not there
                 kinds.setdefault(words.plain(name), set()).add(version)
-    found += [f"{name} {_listed(versions)}" for name, versions in sorted(kinds.items())]
-    if profilers := _listed(entry["profiler"] for entry in results["ranks"]):
-        found.append(profilers)
-    return [*found, f"clusterprof {results['clusterprof_version']}"]
+    torch = [f"torch {_listed(job.torch)}"] if job.torch else []
+    others = [f"{name} {_listed(versions)}" for name, versions in sorted(kinds.items())]
+    profilers = _listed(entry["profiler"] for entry in run.results["ranks"])
+    own = f"clusterprof {run.results['clusterprof_version']}"
+    return [*torch, *others, *([profilers] if profilers else []), own]
 
 
-def _overhead(results: Results) -> list[str]:
+def _overhead(run: Summary) -> list[str]:
     """What the profiler cost, by the step logs and by the window."""
-    found = [each["summary"] for each in results["findings"] if each["code"] == PERTURBATION]
+    findings = [f for f in run.results["findings"] if f["code"] == PERTURBATION]
     # its name stands before it
-    texts = [_OWN_NAME.sub("", each) for each in found]
-    if results["capture"] is not None:
-        texts = [f"{summary.capture(results['capture'])}.", *(_STALL.sub("", e) for e in texts)]
+    texts = [_OWN_NAME.sub("", finding["summary"]) for finding in findings]
+    if run.capture:
+        texts = [f"{run.capture}.", *(_STALL.sub("", text) for text in texts)]
     return [text[:1].upper() + text[1:] for text in texts if text]
 
 
 def _listed(values: Iterable[str]) -> str:
-    names = sorted({words.plain(each) for each in values} - {""}, key=summary.natural)
+    names = sorted({words.plain(value) for value in values} - {""}, key=summary.natural)
     return words.listed(names, _MOST)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -14,15 +15,16 @@ from clusterprof import words
 from clusterprof.report.whole_job import Job
 from clusterprof.results import Results, steps_to_look_at
 
-Reals = npt.NDArray[np.float64]
-
 #: bars that are wide enough to point at
 _MOST_BARS = 160
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 1000, 170, 58, 8, 8, 24
+_FLOOR = _TOP + _HEIGHT
 #: with few bars the drawing is narrower: so much for a bar, but never less in all
 _PER_BAR, _LEAST_WIDTH = 84, 400
 #: a bar of a block of steps is so many times as wide as a single step's
 _BLOCK_WIDTH = 3
+#: this part of a bar's place is free at either side
+_FREE = 0.08
 #: how much of the height the longest undisturbed bar takes: what is longer is cut off and marked
 _FULL = 0.82
 
@@ -37,6 +39,11 @@ class Bar:
     low_ns: float
     high_ns: float
 
+    @property
+    def numbers(self) -> str:
+        """Which step, or from which to which."""
+        return f"{self.first}" if self.count == 1 else f"{self.first}–{self.first + self.count - 1}"
+
 
 def bars(results: Results, job: Job) -> list[Bar]:
     """All steps in order: those of the step logs, and the others in blocks; else the window's."""
@@ -47,35 +54,32 @@ def bars(results: Results, job: Job) -> list[Bar]:
             logged.setdefault(step, []).append(ns)
     if not logged:
         logged = {
-            step["step"]: [each["duration_ns"] for each in step["ranks"]]
+            step["step"]: [account["duration_ns"] for account in step["ranks"]]
             for step in results["steps"]
             if step["ranks"]
         }
-    found = [
-        Bar(step, 1, float(np.median(each)), min(each), max(each)) for step, each in logged.items()
-    ]
-    found += _blocks(job.paces, [*logged])
-    return sorted(found, key=lambda bar: bar.first)
+    steps = [Bar(n, 1, float(np.median(ns)), min(ns), max(ns)) for n, ns in logged.items()]
+    return sorted([*steps, *_blocks(job.paces, logged)], key=lambda bar: bar.first)
 
 
-def _blocks(paces: Mapping[int, Mapping[str, Any]], logged: list[int]) -> list[Bar]:
+def _blocks(
+    paces: Mapping[int, Mapping[str, npt.NDArray[np.int64]]], logged: Iterable[int]
+) -> list[Bar]:
     """The blocks of all ranks, which begin and end in the same steps but for a few."""
-    blocks: dict[tuple[int, int], list[tuple[float, float, float]]] = {}
+    names = ("first_step", "count", "median_ns", "q1_ns", "q3_ns")
+    times: dict[tuple[int, int], list[list[int]]] = {}
     for pace in paces.values():
-        names = ("first_step", "count", "median_ns", "q1_ns", "q3_ns")
-        if not all(name in pace for name in names):
-            continue
-        for first, count, *times in zip(*(pace[name].tolist() for name in names), strict=True):
-            blocks.setdefault((first, count), []).append(tuple(times))
-    out: list[Bar] = []
-    for (first, count), times in sorted(blocks.items()):
+        if all(name in pace for name in names):
+            for first, count, *of_rank in np.stack([pace[name] for name in names], 1).tolist():
+                times.setdefault((first, count), []).append(of_rank)
+    blocks: list[Bar] = []
+    for (first, count), of_ranks in sorted(times.items()):
         # another rank's block of the same steps is not drawn twice
-        if out and first < out[-1].first + out[-1].count:
+        if blocks and first < blocks[-1].first + blocks[-1].count:
             continue
-        median, low, high = np.median(np.asarray(times, np.float64), axis=0).tolist()
         if not any(first <= step < first + count for step in logged):
-            out.append(Bar(first, count, median, low, high))
-    return out
+            blocks.append(Bar(first, count, *np.median(of_ranks, axis=0).tolist()))
+    return blocks
 
 
 def chart(results: Results, job: Job) -> dict[str, Any] | None:
@@ -85,57 +89,64 @@ def chart(results: Results, job: Job) -> dict[str, Any] | None:
     """
     every = bars(results, job)
     window = [step["step"] for step in results["steps"]]
-    shown = _nearest(every, window)
+    shown = every
+    if len(every) > _MOST_BARS:
+        middle = (window[0] + window[-1]) / 2 if window else every[-1].first
+        nearest = sorted(every, key=lambda bar: abs(bar.first - middle))[:_MOST_BARS]
+        shown = sorted(nearest, key=lambda bar: bar.first)
     if len(shown) < 3:
         return None
     unsteady = {step["step"] for step in results["steps"] if not step["settled"]}
     usual = [bar.median_ns for bar in shown if bar.first not in unsteady]
     # the first steps of a job compile; a scale up to them would make all others equal
     top = float(np.quantile(usual or [bar.median_ns for bar in shown], 0.9)) / _FULL * 1.15
-    widths = np.asarray([_BLOCK_WIDTH if bar.count > 1 else 1 for bar in shown], np.float64)
-    wide_enough = max(_LEFT + _RIGHT + _PER_BAR * float(widths.sum()), _LEAST_WIDTH)
-    width = round(min(wide_enough, _WIDTH))
-    unit = (width - _LEFT - _RIGHT) / float(widths.sum())
-    left = _LEFT + (np.cumsum(widths) - widths) * unit
+    widths = [_BLOCK_WIDTH if bar.count > 1 else 1 for bar in shown]
+    wide_enough = max(_LEFT + _RIGHT + _PER_BAR * sum(widths), _LEAST_WIDTH)
+    width = min(wide_enough, _WIDTH)
+    unit = (width - _LEFT - _RIGHT) / sum(widths)
 
     def up(ns: float) -> float:
         return _TOP + _HEIGHT * (1 - min(ns / top, 1))
 
-    drawn = [
-        {
-            "x": round(x + 0.08 * unit, 1),
-            "width": round(wide * unit - 0.16 * unit, 1),
-            "middle": round(x + wide * unit / 2, 1),
-            "y": round(up(bar.median_ns), 1),
-            "height": round(_TOP + _HEIGHT - up(bar.median_ns), 1),
+    drawn: list[dict[str, Any]] = []
+    for bar, before, wide in zip(shown, accumulate([0, *widths]), widths, strict=False):
+        left, high = _LEFT + before * unit, up(bar.median_ns)
+        x, bar_width = round(left + _FREE * unit, 1), round(wide * unit - 2 * _FREE * unit, 1)
+        disturbed = bar.first in unsteady
+        drawn.append({
+            "x": x,
+            "width": bar_width,
+            "middle": round(left + wide * unit / 2, 1),
+            "y": round(high, 1),
+            "height": round(_FLOOR - high, 1),
             "low": round(up(bar.low_ns), 1),
             "high": round(up(bar.high_ns), 1),
             "cut": max(bar.median_ns, bar.high_ns) > top,
             "inside": bar.count == 1 and bar.first in window,
-            "stripes": _stripes(
-                round(x + 0.08 * unit, 1), up(bar.median_ns), round(wide * unit - 0.16 * unit, 1)
-            )
-            if bar.first in unsteady
-            else "",
-            "label": _label(bar, bar.first in unsteady),
-        }
-        for bar, x, wide in zip(shown, left.tolist(), widths.tolist(), strict=True)
-    ]
-    inside = [each for each in drawn if each["inside"]]
+            "stripes": _stripes(x, high, bar_width) if disturbed else "",
+            "label": _label(bar) + (", not in steady state" if disturbed else ""),
+            "numbers": bar.numbers,
+        })  # fmt: skip
+    inside = [bar for bar in drawn if bar["inside"]]
+    free = _FREE * unit
+    window_x = inside[0]["x"] - free if inside else 0.0
     return {
         "width": width,
-        "height": _TOP + _HEIGHT + _BOTTOM,
-        "floor": _TOP + _HEIGHT,
+        "height": _FLOOR + _BOTTOM,
+        "floor": _FLOOR,
         "left": _LEFT,
         "bars": drawn,
-        "window": _span(inside, unit) if job.steps and inside else None,
-        "marks": _marks(shown, drawn, width),
-        "scale": _scale(top, up),
-        "cut": any(each["cut"] for each in drawn),
+        "window": (
+            round(window_x, 1),
+            round(inside[-1]["x"] + inside[-1]["width"] + free - window_x, 1),
+        ) if job.steps and inside else None,
+        "marks": _marks(drawn, width),
+        "scale": [(round(up(ns), 1), f"{ns / 1e6:g} ms") for ns in round_times(top, top / 5)[1:]],
+        "cut": any(bar["cut"] for bar in drawn),
         "left_out": len(every) - len(shown),
         "timeline": _timeline(results, whole=bool(job.steps)),
         "of": f"{len(job.steps):,} ranks' step logs" if job.steps else "the profiled ranks' steps",
-    }
+    }  # fmt: skip
 
 
 def _timeline(results: Results, whole: bool) -> str:
@@ -151,58 +162,33 @@ def _timeline(results: Results, whole: bool) -> str:
     )
 
 
-def _scale(top: float, up: Callable[[float], float]) -> list[tuple[float, str]]:
-    """Round times, where they stand, and how they are written."""
-    rough = top / 5
-    power = 10.0 ** math.floor(math.log10(max(rough, 1)))
-    every = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
-    ticks = (np.arange(1, int(top / every) + 1) * every).tolist()
-    return [(round(up(ns), 1), f"{ns / 1e6:g} ms") for ns in ticks]
+def round_times(longest: float, apart: float) -> list[float]:
+    """Round times (ns) from 0 to `longest`, at least `apart` from each other."""
+    power = 10.0 ** math.floor(math.log10(max(apart, 1)))
+    every = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= apart)
+    return [count * every for count in range(int(longest / every) + 1)]
 
 
-def _nearest(every: list[Bar], window: list[int]) -> list[Bar]:
-    if len(every) <= _MOST_BARS:
-        return every
-    middle = (window[0] + window[-1]) / 2 if window else every[-1].first
-    nearest = sorted(every, key=lambda bar: abs(bar.first - middle))[:_MOST_BARS]
-    return sorted(nearest, key=lambda bar: bar.first)
-
-
-def _label(bar: Bar, unsteady: bool) -> str:
+def _label(bar: Bar) -> str:
     """What a bar says when it is pointed at."""
-    which = (
-        f"step {bar.first}" if bar.count == 1 else f"steps {bar.first}–{bar.first + bar.count - 1}"
-    )
+    kind, spread = ("step", "ranks") if bar.count == 1 else ("steps", "quartiles")
     apart = f"{words.duration(bar.low_ns)} to {words.duration(bar.high_ns)}"
-    spread = f", quartiles {apart}" if bar.count > 1 else f", ranks {apart}"
-    disturbed = ", not in steady state" if unsteady else ""
-    return f"{which}: {words.duration(bar.median_ns)}{spread}{disturbed}"
-
-
-def _numbers(bar: Bar) -> str:
-    return f"{bar.first}" if bar.count == 1 else f"{bar.first}–{bar.first + bar.count - 1}"
+    return f"{kind} {bar.numbers}: {words.duration(bar.median_ns)}, {spread} {apart}"
 
 
 def _stripes(x: float, y: float, width: float) -> str:
     """Lines across a bar, from its foot to its head."""
-    lines = np.arange(_TOP + _HEIGHT - 3, y, -6)
+    lines = np.arange(_FLOOR - 3, y, -6)
     return "".join(f"M{x} {line:.1f}h{width}" for line in lines.tolist())
 
 
-def _span(inside: list[dict[str, Any]], unit: float) -> tuple[float, float]:
-    """From where to where the window lies."""
-    begin = inside[0]["x"] - 0.08 * unit
-    return round(begin, 1), round(inside[-1]["x"] + inside[-1]["width"] + 0.08 * unit - begin, 1)
-
-
-def _marks(shown: list[Bar], drawn: list[dict[str, Any]], width: int) -> list[tuple[float, str]]:
+def _marks(drawn: list[dict[str, Any]], width: int) -> list[tuple[float, str]]:
     """Step numbers below the bars, as many as fit."""
-    out: list[tuple[float, str]] = []
+    marks: list[tuple[float, str]] = []
     free = -1.0
-    for bar, each in zip(shown, drawn, strict=True):
-        text = _numbers(bar)
-        half = 3.6 * len(text)
-        if each["middle"] - half > free and each["middle"] + half < width:
-            out.append((each["middle"], text))
-            free = each["middle"] + half + 10
-    return out
+    for bar in drawn:
+        half = 3.6 * len(bar["numbers"])
+        if bar["middle"] - half > free and bar["middle"] + half < width:
+            marks.append((bar["middle"], bar["numbers"]))
+            free = bar["middle"] + half + 10
+    return marks

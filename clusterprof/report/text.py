@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from clusterprof import words
 from clusterprof.report import summary
-from clusterprof.report.summary import Average
+from clusterprof.report.summary import Summary
 from clusterprof.results import Finding, Results
 
 _SGR = {"critical": "1;31", "warning": "1;33", "info": "1;36", "strong": "1", "quiet": "2"}
@@ -33,18 +33,24 @@ def render(results: Results, *, colour: bool = False, width: int = 100) -> str:
     `width` columns are kept by all that follows down to 60; commands to copy and names that
     cannot be broken may be longer.
     """
-    page = _Page(colour=colour, width=max(width, 40))
+    page, run = _Page(colour=colour, width=max(width, 40)), Summary(results)
     # one line however long it is: `head -1` of a log is the whole verdict
     page.line(words.plain(results["verdict"]), style="strong")
-    _measured(page, results)
-    _findings(page, results)
-    _account(page, results)
-    _collectives(page, results)
-    if late := summary.suspects(results)[:_MOST_RANKS]:
+    page.paragraph()
+    for label, text in run.measured:
+        page.sentence(text, _LABEL, label)
+    for entry in results["missing"]:
+        page.sentence(summary.missing(entry), _LABEL, "missing", style="warning")
+    _findings(page, run)
+    _account(page, run)
+    if results["ranks"]:
+        _collectives(page, run)
+    if run.suspects:
         page.paragraph()
         page.line("late by the flight recorders of all ranks")
         # lines of programs are long, and in the findings
-        page.table(summary.SUSPECT_COLUMNS[:-1], [row[:-1] for row in late], left=3)
+        rows = [row[:-1] for row in run.suspects[:_MOST_RANKS]]
+        page.table(summary.SUSPECT_COLUMNS[:-1], rows, left=3)
     page.paragraph()
     for warning in results["warnings"]:
         page.sentence(words.plain(warning), 9, "warning", style="warning")
@@ -69,9 +75,9 @@ class _Page:
         """Wrapped text; `lead` fills the indentation of its first line."""
         width = max(self._width - indent, 20)
         wrapped = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
-        for number, part in enumerate(wrapped or [""]):
+        for number, line in enumerate(wrapped or [""]):
             margin = (lead if number == 0 else "").ljust(indent)
-            self.line(margin + self.styled(part, style))
+            self.line(margin + self.styled(line, style))
 
     def styled(self, text: str, style: str) -> str:
         return f"\x1b[{_SGR[style]}m{text}\x1b[0m" if self._colour and style and text else text
@@ -90,9 +96,9 @@ class _Page:
         """
         body = [[*header], *map(list, rows)]
         if 2 + sum(2 + max(map(len, column)) for column in zip(*body, strict=True)) > self._width:
-            kept = [place for place, name in enumerate(header) if name not in spare]
-            left -= sum(place < left for place in range(len(header)) if place not in kept)
-            body = [[_SHARE.sub("", each[place]) for place in kept] for each in body]
+            kept = [column for column, name in enumerate(header) if name not in spare]
+            left = sum(column < left for column in kept)
+            body = [[_SHARE.sub("", row[column]) for column in kept] for row in body]
         widths = [max(map(len, column)) for column in zip(*body, strict=True)]
         for number, row in enumerate(body):
             cells = [
@@ -105,37 +111,26 @@ class _Page:
         return "\n\n".join("\n".join(lines) for lines in self._paragraphs if lines) + "\n"
 
 
-def _measured(page: _Page, results: Results) -> None:
+def _findings(page: _Page, run: Summary) -> None:
     page.paragraph()
-    for label, text in summary.measured(results):
-        page.sentence(text, _LABEL, label)
-    for entry in results["missing"]:
-        page.sentence(summary.missing(entry), _LABEL, "missing", style="warning")
-
-
-def _findings(page: _Page, results: Results) -> None:
-    findings = summary.by_saving(results)
-    page.paragraph()
-    page.line("findings, those that save most first" if findings else "findings  none")
-    for number, finding in enumerate(findings, 1):
+    page.line("findings, those that save most first" if run.findings else "findings  none")
+    for number, finding in enumerate(run.findings, 1):
         page.paragraph()
-        _finding(page, number, finding, results)
+        _finding(page, number, finding, run)
     page.paragraph()
-    if findings:
+    if run.findings:
         explain = "what a finding means and when it is wrong: clusterprof explain CODE"
         page.sentence(explain, style="quiet")
 
 
-def _finding(page: _Page, number: int, finding: Finding, results: Results) -> None:
+def _finding(page: _Page, number: int, finding: Finding, run: Summary) -> None:
     who = summary.whom(finding)
     severity = page.styled(finding["severity"], finding["severity"])
     code = page.styled(finding["code"], "strong")
     page.line(f"{number:>2}  {severity}  {code}" + (f"  {who}" if who else ""))
-    numbers = [summary.saved(finding), summary.share(finding), *summary.facts(finding)]
-    page.sentence(", ".join(filter(None, numbers)), 4)
+    page.sentence(", ".join([summary.saved(finding), *summary.facts(finding)]), 4)
     # the verdict stands above the first one
-    more = summary.not_in_verdict(results, finding) if number == 1 else finding["summary"]
-    if more:
+    if more := run.not_in_verdict(finding) if number == 1 else finding["summary"]:
         page.sentence(words.plain(more), 4)
     if finding["advice"]:
         page.sentence(f"recommendation: {words.plain(finding['advice'])}", 4)
@@ -143,23 +138,29 @@ def _finding(page: _Page, number: int, finding: Finding, results: Results) -> No
         page.line(f"    next: {words.plain(finding['next'])}")
 
 
-def _account(page: _Page, results: Results) -> None:
-    rows = summary.averages(results)
+def _account(page: _Page, run: Summary) -> None:
+    rows = run.telling_averages(_MOST_RANKS)
     if not rows:
         return
     page.paragraph()
-    steps, steady = summary.evidence_steps(results)
-    which = f"{'steady-state steps' if steady else 'steps'} {words.spans(steps, limit=6)}"
-    if not steady:
-        which += ", none of which is free of the profiler's own start and stop"
-    page.sentence(f"step time breakdown: ms and share of the step, mean of {which}")
-    floor = summary.pair_bound_ns(results)
-    shown = summary.worth_showing(results, rows, _MOST_RANKS)
-    header = ["rank", "step", "compute", "exposed", "waiting", "copies", "idle"]
-    page.table(header, [_account_row(row, floor) for row in shown], left=0)
-    if len(shown) < len(rows):
-        left_out = f"{len(rows) - len(shown)} more ranks are in results.json"
-        page.sentence(left_out, 2)
+    disturbed = ", none of which is free of the profiler's own start and stop"
+    steps = run.averaged_over + ("" if run.has_steady_steps else disturbed)
+    page.sentence(f"step time breakdown: ms and share of the step, mean of {steps}")
+    table = []
+    for row in rows:
+        parts = [
+            summary.part_cells(row, row.compute_ns),
+            summary.part_cells(row, row.exposed_communication_ns),
+            summary.part_cells(row, row.exposed_wait_ns, run.pair_bound_ns),
+            summary.part_cells(row, row.exposed_copy_ns),
+            summary.part_cells(row, row.idle_ns),
+        ]
+        step = words.milliseconds(row.duration_ns, words.column_decimals(row.duration_ns))
+        cells = [f"{ms} {share:>5}" if share else ms for ms, share in parts]
+        table.append([str(row.rank), step, *cells])
+    page.table(["rank", "step", "compute", "exposed", "waiting", "copies", "idle"], table, left=0)
+    if len(rows) < len(run.averages):
+        page.sentence(f"{len(run.averages) - len(rows)} more ranks are in results.json", 2)
     page.sentence(
         "exposed: communication not overlapped with compute; waiting: the part of it before the "
         "last rank arrives",
@@ -167,47 +168,35 @@ def _account(page: _Page, results: Results) -> None:
         style="quiet",
     )
     page.paragraph()
-    for label, line in (
-        ("critical path", summary.critical_path(results)),
-        ("unevenness", summary.uneven(results)),
-    ):
+    for label, line in (("critical path", run.critical_path), ("unevenness", run.uneven)):
         if line:
             page.sentence(line, _MODEL_LABEL, label)
 
 
-def _account_row(row: Average, floor: int) -> list[str]:
-    parts = [
-        summary.part_cells(row, row.compute_ns),
-        summary.part_cells(row, row.exposed_communication_ns),
-        summary.part_cells(row, row.exposed_wait_ns, floor),
-        summary.part_cells(row, row.exposed_copy_ns),
-        summary.part_cells(row, row.idle_ns),
-    ]
-    step = words.milliseconds(row.duration_ns, words.column_decimals(row.duration_ns))
-    return [str(row.rank), step, *(f"{ms} {share:>5}" if share else ms for ms, share in parts)]
-
-
-def _collectives(page: _Page, results: Results) -> None:
-    if not results["ranks"]:
-        return
+def _collectives(page: _Page, run: Summary) -> None:
     page.paragraph()
-    page.line(f"collectives  {summary.collectives(results)}")
-    floor = summary.pair_bound_ns(results)
-    entries = summary.by_exposed(results)
+    page.line(f"collectives  {run.collectives}")
     rows = [
         [
             words.plain(entry["operation"]),
             words.communicator(entry["communicator"]),
             words.spans(entry["ranks"], limit=3),
-            *summary.operation_cells(entry, floor),
+            *(cell for cell, _ in summary.operation_cells(entry, run.pair_bound_ns)),
         ]
-        for entry in entries[:_MOST_OPERATIONS]
+        for entry in run.by_exposed[:_MOST_OPERATIONS]
     ]
     if rows:
-        header = ["operation", "communicator", "ranks", "calls", "bytes"]
-        page.table(
-            [*header, "time", "exposed", "waiting"], rows, left=3, spare=("communicator", "bytes")
-        )
+        header = [
+            "operation",
+            "communicator",
+            "ranks",
+            "calls",
+            "bytes",
+            "time",
+            "exposed",
+            "waiting",
+        ]
+        page.table(header, rows, left=3, spare=("communicator", "bytes"))
         page.sentence("per step; times: the mean over all profiled ranks", 2, style="quiet")
-    if len(entries) > len(rows):
-        page.sentence(f"and {len(entries) - len(rows)} more, with less exposed time", 2)
+    if len(run.by_exposed) > len(rows):
+        page.sentence(f"and {len(run.by_exposed) - len(rows)} more, with less exposed time", 2)

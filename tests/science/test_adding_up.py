@@ -48,7 +48,7 @@ def test_the_figures_of_a_rank_that_may_delay_no_other_add_up(tmp_path: Path) ->
 
 
 def adds_up(results: Results) -> None:
-    steps = summary.evidence_steps(results)[0]
+    steps = summary.Summary(results).evidence_steps
     accounts = [a for s in results["steps"] if s["step"] in steps for a in s["ranks"]]
     for a in accounts:
         parts = ("compute_ns", "exposed_communication_ns", "exposed_copy_ns", "idle_ns")

@@ -13,6 +13,7 @@ from simulate import Cause, Job, simulate
 from clusterprof import words
 from clusterprof.align.match import match
 from clusterprof.report import collective_charts, heatmap
+from clusterprof.report.summary import Summary
 from clusterprof.report.whole_job import Job as Known
 from clusterprof.study import study
 from clusterprof.tables import RankTables
@@ -94,7 +95,9 @@ def test_what_waits_for_whom_is_the_same_in_one_call_and_in_sends_and_receives()
     job = replace(JOB, causes=(Cause("host", 2, 8 * MS),), small_calls=False)
     ranks, _ = simulate(job)
     one, several = study(ranks), study([exchanging(each) for each in ranks])
-    charts = [collective_charts.charts(each.results, each.collectives) for each in (one, several)]
+    charts = [
+        collective_charts.charts(Summary(each.results), each.collectives) for each in (one, several)
+    ]
     shares = [
         {(cell["row"], cell["column"]): cell["share"] for cell in (each["waits"] or {})["cells"]}
         for each in charts
@@ -103,7 +106,10 @@ def test_what_waits_for_whom_is_the_same_in_one_call_and_in_sends_and_receives()
     assert shares[1] == pytest.approx(shares[0], abs=0.02)
     highs = [float((each["waits"] or {})["high"].removesuffix(" ms")) for each in charts]
     assert highs[1] == pytest.approx(highs[0], rel=0.02)
-    caused = [heatmap.measures(each.results, each.collectives, Known()) for each in (one, several)]
+    caused = [
+        heatmap.measures(Summary(each.results), each.collectives, Known())
+        for each in (one, several)
+    ]
     assert caused[1][0].values == pytest.approx(caused[0][0].values, rel=0.02, abs=MS / 10)
     size = ranks[0].collective_calls["message_bytes"][0].as_py()
     (point,) = (charts[1]["bandwidth"] or {})["points"]

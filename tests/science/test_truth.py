@@ -18,6 +18,7 @@ from studies import FOLDER, NAMES, TRUTH, Simulated, found_in, gathered
 from clusterprof import words
 from clusterprof.analysis.findings.registry import all_findings
 from clusterprof.report.overview import tiles
+from clusterprof.report.summary import Summary
 from clusterprof.study import Study, dataset_of, study
 from clusterprof.tables import RankTables
 
@@ -127,7 +128,7 @@ def test_a_late_host_that_queued_work_covers_until_the_last_step_delays_the_othe
     assert top["saving"] is not None
     before = top["saving"]["long_run"]["step_ns"]
     assert top["share_of_step"] == pytest.approx(top["saved_ns_per_step"] / before, abs=1e-3)
-    (tile,) = [one for one in tiles(results) if one.name == "What its repair saves"]
+    (tile,) = [one for one in tiles(Summary(results)) if one.name == "What its repair saves"]
     assert tile.more.startswith(f"per step: {words.ms(before)} → ")
 
 

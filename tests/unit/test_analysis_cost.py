@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
+import report_sample as sample
 
 from clusterprof.analysis.model.capture_cost import capture_cost
 from clusterprof.ingest.rank_steps import steps_table
-from clusterprof.report.summary import capture
+from clusterprof.report.summary import Summary
 
 MS = 1_000_000
 
@@ -50,7 +51,7 @@ def test_stalls_and_steps_of_profiled_and_unprofiled_ranks_are_kept_apart() -> N
         "42.0 ms inside",
         "unprofiled ranks: median steps of",
     ):
-        assert fact in capture(cost)
+        assert fact in Summary(sample.results() | {"capture": cost}).capture
 
 
 def test_of_steps_that_repeat_a_pattern_whole_patterns_are_compared() -> None:

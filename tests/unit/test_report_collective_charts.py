@@ -11,11 +11,12 @@ import report_sample as sample
 
 from clusterprof import words
 from clusterprof.report import collective_charts as charts
+from clusterprof.report.summary import Summary
 from clusterprof.results import Results
 
 
 def _known(results: Results, **more: Any) -> charts.Calls:
-    found = charts.calls(results, sample.collectives(**more))
+    found = charts.calls(Summary(results), sample.collectives(**more))
     assert found is not None
     return found
 
@@ -40,9 +41,9 @@ def test_of_ncclalltoall_the_payload_is_what_one_member_gets(source: str, times:
     column = pa.array([source] * table.num_rows).dictionary_encode()
     at = table.column_names.index("source")
     table = table.set_column(at, table.field(at), column.cast(table.field(at).type))
-    known = charts.calls(results, table)
+    known = charts.calls(Summary(results), table)
     assert known is not None
-    found = charts.bandwidth(results, known)
+    found = charts.bandwidth(Summary(results), known)
     assert found is not None
     (point,) = found["points"]
     assert point["label"].startswith(f"AllToAll of 5 ranks, {words.size(times * 33_554_432)}: ")
@@ -50,7 +51,7 @@ def test_of_ncclalltoall_the_payload_is_what_one_member_gets(source: str, times:
 
 def test_bandwidth_is_of_the_last_members_own_time_and_at_least_where_members_are_missing() -> None:
     results = sample.results()
-    found = charts.bandwidth(results, _known(results))
+    found = charts.bandwidth(Summary(results), _known(results))
     assert found is not None
     took: dict[int, int] = {}
     for row in _steady():
@@ -71,14 +72,14 @@ def test_a_link_is_named_where_it_is_known_only(device: str, host: str) -> None:
     results = sample.results()
     for entry in results["ranks"]:
         entry |= {"device": device, "host": host}
-    found = charts.bandwidth(results, _known(results))
+    found = charts.bandwidth(Summary(results), _known(results))
     assert found is not None
     assert found["links"] == []
 
 
 def test_every_collective_is_in_the_spread_of_arrivals() -> None:
     results = sample.results()
-    found = charts.spread(results, _known(results))
+    found = charts.spread(Summary(results), _known(results))
     assert found is not None
     counts = [int(bar["label"].rpartition(": ")[2].split()[0]) for bar in found["bars"]]
     assert sum(counts) == 36
@@ -90,7 +91,7 @@ def test_every_collective_is_in_the_spread_of_arrivals() -> None:
 
 def test_who_waits_for_whom_is_the_mean_wait_of_a_step() -> None:
     results = sample.results()
-    found = charts.waits(results, _known(results))
+    found = charts.waits(Summary(results), _known(results))
     assert found is not None
     assert found["noun"] == "rank"
     expected = sum(
@@ -109,7 +110,7 @@ def test_of_many_ranks_hosts_wait_for_hosts() -> None:
     one, clock = results["ranks"][0], results["clock"]["ranks"][1]
     results["ranks"] = [{**one, "rank": r, "host": f"gpu-{r // 8:02}"} for r in range(64)]
     results["clock"]["ranks"] = [{**clock, "rank": r} for r in range(64)]
-    found = charts.waits(results, _known(results, ranks=64))
+    found = charts.waits(Summary(results), _known(results, ranks=64))
     assert found is not None
     assert found["noun"] == "host"
     assert [name for name, _ in found["rows"]] == [f"gpu-{host:02}" for host in range(8)]
@@ -120,12 +121,12 @@ def test_of_many_ranks_hosts_wait_for_hosts() -> None:
 
 def test_without_waits_or_sizes_there_is_no_chart() -> None:
     results = sample.results()
-    nothing = charts.charts(results, sample.collectives().slice(0, 0))
+    nothing = charts.charts(Summary(results), sample.collectives().slice(0, 0))
     assert nothing == {"bandwidth": None, "spread": None, "waits": None}
     table = sample.collectives()
     at = table.column_names.index("message_bytes")
     empty = table.set_column(at, table.field(at), pa.nulls(table.num_rows, pa.int64()))
-    assert charts.charts(results, empty)["bandwidth"] is None
+    assert charts.charts(Summary(results), empty)["bandwidth"] is None
 
 
 def test_of_hundreds_of_hosts_those_that_wait_and_are_waited_for_are_shown() -> None:
@@ -135,10 +136,10 @@ def test_of_hundreds_of_hosts_those_that_wait_and_are_waited_for_are_shown() -> 
     results["ranks"] = [{**one, "rank": r, "host": f"node{r // 2}"} for r in range(256)]
     results["clock"]["ranks"] = [{**clock, "rank": r} for r in range(256)]
     known = _known(results, ranks=256)
-    waits = np.where(np.asarray(known.table["last_rank"]) == 2, known.column("wait_ns"), 0)
+    waits = np.where(np.asarray(known.table["last_rank"]) == 2, known.table["wait_ns"], 0)
     at = known.table.column_names.index("wait_ns")
     table = known.table.set_column(at, known.table.field(at), pa.array(waits))
-    found = charts.waits(results, charts.Calls(table, known.of, known.count, known.steps))
+    found = charts.waits(Summary(results), charts.Calls(table, known.steps))
     assert found is not None
     assert found["columns"] == [("node1", False)]
     names = [name for name, _ in found["rows"]]

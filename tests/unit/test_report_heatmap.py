@@ -12,6 +12,7 @@ import report_sample as sample
 
 from clusterprof.align.lateness import SHALLOW
 from clusterprof.report import heatmap
+from clusterprof.report.summary import Summary
 from clusterprof.report.whole_job import Job
 from clusterprof.tables import STEPS
 
@@ -49,7 +50,7 @@ def _log(ns: int, steps: int = 6) -> pa.Table:
 
 
 def test_what_a_rank_makes_the_others_wait_is_the_mean_wait_of_the_other_members() -> None:
-    data = heatmap.embedded(sample.results(), sample.collectives(), Job())
+    data = heatmap.embedded(Summary(sample.results()), sample.collectives(), Job())
     assert data is not None
     caused = _values(data, "wait caused")
     assert {rank for rank, _ in caused} == {0, 1, 2, 3}
@@ -68,14 +69,14 @@ def test_waits_within_the_clocks_error_are_no_rank_s_doing() -> None:
     results = sample.results()
     for clock in results["clock"]["ranks"]:
         clock["uncertainty_ns"] = 100 * MS
-    data = heatmap.embedded(results, sample.collectives(), Job())
+    data = heatmap.embedded(Summary(results), sample.collectives(), Job())
     assert data is not None
     assert set(_values(data, "wait caused").values()) == {0}
 
 
 def test_measures_of_the_accounts_are_those_of_the_results() -> None:
     results = sample.results()
-    data = heatmap.embedded(results, sample.collectives(), Job())
+    data = heatmap.embedded(Summary(results), sample.collectives(), Job())
     assert data is not None
     for name, key in (("idle", "idle_ns"), ("step time", "duration_ns")):
         values = _values(data, name)
@@ -96,11 +97,11 @@ def test_measures_of_the_accounts_are_those_of_the_results() -> None:
 
 def test_the_measure_that_is_shown_first_is_that_of_the_finding_in_the_verdict() -> None:
     results = sample.results()
-    data = heatmap.embedded(results, sample.collectives(), Job())
+    data = heatmap.embedded(Summary(results), sample.collectives(), Job())
     assert data is not None
     assert data["measures"][data["first"]]["name"] == "wait caused"
     results["findings"] = [sample.pageable() | {"code": "host.launch_bound"}]
-    data = heatmap.embedded(results, sample.collectives(), Job())
+    data = heatmap.embedded(Summary(results), sample.collectives(), Job())
     assert data is not None
     assert data["measures"][data["first"]]["name"] == "idle"
 
@@ -115,7 +116,7 @@ def test_ranks_without_a_report_have_their_lateness_and_their_logged_steps() -> 
     assert results["shallow"] is not None
     other = {"name": "2", "description": "mesh_dp", "ranks": [1, 3, 5]}
     results["shallow"]["groups"].append(other)  # type: ignore[arg-type]
-    data = heatmap.embedded(results, sample.collectives(), job)
+    data = heatmap.embedded(Summary(results), sample.collectives(), job)
     assert data is not None
     assert data["ranks"] == [*range(8)]
     assert data["profiled"] == [0, 1, 2, 3]
@@ -134,7 +135,7 @@ def test_ranks_without_a_report_have_their_lateness_and_their_logged_steps() -> 
 def test_of_thousands_of_ranks_the_page_carries_the_steps_nearest_to_the_window() -> None:
     ranks = 4096
     job = Job(steps={rank: _log(60 * MS, steps=200) for rank in range(ranks)})
-    data = heatmap.embedded(sample.results(), sample.collectives(), job)
+    data = heatmap.embedded(Summary(sample.results()), sample.collectives(), job)
     assert data is not None
     logged = data["measures"][-1]
     assert len(logged["values"]) <= 4 * (heatmap.MOST_CELLS * 2 // 3 + 1)
@@ -145,4 +146,4 @@ def test_of_thousands_of_ranks_the_page_carries_the_steps_nearest_to_the_window(
 def test_without_anything_known_there_is_no_picture() -> None:
     results = sample.healthy()
     results["steps"] = []
-    assert heatmap.embedded(results, sample.collectives().slice(0, 0), Job()) is None
+    assert heatmap.embedded(Summary(results), sample.collectives().slice(0, 0), Job()) is None

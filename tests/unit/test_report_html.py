@@ -16,7 +16,8 @@ import pytest
 import report_sample as sample
 
 from clusterprof import words
-from clusterprof.report import html, summary, text
+from clusterprof.report import html, text
+from clusterprof.report.summary import Summary
 from clusterprof.results import UNBOUNDED_NS, Finding
 from clusterprof.spans import SPANS
 
@@ -153,8 +154,8 @@ def test_a_straggler_by_flight_recorders_alone_costs_at_most_what_others_wait() 
     page = html.render(results, sample.collectives().slice(0, 0), title="x")
     assert results["shallow"] is not None
     assert _tiles(page)[2][0].startswith("17.0 ms")
-    assert summary.stragglers(results, unprofiled=True) == [2]
-    assert summary.stragglers(results) == []
+    assert Summary(results).stragglers(unprofiled=True) == [2]
+    assert Summary(results).stragglers() == []
 
 
 def test_forty_findings_of_one_code_are_one_card_with_a_table() -> None:

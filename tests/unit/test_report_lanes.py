@@ -9,18 +9,18 @@ import pytest
 import report_sample as sample
 
 from clusterprof.report import lanes, step_chart
-from clusterprof.report.summary import pair_bound_ns
+from clusterprof.report.summary import Summary
 from clusterprof.report.whole_job import Job
 
 
 def _built(table: pa.Table | None = None) -> lanes.Timeline:
-    built = lanes.build(sample.results(), sample.collectives() if table is None else table)
+    built = lanes.build(Summary(sample.results()), sample.collectives() if table is None else table)
     assert built is not None
     return built
 
 
 def test_embedded_times_come_back_to_within_their_unit() -> None:
-    data, table = lanes.embedded(_built(), sample.results()), sample.collectives()
+    data, table = lanes.embedded(_built(), Summary(sample.results())), sample.collectives()
     last = np.cumsum(data["last"])
     of = np.repeat(np.arange(len(last)), data["members"])
     begin = (last[of] - np.array(data["wait"])) * data["unit_ns"] + sample.BEGIN
@@ -48,7 +48,7 @@ def test_the_straggler_is_the_late_rank_of_the_collective_it_delays() -> None:
 def test_ranks_that_are_stragglers_together_are_marked() -> None:
     results = sample.results()
     results["findings"][0]["rank"], results["findings"][0]["ranks"] = None, [1, 2]
-    built = lanes.build(results, sample.collectives())
+    built = lanes.build(Summary(results), sample.collectives())
     assert built is not None
     assert built.named == [1, 2]
 
@@ -57,10 +57,10 @@ def test_no_rank_is_late_by_less_than_the_two_clocks_may_err() -> None:
     results, table = sample.results(), sample.collectives()
     for entry in results["clock"]["ranks"]:
         entry["uncertainty_ns"] = 30 * sample.MS
-    built = lanes.build(results, table)
+    built = lanes.build(Summary(results), table)
     assert built is not None
     assert set(built.groups.late.tolist()) == {-1}
-    assert pair_bound_ns(results) == 60 * sample.MS
+    assert Summary(results).pair_bound_ns == 60 * sample.MS
 
 
 def test_a_collective_without_a_last_arrival_is_drawn_and_marks_no_rank() -> None:
@@ -85,7 +85,7 @@ def test_calls_without_a_kernel_are_counted_not_drawn() -> None:
 
 
 def test_no_collectives_give_no_timeline() -> None:
-    assert lanes.build(sample.results(), sample.collectives().slice(0, 0)) is None
+    assert lanes.build(Summary(sample.results()), sample.collectives().slice(0, 0)) is None
 
 
 def test_each_communicator_of_a_rank_has_a_row_of_its_own() -> None:
@@ -128,7 +128,7 @@ def test_a_step_too_large_by_itself_keeps_its_longest_collectives(
 def test_of_many_ranks_the_straggler_is_among_those_shown_first() -> None:
     results = sample.results()
     results["findings"][0]["rank"], results["findings"][0]["ranks"] = 111, [111]
-    built = lanes.build(results, sample.collectives(ranks=200, calls_per_step=2, late=111))
+    built = lanes.build(Summary(results), sample.collectives(ranks=200, calls_per_step=2, late=111))
     assert built is not None
     assert built.ranks == list(range(200))
     opened, *_, (last, every) = built.presets
@@ -147,7 +147,7 @@ def test_the_still_picture_stays_small_however_many_calls_there_are() -> None:
 def test_results_without_steps_show_the_whole_window() -> None:
     results = sample.results()
     results["steps"] = []
-    built = lanes.build(results, sample.collectives())
+    built = lanes.build(Summary(results), sample.collectives())
     assert built is not None
     assert [step.number for step in built.steps] == [None]
     assert "step" not in lanes.picture(built)["title"]
@@ -159,11 +159,13 @@ def test_the_longest_step_is_that_of_the_longest_median_as_in_the_chart(number: 
     for step in results["steps"]:
         # one is longer by a trifle, and need not be drawn longer
         step["duration_ns"] = 61_000_000 + 100 * (step["step"] == number)
-    built = lanes.build(results, sample.collectives())
+    built = lanes.build(Summary(results), sample.collectives())
     assert built is not None
     assert built.steps[built.worst].number == number
     chart = step_chart.chart(results, Job())
     assert chart is not None
     assert f"step {number}, the longest in steady state" in chart["timeline"]
-    shown = {step["step"]: step["median"] for step in lanes.embedded(built, results)["steps"]}
+    shown = {
+        step["step"]: step["median"] for step in lanes.embedded(built, Summary(results))["steps"]
+    }
     assert max(shown[each] for each in (7, 8, 9)) == shown[number] == 61_000_100 // lanes.UNIT_NS

@@ -9,6 +9,7 @@ from dataclasses import replace
 import report_sample as sample
 
 from clusterprof.report import html, provenance, results_json
+from clusterprof.report.summary import Summary
 from clusterprof.report.whole_job import Job
 
 JOB = Job(
@@ -24,7 +25,7 @@ JOB = Job(
 def test_of_a_run_it_says_when_what_where_and_what_the_profiler_cost() -> None:
     results = sample.results(host="")
     results["ranks"][1]["versions"] = {"driver": "570.1", "NCCL": "2.28.9"}
-    found = dict(provenance.facts(results, JOB))
+    found = dict(provenance.facts(Summary(results), JOB))
     assert found["recorded"] == "2026-11-22 08:08 UTC, 88 s"
     assert found["command"] == "torchrun --nproc-per-node 4 train.py"
     assert found["launched by"] == "torchrun"
@@ -43,7 +44,7 @@ def test_a_stall_is_told_once_and_no_driver_is_no_version() -> None:
     assert results["capture"] is not None
     for more, left in ("; 1 step of 5 excluded.", "1 step of 5 excluded."), (".", ""):
         results["findings"] = [own | {"summary": f"Profiler overhead: {stall}{more}"}]
-        found = dict(provenance.facts(results, JOB))
+        found = dict(provenance.facts(Summary(results), JOB))
         assert "stalled once" not in found["profiler overhead"]
         assert found["profiler overhead"].endswith(left or "after.")
         assert "driver 0" not in found["versions"]
@@ -51,7 +52,7 @@ def test_a_stall_is_told_once_and_no_driver_is_no_version() -> None:
 
 def test_hosts_stand_in_the_order_of_their_numbers() -> None:
     hosts = {rank: f"n{11 - rank}" for rank in range(8)}
-    found = dict(provenance.facts(sample.results(host=""), replace(JOB, hosts=hosts)))
+    found = dict(provenance.facts(Summary(sample.results(host="")), replace(JOB, hosts=hosts)))
     assert found["ran on"].endswith("(n4, n5, n6, n7 and 4 more)")
 
 
@@ -59,12 +60,12 @@ def test_of_reports_alone_it_says_no_more_than_they_do() -> None:
     results = sample.results(host="")
     results["capture"] = None
     results["topology"]["groups"] = []
-    found = dict(provenance.facts(results, Job()))
+    found = dict(provenance.facts(Summary(results), Job()))
     assert found["recorded"] == "2023-11-14 22:13 UTC (the window)"
     assert found["ran on"] == "8 ranks, NVIDIA H200"
     assert not {"command", "launched by", "layout", "profiler overhead"} & found.keys()
     results["clock"]["middle_ns"] = 5
-    assert "recorded" not in dict(provenance.facts(results, Job(began="yesterday")))
+    assert "recorded" not in dict(provenance.facts(Summary(results), Job(began="yesterday")))
 
 
 def test_what_the_profiler_did_is_no_finding_to_act_on() -> None:
@@ -74,7 +75,9 @@ def test_what_the_profiler_did_is_no_finding_to_act_on() -> None:
     results["findings"].append(own)
     page = html.render(results, sample.collectives(), title="x")
     assert page.count("<article") == 2
-    assert dict(provenance.facts(results, Job()))["profiler overhead"].endswith("It cost 56.7 ms.")
+    assert dict(provenance.facts(Summary(results), Job()))["profiler overhead"].endswith(
+        "It cost 56.7 ms."
+    )
     own["severity"] = "warning"
     assert html.render(results, sample.collectives(), title="x").count("<article") == 3
 

@@ -8,6 +8,7 @@ import pytest
 import report_sample as sample
 
 from clusterprof.report import summary, text
+from clusterprof.report.summary import Summary
 from clusterprof.results import Results
 
 
@@ -204,18 +205,18 @@ def test_what_a_repair_saves_is_shown() -> None:
 
 def test_both_paces_are_shown_where_the_window_has_another_than_the_job() -> None:
     results = sample.results()
-    assert summary.pace(results) == ""
+    assert Summary(results).pace == ""
     results["pace"] = {
         "step_ns": 58 * 10**6,
         "without_profiler": True,
         "window_step_ns": 105 * 10**6,
     }
-    assert re.search("58.0 ms.* 105 ms", summary.pace(results))
+    assert re.search("58.0 ms.* 105 ms", Summary(results).pace)
     assert "\npace " in text.render(results)
 
 
 def test_of_several_profilers_each_has_its_ranks() -> None:
     results = sample.results()
-    assert ", nsys 2025.3.2, " in summary.ranks(results)
+    assert ", nsys 2025.3.2, " in Summary(results).ranks
     results["ranks"][1]["profiler"] = "torch.profiler"
-    assert ", nsys 2025.3.2 (ranks 0, 2–3), torch.profiler (rank 1), " in summary.ranks(results)
+    assert ", nsys 2025.3.2 (ranks 0, 2–3), torch.profiler (rank 1), " in Summary(results).ranks
