@@ -28,7 +28,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import NormalDist
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -44,13 +44,12 @@ from clusterprof.results import (
     ComparedFinding,
     Comparison,
     Direction,
-    Finding,
     MeasuredFinding,
     MeasuredRun,
     Results,
     State,
-    StepEntry,
     StepParts,
+    StepTimes,
 )
 from clusterprof.run_directory import RunDirectory
 
@@ -98,6 +97,9 @@ PARTS: dict[str, str] = {
     "idle_ns": "idle",
 }
 
+#: what is kept of a finding, and of the account of a step
+_FINDING, _STEP = (list(form.__annotations__) for form in (MeasuredFinding, StepParts))
+
 # --- what is read of a run
 
 
@@ -109,74 +111,66 @@ def measured(given: Path) -> MeasuredRun:
     try:
         run = RunDirectory(given) if given.is_dir() else None
         file = run.merged / paths.RESULTS if run is not None else given
-        there = file.exists()
+        exists = file.exists()
     except OSError as error:
         raise ReportError(f"{given} cannot be read: {error.strerror}") from None
-    if not there and run is not None:
+    if not exists and run is not None:
         raise results_json.not_merged(given)
-    if not there:
+    if not exists:
         raise ReportError(
             f"{given} does not exist", "name a run directory that was merged, or a results.json"
         )
     results = results_json.read(file)
-    made = of_results(str(given), results)
+    kept = of_results(str(given), results)
     if run is not None and run.manifest.is_file():
         with contextlib.suppress(ClusterprofError):  # what is damaged is no reason to refuse
             manifest = run.read_manifest()
-            made["program"] = _program(manifest.again)
-            made["world_size"] = made["world_size"] or manifest.world_size
+            kept["program"] = _program(manifest.again)
+            kept["world_size"] = kept["world_size"] or manifest.world_size
             run = RunDirectory(given, manifest.attempt)
-            blocks, made["outside_steps"] = clean_steps(run, results)
-            made["outside_ns"] = [round(ns) for ns in blocks.tolist()]
-    return made
+            blocks, kept["outside_steps"] = clean_steps(run, results)
+            kept["outside_ns"] = [round(ns) for ns in blocks.tolist()]
+    return kept
 
 
 def of_results(name: str, results: Results) -> MeasuredRun:
     """What a comparison needs of results alone: their window."""
-    sizes = {each["world_size"] for each in results["ranks"]} - {None}
-    groups = [each["size"] for each in results["topology"]["groups"]]
-    blocking = [each["blocking_ns"] for each in results["compute_absent"]]
+    ranks = results["ranks"]
+    sizes = {entry["world_size"] for entry in ranks} - {None}
+    groups = [group["size"] for group in results["topology"]["groups"]]
+    blocking = [rank["blocking_ns"] for rank in results["compute_absent"]]
     known = [ns for ns in blocking if ns is not None]
+    # steps that are evidence, each the mean over ranks
+    window: Any = [
+        {part: round(np.mean([of[part] for of in step["ranks"]])) for part in _STEP}  # type: ignore[literal-required]
+        for step in results["steps"]
+        if step["settled"] and step["ranks"] and step["duration_ns"] > 0
+    ]
+    findings: Any = [{key: finding[key] for key in _FINDING} for finding in results["findings"]]  # type: ignore[literal-required]
     return {
         "name": name,
         "clusterprof_version": results["clusterprof_version"],
         "world_size": next(iter(sizes)) if len(sizes) == 1 else None,
         "stages": results["topology"]["stage_count"],
         "group_sizes": [] if None in groups else sorted({n for n in groups if n}),
-        "devices": sorted({each["device"] for each in results["ranks"]} - {""}),
-        "profilers": sorted({each["profiler"] for each in results["ranks"]}),
-        "profiled": [each["rank"] for each in results["ranks"]],
+        "devices": sorted({entry["device"] for entry in ranks} - {""}),
+        "profilers": sorted({entry["profiler"] for entry in ranks}),
+        "profiled": [entry["rank"] for entry in ranks],
         "program": "",
         "outside_ns": [],
         "outside_steps": 0,
-        "window": [_parts(each["ranks"]) for each in results["steps"] if counts(each)],
+        "window": window,
         "blocking_ns": round(sum(known) / len(known)) if known else None,
-        "findings": [_kept(each) for each in results["findings"]],
+        "findings": findings,
     }
-
-
-def counts(step: StepEntry) -> bool:
-    """Whether a step of the window is evidence."""
-    return step["settled"] and bool(step["ranks"]) and step["duration_ns"] > 0
-
-
-def _parts(accounts: Sequence[Mapping[str, object]]) -> StepParts:
-    names = StepParts.__annotations__
-    means = {n: round(np.mean([cast("int", a[n]) for a in accounts])) for n in names}
-    return cast("StepParts", means)
-
-
-def _kept(finding: Finding) -> MeasuredFinding:
-    names = MeasuredFinding.__annotations__
-    return cast("MeasuredFinding", {n: v for n, v in finding.items() if n in names})
 
 
 def _program(again: Sequence[str]) -> str:
     """The script or module of a command line, without its folder and arguments."""
     program = again[again.index("--") + 1 :] if "--" in again else []
-    for place, word in enumerate(program):
-        if word == "-m" and place + 1 < len(program):
-            return program[place + 1]
+    for word, following in zip(program, [*program[1:], None], strict=True):
+        if word == "-m" and following is not None:
+            return following
         if word.endswith(".py"):
             return Path(word).name
     return Path(program[0]).name if program else ""
@@ -189,17 +183,12 @@ def clean_steps(run: RunDirectory, results: Results) -> tuple[Floats, int]:
     one pace. Steps after a window count only where they are as before it, by the run's own account
     of what profiling cost. Empty where there are too few.
     """
-    windows = [each.window() for each in (run, *run.later_windows())]
+    windows = [window.window() for window in (run, *run.later_windows())]
     cost = results["capture"]
-    stays = cost is not None and any(
-        each is not None
-        and None not in (each["before_ns"], each["after_ns"], each["after_uncertainty_ns"])
-        and each["after_ns"] - each["before_ns"] > each["after_uncertainty_ns"]  # type: ignore[operator]
-        for each in (cost["profiled"], cost["unprofiled"])
-    )
+    stays = cost is not None and any(map(_stays_longer, (cost["profiled"], cost["unprofiled"])))
     until = run.deep().window().first if stays else math.inf
-    every = []
     job = merge_run.job_record(run)
+    ranks = []
     for rank, log in job.steps.items():
         first, count, took = stretches(log, job.paces.get(rank, {}))
         clean = (first >= _WARM_UP) & (first + count <= until) & (count > 0) & (took > 0)
@@ -207,12 +196,23 @@ def clean_steps(run: RunDirectory, results: Results) -> tuple[Floats, int]:
             clean &= (first + count <= window.first) | (first >= window.end + _RECOVERY)
         order = np.flatnonzero(clean)[np.argsort(first[clean], kind="stable")]
         if len(order):
-            every.append((took[order].sum() / count[order].sum(), count[order], took[order]))
-    every.sort(key=lambda each: each[0])
-    if not every:
+            ranks.append((took[order].sum() / count[order].sum(), count[order], took[order]))
+    if not ranks:
         return np.zeros(0), 0
-    _, count, took = every[(len(every) - 1) // 2]
+    _, count, took = sorted(ranks, key=lambda rank: rank[0])[(len(ranks) - 1) // 2]
     return blocked(count, took), int(count.sum())
+
+
+def _stays_longer(times: StepTimes | None) -> bool:
+    """Whether steps are longer after the window than before it, beyond chance."""
+    if times is None:
+        return False
+    before, after, uncertainty = (
+        times["before_ns"], times["after_ns"], times["after_uncertainty_ns"],
+    )  # fmt: skip
+    if before is None or after is None or uncertainty is None:
+        return False
+    return after - before > uncertainty
 
 
 def stretches(
@@ -335,10 +335,11 @@ def compare(a: Sequence[MeasuredRun], b: Sequence[MeasuredRun]) -> Comparison:
 
     Raises MergeError where no step can be compared, ReportError where a number cannot be a time.
     """
-    for run in (*a, *b):
+    runs = (*a, *b)
+    for run in runs:
         _check_times(run)
-    by_logs = all(run["outside_ns"] for run in (*a, *b))
-    whole = all(len(run["window"]) >= _LEAST_WINDOW for run in (*a, *b))
+    by_logs = all(run["outside_ns"] for run in runs)
+    whole = all(len(run["window"]) >= _LEAST_WINDOW for run in runs)
     parts = _parts_changed(a, b) if whole else []
     if by_logs:
         values = [[of_blocks(run["outside_ns"]) for run in side] for side in (a, b)]
@@ -347,16 +348,16 @@ def compare(a: Sequence[MeasuredRun], b: Sequence[MeasuredRun]) -> Comparison:
     elif parts:
         step = parts[0] | {"what": "step"}
     else:
-        names = words.listed([run["name"] for run in (*a, *b)], 4)
+        names = words.listed([run["name"] for run in runs], 4)
         raise MergeError(
             f"{names} have no steps in common that can be compared",
             "both need two steady-state steps in their windows, or step logs of twenty steps "
             "outside of them",
         )
-    counts = [
+    a_steps, b_steps = (
         sum(run["outside_steps"] if by_logs else len(run["window"]) for run in side)
         for side in (a, b)
-    ]
+    )
     findings = _findings(a, b, step)
     return {
         "comparison_version": COMPARISON_VERSION,
@@ -365,8 +366,8 @@ def compare(a: Sequence[MeasuredRun], b: Sequence[MeasuredRun]) -> Comparison:
         "a": [run["name"] for run in a],
         "b": [run["name"] for run in b],
         "steps_from": "step logs" if by_logs else "window",
-        "a_steps": counts[0],
-        "b_steps": counts[1],
+        "a_steps": a_steps,
+        "b_steps": b_steps,
         "step": step,
         "parts": parts,
         "findings": findings,
@@ -378,9 +379,10 @@ def compare(a: Sequence[MeasuredRun], b: Sequence[MeasuredRun]) -> Comparison:
 def _check_times(run: MeasuredRun) -> None:
     """Raise ReportError for times of a damaged or edited file that no step or saving can have."""
     steps = [*run["outside_ns"], *(step["duration_ns"] for step in run["window"])]
-    parts = [cast("int", ns) for step in run["window"] for ns in step.values()]
-    savings = [(f["saved_ns_per_step"], f["saved_uncertainty_ns"]) for f in run["findings"]]
-    others = [*steps, *parts, run["blocking_ns"] or 0, *(ns for both in savings for ns in both)]
+    others = [*steps, run["blocking_ns"] or 0]
+    others += [cast("int", ns) for step in run["window"] for ns in step.values()]
+    for finding in run["findings"]:
+        others += [finding["saved_ns_per_step"], finding["saved_uncertainty_ns"]]
     if wrong := [ns for ns in steps if ns <= 0] + [ns for ns in others if abs(ns) > _LONGEST_NS]:
         raise ReportError(
             f"{run['name']} is damaged: a step or a part of it cannot take {wrong[0]} ns",
@@ -390,14 +392,15 @@ def _check_times(run: MeasuredRun) -> None:
 
 def _parts_changed(a: Sequence[MeasuredRun], b: Sequence[MeasuredRun]) -> list[Change]:
     """The window's steps and their parts."""
-    sides = [[_values(run) for run in side] for side in (a, b)]
-    step_ns = float(np.mean([values["duration_ns"].ns for values in sides[0]]))
-    found = []
-    for name, what in PARTS.items():
-        before, after = ([values[name] for values in side if name in values] for side in sides)
-        if (len(before), len(after)) == (len(a), len(b)):
-            found.append(change(what, before, after, step_ns))
-    return found
+    before, after = ([_values(run) for run in side] for side in (a, b))
+    step_ns = float(np.mean([values["duration_ns"].ns for values in before]))
+    return [
+        change(
+            what, [values[name] for values in before], [values[name] for values in after], step_ns
+        )
+        for name, what in PARTS.items()
+        if all(name in values for values in (*before, *after))
+    ]
 
 
 def _values(run: MeasuredRun) -> dict[str, Value]:
@@ -406,13 +409,12 @@ def _values(run: MeasuredRun) -> dict[str, Value]:
     What blocks compute is known of the whole window alone: it is taken to differ from step to step
     as the exposed communication does, whose part it is.
     """
-    names = StepParts.__annotations__
     steps = cast("list[dict[str, int]]", run["window"])
-    found = {name: of_steps([step[name] for step in steps]) for name in names}
+    values = {part: of_steps([step[part] for step in steps]) for part in _STEP}
     if run["blocking_ns"] is not None:
-        error = found["exposed_communication_ns"].error_ns
-        found["blocking_ns"] = Value(run["blocking_ns"], error)
-    return found
+        error_ns = values["exposed_communication_ns"].error_ns
+        values["blocking_ns"] = Value(run["blocking_ns"], error_ns)
+    return values
 
 
 def _findings(
@@ -422,24 +424,17 @@ def _findings(
 
     One that moved to other ranks is gone there and new here.
     """
-    sides = [_by_place(a), _by_place(b)]
-    found = []
-    for key in sorted({*sides[0], *sides[1]}):
-        before, after = (side.get(key, []) for side in sides)
-        if any(each["severity"] != "info" for each in (*before, *after)):
-            found.append(_compared(before, after, (len(a), len(b)), step))
-    return sorted(found, key=lambda each: -abs(each["b_saved_ns"] - each["a_saved_ns"]))
-
-
-def _by_place(
-    runs: Sequence[MeasuredRun],
-) -> dict[tuple[str, tuple[int, ...]], list[MeasuredFinding]]:
-    """The findings of all runs by code and ranks."""
-    found: dict[tuple[str, tuple[int, ...]], list[MeasuredFinding]] = {}
-    for run in runs:
-        for each in run["findings"]:
-            found.setdefault((each["code"], tuple(each["ranks"])), []).append(each)
-    return found
+    same: dict[tuple[str, tuple[int, ...]], tuple[list[MeasuredFinding], ...]] = {}
+    for side, runs in enumerate((a, b)):
+        for finding in (finding for run in runs for finding in run["findings"]):
+            key = (finding["code"], tuple(finding["ranks"]))
+            same.setdefault(key, ([], []))[side].append(finding)
+    compared = [
+        _compared(before, after, (len(a), len(b)), step)
+        for _, (before, after) in sorted(same.items())
+        if any(finding["severity"] != "info" for finding in (*before, *after))
+    ]
+    return sorted(compared, key=lambda finding: -abs(finding["b_saved_ns"] - finding["a_saved_ns"]))
 
 
 def _compared(
@@ -457,19 +452,19 @@ def _compared(
     a_saved, b_saved = (sum(f["saved_ns_per_step"] for f in of) / count for of, count in sides)
     unsure = [max((f["saved_uncertainty_ns"] for f in of), default=0) for of, _ in sides]
     unseen = 0.0 if before and after else _LEAST_FINDING_FRAC * step["b_ns"]
-    noise, more = math.hypot(*unsure, unseen, step["noise_ns"]), b_saved - a_saved
+    noise, growth = math.hypot(*unsure, unseen, step["noise_ns"]), b_saved - a_saved
     state: State = "same"
-    if more > noise:
+    if growth > noise:
         state = "worse" if before else "new"
-    elif -more > noise:
+    elif -growth > noise:
         state = "better" if after else "gone"
-    severe = [each for each in (*before, *after) if each["severity"] != "info"]
+    severe = [f["severity"] for f in (*before, *after) if f["severity"] != "info"]
     last = (*before, *after)[-1]
     return {
         "code": last["code"], "ranks": last["ranks"], "rank": last["rank"], "state": state,
-        "severity": severe[-1]["severity"], "a_saved_ns": round(a_saved),
+        "severity": severe[-1], "a_saved_ns": round(a_saved),
         "b_saved_ns": round(b_saved), "noise_ns": round(noise),
-        "share_of_step": round(more / max(step["b_ns"], 1), 4), "summary": last["summary"],
+        "share_of_step": round(growth / max(step["b_ns"], 1), 4), "summary": last["summary"],
     }  # fmt: skip
 
 
@@ -499,7 +494,13 @@ def named(finding: ComparedFinding) -> str:
 
 def _other_job(a: Sequence[MeasuredRun], b: Sequence[MeasuredRun]) -> list[str]:
     """Why these are no runs of one job; what is not known differs from nothing."""
-    found = []
+
+    def texts(side: Sequence[MeasuredRun], name: str) -> set[str]:
+        values: list[Any] = [run[name] for run in side]  # type: ignore[literal-required]
+        lists = [value if isinstance(value, list) else [value] for value in values]
+        return {", ".join(map(str, items)) for items in lists if items != [None]} - {""}
+
+    differences = []
     for name, noun in (
         ("world_size", "a world of {} ranks"),
         ("stages", "{} pipeline stages"),
@@ -507,38 +508,30 @@ def _other_job(a: Sequence[MeasuredRun], b: Sequence[MeasuredRun]) -> list[str]:
         ("devices", "{}"),
         ("program", "the program {}"),
     ):
-        sides = [{_shown(run[name]) for run in side} - {""} for side in (a, b)]  # type: ignore[literal-required]
-        if all(sides) and sides[0] != sides[1]:
-            texts = [noun.format(words.listed(sorted(side))) for side in sides]
-            found.append(f"A has {texts[0]}, B {texts[1]}")
-    return found
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    return "" if value is None else str(value)
+        of_a, of_b = texts(a, name), texts(b, name)
+        if of_a and of_b and of_a != of_b:
+            a_has, b_has = (noun.format(words.listed(sorted(side))) for side in (of_a, of_b))
+            differences.append(f"A has {a_has}, B {b_has}")
+    return differences
 
 
 def _warnings(a: Sequence[MeasuredRun], b: Sequence[MeasuredRun]) -> list[str]:
-    found = []
+    warnings = []
     profiled = [{tuple(run["profiled"]) for run in side} for side in (a, b)]
     if profiled[0] != profiled[1] and all(run["window"] for run in (*a, *b)):
-        who = [words.ranks(r for ranks in side for r in ranks) for side in profiled]
-        found.append(
-            f"{who[0]} were profiled in A, {who[1]} in B: the window's parts are means over "
-            "different ranks"
+        of_a, of_b = (words.ranks(r for ranks in side for r in ranks) for side in profiled)
+        warnings.append(
+            f"{of_a} were profiled in A, {of_b} in B: the window's parts are means over different "
+            "ranks"
         )
     kinds = [
-        {each.partition(" ")[0] for run in side for each in run["profilers"]} - {""}
+        {profiler.partition(" ")[0] for run in side for profiler in run["profilers"]} - {""}
         for side in (a, b)
     ]
     if all(kinds) and kinds[0] != kinds[1]:
-        texts = [words.listed(sorted(kind)) for kind in kinds]
-        found.append(
-            f"A was captured by {texts[0]}, B by {texts[1]}, which cost the window differently"
-        )
-    return found
+        of_a, of_b = (words.listed(sorted(kind)) for kind in kinds)
+        warnings.append(f"A was captured by {of_a}, B by {of_b}, which cost the window differently")
+    return warnings
 
 
 def fails(conditions: Sequence[gate.Condition], made: Comparison) -> bool:

@@ -38,14 +38,14 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     arguments = parser(verb).parse_args([*own, *(program or ())])
     gate.check_codes(arguments.fail_on)
     from clusterprof import baselines, comparison
-    from clusterprof.report import comparison_page, comparison_text, html, results_json
+    from clusterprof.report import comparison_text, html, results_json
 
     if arguments.html:
         check_free(arguments.html, arguments.force, html.is_ours)
     sides = [baselines.found(each, arguments.store) for each in (arguments.a, arguments.b)]
     made = comparison.compare(*sides)
     if arguments.html:
-        comparison_page.write(arguments.html, made)
+        html.write(arguments.html, comparison_text.page(made), "--html")
         console.say(f"wrote {arguments.html}")
     if arguments.json:
         console.json(results_json.dumps(made))

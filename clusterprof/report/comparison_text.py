@@ -1,9 +1,13 @@
-"""A comparison as text for a terminal, and as Markdown for a pull request."""
+"""A comparison as text for a terminal, as Markdown for a pull request, and as one HTML page.
+
+The page loads nothing from anywhere and has no script.
+"""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from clusterprof import console, words
 from clusterprof.report.markdown import escaped, pipes
@@ -19,6 +23,15 @@ COLUMNS = ("per step", "A", "B", "change", "noise", "")
 FINDING_COLUMNS = ("finding", "", "A saves", "B saves", "change", "noise")
 
 
+class Bar(NamedTuple):
+    """A change and its noise about the middle of a drawing, %."""
+
+    left: float
+    width: float
+    noise_left: float
+    noise_width: float
+
+
 def render(comparison: Comparison, width: int = 100) -> str:
     """The comparison as plain text of `width` columns, from 60 on.
 
@@ -27,36 +40,59 @@ def render(comparison: Comparison, width: int = 100) -> str:
     lines = [*_wrapped(words.plain(comparison["verdict"]), "", width), ""]
     for side, names in (("A", comparison["a"]), ("B", comparison["b"])):
         lines += _wrapped(names_of(names), f"{side}  ", width)
-    lines += ["", *_table([COLUMNS, *rows(comparison)], 1, width)]
-    lines += [line for each in basis(comparison) for line in _wrapped(each, "  ", width)]
-    if found := finding_rows(comparison):
-        lines += ["", *_table([FINDING_COLUMNS, *found], 2, width)]
+    lines += ["", *_table([COLUMNS, *map(row, changes(comparison))], 1, width)]
+    for sentence in basis(comparison):
+        lines += _wrapped(sentence, "  ", width)
+    if rows := finding_rows(comparison):
+        lines += ["", *_table([FINDING_COLUMNS, *rows], 2, width)]
         lines.append("  saves: what its repair saves per step")
-    if messages := remarks(comparison):
-        lines += ["", *(line for each in messages for line in _wrapped(each, "warning  ", width))]
+    lines += [""] * bool(remarks(comparison))
+    for remark in remarks(comparison):
+        lines += _wrapped(remark, "warning  ", width)
     return "\n".join(lines) + "\n"
 
 
 def markdown(comparison: Comparison) -> str:
     """The comparison as GitHub's and GitLab's Markdown: verdict, changes, and the rest folded."""
-    shown = [comparison["step"], *_changed(comparison["parts"])]
-    text = [
+    changed = [part for part in comparison["parts"][1:] if part["direction"] != "none"]
+    lines = [
         f"**{escaped(comparison['verdict'])}**", "",
-        *pipes(COLUMNS, [row(each) for each in shown], left=1), "",
+        *pipes(COLUMNS, [row(change) for change in (comparison["step"], *changed)], left=1), "",
     ]  # fmt: skip
-    if found := finding_rows(comparison):
-        text += [*pipes(FINDING_COLUMNS, found, left=2), ""]
-    text += ["<details><summary>All parts of the step, and what is compared</summary>", ""]
-    text += [*pipes(COLUMNS, rows(comparison), left=1), ""]
-    for side, names in (("A", comparison["a"]), ("B", comparison["b"])):
-        text.append(f"- {side}: {escaped(names_of(names))}")
-    text += [f"- {escaped(each)}" for each in (*basis(comparison), *remarks(comparison))]
-    return "\n".join([*text, "", "</details>", ""])
+    if rows := finding_rows(comparison):
+        lines += [*pipes(FINDING_COLUMNS, rows, left=2), ""]
+    lines += ["<details><summary>All parts of the step, and what is compared</summary>", ""]
+    lines += [*pipes(COLUMNS, [row(change) for change in changes(comparison)], left=1), ""]
+    sides = [f"{side}: {names_of(comparison[side.lower()])}" for side in "AB"]  # type: ignore[literal-required]
+    texts = [*sides, *basis(comparison), *remarks(comparison)]
+    return "\n".join([*lines, *(f"- {escaped(text)}" for text in texts), "", "</details>", ""])
 
 
-def rows(comparison: Comparison) -> list[list[str]]:
-    """The table's rows."""
-    return [row(each) for each in changes(comparison)]
+def page(comparison: Comparison) -> str:
+    """The comparison as a page; the same comparison gives the same page."""
+    from clusterprof.report import templates
+
+    shown = changes(comparison)
+    # all bars are on one scale: half of a drawing is the largest change or noise
+    largest = max(max(abs(change["change_ns"]), change["noise_ns"]) for change in shown)
+    scale = 50 / max(largest, 1)
+    bars = []
+    for change in shown:
+        length, noise = change["change_ns"] * scale, change["noise_ns"] * scale
+        numbers = (min(50.0, 50 + length), abs(length), 50 - noise, 2 * noise)
+        bars.append(Bar(*(round(number, 2) for number in numbers)))
+    template = templates.environment().get_template("comparison.html.j2")
+    return template.render(
+        comparison=comparison,
+        title="comparison",
+        columns=COLUMNS,
+        changes=list(zip(shown, map(row, shown), bars, strict=True)),
+        finding_columns=FINDING_COLUMNS,
+        findings=finding_rows(comparison),
+        sides=[("A", names_of(comparison["a"])), ("B", names_of(comparison["b"]))],
+        basis=basis(comparison),
+        remarks=remarks(comparison),
+    )
 
 
 def changes(comparison: Comparison) -> list[Change]:
@@ -67,7 +103,7 @@ def changes(comparison: Comparison) -> list[Change]:
 
 def row(change: Change) -> list[str]:
     """One row: A, B, the change and its noise, and what may be said of it."""
-    what = {"none": "within the noise"}.get(change["direction"], change["direction"])
+    what = "within the noise" if change["direction"] == "none" else change["direction"]
     values = [words.ms(change["a_ns"]), words.ms(change["b_ns"]), _signed(change["change_ns"])]
     indent = "  " if change["what"] in _INNER else ""
     return [indent + change["what"], *values, words.bound(change["noise_ns"]), what]
@@ -75,17 +111,17 @@ def row(change: Change) -> list[str]:
 
 def finding_rows(comparison: Comparison) -> list[list[str]]:
     """The findings that came, went or changed first; those that stay as they are behind them."""
-    found = sorted(comparison["findings"], key=lambda each: each["state"] == "same")
+    findings = sorted(comparison["findings"], key=lambda finding: finding["state"] == "same")
     return [
         [
-            _state(each),
-            words.plain(named(each)),
-            words.ms(each["a_saved_ns"]) if each["a_saved_ns"] else "-",
-            words.ms(each["b_saved_ns"]) if each["b_saved_ns"] else "-",
-            _signed(each["b_saved_ns"] - each["a_saved_ns"]),
-            words.bound(each["noise_ns"]),
+            _state(finding),
+            words.plain(f"{finding['code']} {words.ranks(finding['ranks'], 4)}"),
+            words.ms(finding["a_saved_ns"]) if finding["a_saved_ns"] else "-",
+            words.ms(finding["b_saved_ns"]) if finding["b_saved_ns"] else "-",
+            _signed(finding["b_saved_ns"] - finding["a_saved_ns"]),
+            words.bound(finding["noise_ns"]),
         ]
-        for each in found[:_MOST_FINDINGS]
+        for finding in findings[:_MOST_FINDINGS]
     ]
 
 
@@ -97,25 +133,20 @@ def _state(finding: ComparedFinding) -> str:
     return "within the noise" if on_one_side else "as before"
 
 
-def named(finding: ComparedFinding) -> str:
-    """A finding's code and ranks."""
-    return f"{finding['code']} {words.ranks(finding['ranks'], 4)}"
-
-
 def names_of(names: Sequence[str]) -> str:
     """The runs of a side in one line."""
-    shown = [words.plain(each) for each in names]
-    short = [each if len(each) <= _NAME_LENGTH else f"…{each[-_NAME_LENGTH:]}" for each in shown]
+    plain = map(words.plain, names)
+    short = [name if len(name) <= _NAME_LENGTH else f"…{name[-_NAME_LENGTH:]}" for name in plain]
     return words.listed(short, 4)
 
 
 def basis(comparison: Comparison) -> list[str]:
     """Which steps were compared, and what the noise is."""
-    counts = [words.counted(comparison[key], "step") for key in ("a_steps", "b_steps")]
+    of_a, of_b = (words.counted(comparison[key], "step") for key in ("a_steps", "b_steps"))
     if comparison["steps_from"] == "window":
-        which = f"steady-state steps of the windows: {counts[0]} of A, {counts[1]} of B"
+        which = f"steady-state steps of the windows: {of_a} of A, {of_b} of B"
     else:
-        which = f"step: {counts[0]} of A and {counts[1]} of B outside the windows, by step logs"
+        which = f"step: {of_a} of A and {of_b} of B outside the windows, by step logs"
     noise = "noise: half-width of the change's 95% interval"
     if len(comparison["a"]) == len(comparison["b"]) == 1:
         noise += "; that runs differ by 0.8% is assumed, a baseline of several runs measures it"
@@ -124,12 +155,8 @@ def basis(comparison: Comparison) -> list[str]:
 
 def remarks(comparison: Comparison) -> list[str]:
     """What makes the comparison doubtful."""
-    other = [f"these are no runs of one job: {each}" for each in comparison["other_job"]]
-    return [words.plain(each) for each in (*other, *comparison["warnings"])]
-
-
-def _changed(parts: Sequence[Change]) -> list[Change]:
-    return [each for each in parts[1:] if each["direction"] != "none"]
+    other = [f"these are no runs of one job: {why}" for why in comparison["other_job"]]
+    return [words.plain(text) for text in (*other, *comparison["warnings"])]
 
 
 def _signed(ns: int) -> str:
@@ -141,13 +168,12 @@ def _table(rows: Sequence[Sequence[str]], names: int, width: int) -> list[str]:
     lines = console.table(rows, right=range(names, names + 4))
     if 2 + max(map(len, lines)) <= width:
         return [f"  {line}" for line in lines]
+    lines = []
     below = console.table([row[names:] for row in rows], right=range(4))
-    heads = ["", *("  ".join(row[:names]) for row in rows[1:])]
-    return [
-        line
-        for head, numbers in zip(heads, below, strict=True)
-        for line in (*([f"  {head}"] if head else []), f"      {numbers}")
-    ]
+    for number, (cells, numbers) in enumerate(zip(rows, below, strict=True)):
+        lines += [f"  {'  '.join(cells[:names])}"] if number else []
+        lines.append(f"      {numbers}")
+    return lines
 
 
 def _wrapped(text: str, lead: str, width: int) -> list[str]:

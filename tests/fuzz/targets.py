@@ -42,7 +42,6 @@ from clusterprof.ingest import assembler, gather, reports
 from clusterprof.ingest.flight.unpickle import unpickled
 from clusterprof.launch import settings
 from clusterprof.report import (
-    comparison_page,
     comparison_text,
     hang_text,
     html,
@@ -482,7 +481,7 @@ def runs_that_are_compared(changes: Sequence[Change]) -> None:
         made = comparison.compare(*sides)
         results_json.dumps(made)
         for render in (
-            comparison_text.render, comparison_text.markdown, comparison_page.render,
+            comparison_text.render, comparison_text.markdown, comparison_text.page,
         ):  # fmt: skip
             render(made).encode(errors="surrogateescape")
         comparison.fails(gate.parse("critical,step>+3%", compares=True), made)

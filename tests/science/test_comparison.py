@@ -28,7 +28,7 @@ from clusterprof import baselines, comparison, gate, merge_run, run_directory
 from clusterprof.arguments import parse_ranks
 from clusterprof.cli import baseline, compare
 from clusterprof.errors import ClusterprofError, MergeError, ReportError, UsageError
-from clusterprof.report import comparison_page, comparison_text, results_json
+from clusterprof.report import comparison_text, results_json
 from clusterprof.results import Comparison, MeasuredRun
 from clusterprof.study import study
 
@@ -419,7 +419,7 @@ def test_the_page_has_the_same_and_neither_script_nor_address(
 def test_a_hostile_name_stays_text_on_the_page() -> None:
     hostile = blank() | {"name": "</style><script>alert(1)</script>\u202e"}
     hostile |= {"outside_ns": [10 * MS] * 8, "outside_steps": 40}
-    page = comparison_page.render(comparison.compare([hostile], [hostile]))
+    page = comparison_text.page(comparison.compare([hostile], [hostile]))
     assert "<script" not in page
     assert page.count("</style>") == 1
     assert "\u202e" not in page
