@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow.compute as pc
 
 from clusterprof import __version__, words
-from clusterprof.align.columns import integers
 from clusterprof.export.merged_tables import Merged
 from clusterprof.export.tracks import shown
 from clusterprof.results import UNBOUNDED_NS
@@ -50,12 +49,15 @@ def text(merged: Merged) -> str:
 
 def gauges(merged: Merged) -> list[Gauge]:
     """All metrics of a run."""
-    results = merged.results
+    results, ended = merged.results, pc.max(merged.accounts["end_ns"]).as_py()
     hosts = {each["rank"]: each["host"] for each in results["ranks"]}
     pace = results["pace"]
     return [
         Gauge("info", "Who wrote this.", [({"version": __version__}, 1)]),
-        Gauge("window_end_timestamp_seconds", "When the profiled window ended.", _ended(merged)),
+        Gauge(
+            "window_end_timestamp_seconds", "When the profiled window ended.",
+            [] if ended is None else [({}, ended / 1e9)],
+        ),
         Gauge(
             "ranks", "Ranks by whether they have a report.",
             [({"state": "profiled"}, len(hosts)), ({"state": "missing"}, len(results["missing"]))],
@@ -103,20 +105,15 @@ def _finding(finding: Mapping[str, object]) -> dict[str, object]:
     return {"code": finding["code"], "severity": finding["severity"], "ranks": named}
 
 
-def _ended(merged: Merged) -> list[tuple[dict[str, object], float]]:
-    end = pc.max(merged.accounts["end_ns"]).as_py()
-    return [] if end is None else [({}, end / 1e9)]
-
-
 def _rank_steps(merged: Merged, hosts: Mapping[int, str]) -> list[tuple[dict[str, object], float]]:
-    steady = [each["step"] for each in merged.results["steps"] if each["settled"]]
-    found = merged.accounts.filter(pc.is_in(merged.accounts["step"], pc.cast(steady, "int64")))
-    rank, made = integers(found, "rank"), []
-    for one in np.unique(rank).tolist():
-        for part in _PARTS:
-            mean = integers(found, f"{part}_ns")[rank == one].mean()
-            made.append(({**_rank(one, hosts), "part": part}, mean / 1e9))
-    return made
+    steady = [step["step"] for step in merged.results["steps"] if step["settled"]]
+    accounts = merged.accounts.filter(pc.is_in(merged.accounts["step"], pc.cast(steady, "int64")))
+    means = accounts.group_by("rank").aggregate([(f"{part}_ns", "mean") for part in _PARTS])
+    return [
+        ({**_rank(row["rank"], hosts), "part": part}, row[f"{part}_ns_mean"] / 1e9)
+        for row in means.sort_by("rank").to_pylist()
+        for part in _PARTS
+    ]
 
 
 def _operations(merged: Merged) -> list[tuple[dict[str, object], float]]:
