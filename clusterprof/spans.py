@@ -108,44 +108,37 @@ def spans(
         most = next(count for ranks, count in _MOST.items() if len(dataset.ranks) <= ranks)
     durations = {step["step"]: step["duration_ns"] for step in results["steps"]}
     finest = max(durations[first[0]] // _FINEST, 1)
-    found, bound = _that_fit(_of_steps(dataset, first, names, at_once), finest, most)
-    fit = (_MOST_OF_ALL - found.shape[1]) * len(first) // max(found.shape[1], 1)
-    others = [step["step"] for step in results["steps"] if step["step"] not in first]
+    drawn, bound = _that_fit(_of_steps(dataset, first, names, at_once), finest, most)
+    fit = (_MOST_OF_ALL - drawn.shape[1]) * len(first) // max(drawn.shape[1], 1)
+    others = [step for step in durations if step not in first]
     others = others[: max(min(fit, _MOST_STEPS - len(first)), 0)]
     if others:
-        parts = _of_steps(dataset, [*first, *others], names, at_once)
-        found = _all_of([merged(each, bound) if bound else each for each in parts])
-    found = found[:, np.lexsort((found[_START], found[_LANE]))]
-    return _table(dataset, found, list(names), bound)
+        blocks = _of_steps(dataset, [*first, *others], names, at_once)
+        merged_blocks = [merged(block, bound) if bound else block for block in blocks]
+        drawn = np.concatenate([_NONE, *merged_blocks], axis=1)
+    drawn = drawn[:, np.lexsort((drawn[_START], drawn[_LANE]))]
+    return _table(dataset, drawn, list(names), bound)
 
 
-def _all_of(parts: Sequence[Ints]) -> Ints:
-    return np.concatenate([_NONE, *parts], axis=1)
-
-
-def _that_fit(parts: Iterator[Ints], finest: int, most: int) -> tuple[Ints, int]:
+def _that_fit(blocks: Iterator[Ints], finest: int, most: int) -> tuple[Ints, int]:
     """All spans, where there are more than `most` the short ones merged, and up to which length.
 
     That is `finest`, or twice as long again and again. Ranks are merged for themselves, so that
     never many more are there than fit.
     """
-    kept, bound = list[Ints](), 0
-    for part in parts:
-        at = finest
-        while at <= bound:
-            part, at = merged(part, at), at * 2
-        kept.append(part)
+    kept, bound, begin, end = list[Ints](), 0, 2**62, -(2**62)
+    for block in blocks:
+        length = finest
+        while length <= bound:
+            block, length = merged(block, length), length * 2
+        kept.append(block)
+        begin = min(begin, int(block[_START].min(initial=2**62)))
+        end = max(end, int(block[_START].max(initial=-(2**62))))
         # beyond all of the time there is nothing left to merge, however many ranks there are
-        while sum(each.shape[1] for each in kept) > most and bound <= _time(kept):
+        while sum(block.shape[1] for block in kept) > most and bound <= end - begin:
             bound = max(finest, bound * 2)
-            kept = [merged(each, bound) for each in kept]
-    return _all_of(kept), bound
-
-
-def _time(parts: Sequence[Ints]) -> int:
-    """From the first begin of a span to the last."""
-    begins = [each[_START] for each in parts if each.size]
-    return int(max(map(np.max, begins)) - min(map(np.min, begins)))
+            kept = [merged(block, bound) for block in kept]
+    return np.concatenate([_NONE, *kept], axis=1), bound
 
 
 def _of_steps(dataset: Dataset, steps: Sequence[int], names: Names, at_once: int) -> Iterator[Ints]:
@@ -155,20 +148,23 @@ def _of_steps(dataset: Dataset, steps: Sequence[int], names: Names, at_once: int
     """
     d, aligned = dataset.timelines, dataset.accounts["aligned_begin_ns"].to_numpy()
     stop = aligned + d.end - d.begin
-    drawn = [(aligned[d.step == each].min(), stop[d.step == each].max()) for each in steps]
+    drawn = [(aligned[d.step == step].min(), stop[d.step == step].max()) for step in steps]
     ahead, begin, end, step = _windows(d.step, d.begin, d.end, aligned - d.begin, steps, drawn)
     rank, _ = d.axis.back(begin)
-    waits = _waits(dataset)
+    # from when collectives begin to when their last member has arrived, on the axis
+    c = dataset.collectives
+    called = d.axis.of(np.searchsorted(dataset.ranks, c.rank), c.start)
+    waits = union(called, called + c.wait)
     for k, until in d.blocks(at_once):
-        here = slice(*np.searchsorted(rank, (k, until)))
-        if here.start == here.stop:
+        windows = slice(*np.searchsorted(rank, (k, until)))
+        if windows.start == windows.stop:
             continue
-        found = _of_block(_Block(dataset, k, until, begin[here], end[here]), waits, names)
+        block = _of_block(_Block(dataset, k, until, begin[windows], end[windows]), waits, names)
         # which step a span is in, and from there the reference rank's clock
-        last = np.searchsorted(rank, found[_LANE] // len(ROWS), side="right") - 1
-        at = np.minimum(np.searchsorted(end, found[_START], side="right"), last)
-        found[_STEP], found[_START] = step[at], found[_START] + ahead[at]
-        yield found
+        last = np.searchsorted(rank, block[_LANE] // len(ROWS), side="right") - 1
+        window = np.minimum(np.searchsorted(end, block[_START], side="right"), last)
+        block[_STEP], block[_START] = step[window], block[_START] + ahead[window]
+        yield block
         release()
 
 
@@ -181,24 +177,18 @@ def _windows(
     the reference rank's clock: an axis to which `ahead` leads from that of all ranks.
     """
     whole = np.isin(step, steps)
-    windows = [(ahead[whole], begin[whole], end[whole], step[whole])]
+    windows = [np.stack([ahead[whole], begin[whole], end[whole], step[whole]])]
     for first, last in drawn:
         low, high = np.maximum(begin, first - ahead), np.minimum(end, last - ahead)
         beside = ~whole & (low < high)
-        windows.append((ahead[beside], low[beside], high[beside], np.full(beside.sum(), _BESIDE)))
-    ahead, low, high, number = (np.concatenate(each) for each in zip(*windows, strict=True))
+        number = np.full(beside.sum(), _BESIDE)
+        windows.append(np.stack([ahead[beside], low[beside], high[beside], number]))
+    ahead, low, high, number = np.concatenate(windows, axis=1)
     order = np.argsort(low, kind="stable")
-    ahead, low, high, number = (each[order] for each in (ahead, low, high, number))
+    ahead, low, high, number = ahead[order], low[order], high[order], number[order]
     low = np.maximum(low, np.maximum.accumulate(np.r_[-(2**62), high])[:-1])
     keep = high > low
     return ahead[keep], low[keep], high[keep], number[keep]
-
-
-def _waits(dataset: Dataset) -> Intervals:
-    """From when collectives begin to when their last member has arrived, on the axis."""
-    c = dataset.collectives
-    start = dataset.timelines.axis.of(np.searchsorted(dataset.ranks, c.rank), c.start)
-    return union(start, start + c.wait)
 
 
 class _Block(NamedTuple):
@@ -212,54 +202,56 @@ class _Block(NamedTuple):
 
     def table(self, name: str) -> tuple[pa.Table, Ints]:
         """A table of all of them, and the place of the rank of each row."""
-        tables = [getattr(each, name) for each in self.dataset.tables[self.k : self.until]]
-        of = np.repeat(np.arange(self.k, self.until), [each.num_rows for each in tables])
-        return pa.concat_tables(tables), of
+        tables = [getattr(rank, name) for rank in self.dataset.tables[self.k : self.until]]
+        rank = np.repeat(np.arange(self.k, self.until), [table.num_rows for table in tables])
+        return pa.concat_tables(tables), rank
 
-    def near(self, table: pa.Table, of: Ints) -> tuple[Ints, Ints, Ints]:
+    def near(self, table: pa.Table, rank: Ints) -> tuple[Ints, Ints, Ints]:
         """The rows that lie in a window, even in part, and when they start and stop."""
         axis = self.dataset.timelines.axis
-        start, stop = (axis.of(of, table[each].to_numpy()) for each in ("start_ns", "end_ns"))
-        at = np.searchsorted(self.end, start, side="right")
-        fits = (at < len(self.begin)) & (stop > np.r_[self.begin, 0][at]) & (stop > start)
+        start, stop = (axis.of(rank, table[name].to_numpy()) for name in ("start_ns", "end_ns"))
+        window = np.searchsorted(self.end, start, side="right")
+        fits = (window < len(self.begin)) & (stop > np.r_[self.begin, 0][window]) & (stop > start)
         rows = np.flatnonzero(fits)
         return rows, start[rows], stop[rows]
 
 
 def _of_block(block: _Block, waits: Intervals, names: Names) -> Ints:
     """The spans of the ranks of a block, by lane and in order, on the axis; fills `names`."""
-    activity, of = block.table("activity")
-    known, named = coded(activity, "name")
-    calls, parts = _calls(block, known.tolist()), []
-    device = _device(block, activity, of, named, waits)
-    for row, kind, name, start, stop in [device, *_host(block, calls)]:
-        one = np.ones_like(start)
-        lane = block.dataset.timelines.axis.back(start)[0] * len(ROWS) + row
-        parts.append(np.stack([lane, one, kind, name, start, stop - start, one]))
-    found = np.concatenate(parts, axis=1)
-    found = found[:, np.argsort(found[_LANE], kind="stable")]
-    found[_NAME] = _numbered(found, calls.texts, names)
-    return found
+    activity, rank = block.table("activity")
+    device_names, name = coded(activity, "name")
+    calls, axis = _calls(block, device_names.tolist()), block.dataset.timelines.axis
+    device = _device(block, activity, rank, name, waits)
+    rows = []
+    for row, kind, text, start, stop in [device, *_host(block, calls)]:
+        single = np.ones_like(start)
+        lane = axis.back(start)[0] * len(ROWS) + row
+        rows.append(np.stack([lane, single, kind, text, start, stop - start, single]))
+    drawn = np.concatenate(rows, axis=1)
+    drawn = drawn[:, np.argsort(drawn[_LANE], kind="stable")]
+    drawn[_NAME] = _numbered(drawn, calls.texts, names)
+    return drawn
 
 
-def _device(block: _Block, activity: pa.Table, of: Ints, named: Ints, waits: Intervals) -> _Row:
+def _device(block: _Block, activity: pa.Table, rank: Ints, names: Ints, waits: Intervals) -> _Row:
     """What the devices did: spans that fill the windows. The name of those that idle is -1."""
     d, begin, end = block.dataset.timelines, block.begin, block.end
-    rows, start, stop = block.near(activity, of)
-    kind, name = _OF_DEVICE[d.kind[rows + d.first[block.k]]], named[rows]
-    here = slice(np.searchsorted(waits.end, begin[0]), np.searchsorted(waits.start, end[-1]))
-    waits = Intervals(waits.start[here], waits.end[here])
+    rows, start, stop = block.near(activity, rank)
+    kind, name = _OF_DEVICE[d.kind[rows + d.first[block.k]]], names[rows]
+    near = slice(np.searchsorted(waits.end, begin[0]), np.searchsorted(waits.start, end[-1]))
+    waits = Intervals(waits.start[near], waits.end[near])
     low, high = _between(begin, end, start, stop, waits.end)
-    at = np.searchsorted(end, low, side="right")
-    inside = low >= np.r_[begin, 2**62][at]
-    low, high, at = low[inside], high[inside], at[inside]
+    window = np.searchsorted(end, low, side="right")
+    inside = low >= np.r_[begin, 2**62][window]
+    low, high, window = low[inside], high[inside], window[inside]
+    # of each moment the activity that covers the others
     winner = np.full(len(low), -1)
-    for each in (_COPY, _TRANSFER, _COMPUTE):
-        mine = np.flatnonzero(kind == each)
-        found = innermost(start[mine], stop[mine], low)
-        winner = np.where(found >= 0, np.r_[mine, -1][found], winner)
+    for covering in (_COPY, _TRANSFER, _COMPUTE):
+        rows = np.flatnonzero(kind == covering)
+        inner = innermost(start[rows], stop[rows], low)
+        winner = np.where(inner >= 0, np.r_[rows, -1][inner], winner)
     waiting = innermost(waits.start, waits.end, low) >= 0
-    low, high, first = _runs(low, high, winner, waiting, at)
+    low, high, first = _runs(low, high, winner, waiting, window)
     winner, waiting = winner[first], waiting[first]
     kind = np.r_[kind, _IDLE][winner]
     kind[waiting & (kind == _TRANSFER)] = _WAIT
@@ -279,69 +271,69 @@ class _Calls(NamedTuple):
     texts: Sequence[str]
 
 
-def _calls(block: _Block, known: Sequence[str]) -> _Calls:
-    """Read them of the ranks' tables; `known` are the names of what their devices did."""
-    table, of = block.table("host_calls")
-    rows, start, stop = block.near(table, of)
+def _calls(block: _Block, of_devices: Sequence[str]) -> _Calls:
+    """Read them of the ranks' tables; `of_devices` are the names of what their devices did."""
+    table, rank = block.table("host_calls")
+    rows, start, stop = block.near(table, rank)
     (kinds, kind), (texts, name) = coded(table, "kind"), coded(table, "name")
-    kind = np.asarray([_OF_HOST[each] for each in kinds], dtype=np.int64)[kind[rows]]
+    kind = np.asarray([_OF_HOST[text] for text in kinds], dtype=np.int64)[kind[rows]]
     name = name[rows].astype(np.int64)
     kind[(kind == _CUDA) & matched(texts, WAITS)[name]] = _CUDA_WAIT
     kind[(kind == _BLOCKED) & matched(texts, _OF_THREADS)[name]] = _THREAD_WAIT
     ranges = kind == _RANGE
     telling = ranges & ~matched(texts, STEP_RANGES)[name]
-    row = _threads(block, of[rows], table["thread"].to_numpy()[rows], telling)
+    row = _threads(block, rank[rows], table["thread"].to_numpy()[rows], telling)
     row = np.where(ranges, np.where(telling & (row == _HOST), _PHASE, -1), row)
-    return _Calls(start, stop, kind, name + len(known), row, [*known, *texts, ""])
+    return _Calls(start, stop, kind, name + len(of_devices), row, [*of_devices, *texts, ""])
 
 
 def _host(block: _Block, calls: _Calls) -> Iterator[_Row]:
     """What the hosts did in and across the windows."""
     start, stop, kind, name, row, _ = calls
-    inner = np.flatnonzero(row == _PHASE)
-    phases = inner[np.lexsort((-stop[inner], start[inner]))]
+    ranges = np.flatnonzero(row == _PHASE)
+    phases = ranges[np.lexsort((-stop[ranges], start[ranges]))]
     reach = np.maximum.accumulate(np.r_[-(2**62), stop[phases]])[:-1]
     phases = phases[start[phases] >= reach]
     yield _PHASE, kind[phases], name[phases], start[phases], stop[phases]
     # what the main thread is in where it makes no call for long: else nothing would stand there
-    inner = np.setdiff1d(inner, phases)
-    axis, least = block.dataset.timelines.axis, np.zeros(block.until, dtype=np.int64)
-    np.maximum.at(least, axis.back(block.begin)[0], block.end - block.begin)
-    for each, more in ((_HOST, inner), (_SECOND_HOST, inner[:0])):
-        mine = np.r_[np.flatnonzero(row == each), more]
-        low, high = _between(start[mine], stop[mine])
-        winner = np.r_[mine, -1][innermost(start[mine], stop[mine], low)]
+    inner = np.setdiff1d(ranges, phases)
+    axis, window_ns = block.dataset.timelines.axis, np.zeros(block.until, dtype=np.int64)
+    np.maximum.at(window_ns, axis.back(block.begin)[0], block.end - block.begin)
+    for thread, beside in ((_HOST, inner), (_SECOND_HOST, inner[:0])):
+        of_thread = np.r_[np.flatnonzero(row == thread), beside]
+        low, high = _between(start[of_thread], stop[of_thread])
+        winner = np.r_[of_thread, -1][innermost(start[of_thread], stop[of_thread], low)]
         low, high, winner = (values[winner >= 0] for values in (low, high, winner))
         low, high, first = _runs(low, high, winner)
         winner = winner[first]
-        long = high - low >= least[axis.back(low)[0]] // _PART_OF_STEP
+        long = high - low >= window_ns[axis.back(low)[0]] // _PART_OF_STEP
         keep = (kind[winner] != _RANGE) | long
         winner = winner[keep]
-        yield each, kind[winner], name[winner], low[keep], high[keep]
+        yield thread, kind[winner], name[winner], low[keep], high[keep]
 
 
-def _threads(block: _Block, place: Ints, thread: Ints, telling: Bools) -> Ints:
+def _threads(block: _Block, rank: Ints, thread: Ints, telling: Bools) -> Ints:
     """The row of each call of a host by its thread: the two that launch most, the main one first.
 
     The main thread is that which marks most of the program's ranges, else launches most. Where
     nothing is launched (gloo), those with most calls count.
     """
-    table, of = block.table("activity")
+    table, of_device = block.table("activity")
     launching = table["launch_thread"]
-    of, launching = of[launching.is_valid().to_numpy()], launching.drop_null().to_numpy()
-    numbers, number = places(np.r_[thread, launching])
-    pairs, pair = places(np.r_[place, of] * len(numbers) + number)
-    rank, calls, launches = pairs // len(numbers), pair[: len(thread)], pair[len(thread) :]
+    of_device = of_device[launching.is_valid().to_numpy()]
+    threads, number = places(np.r_[thread, launching.drop_null().to_numpy()])
+    pairs, pair = places(np.r_[rank, of_device] * len(threads) + number)
+    of_pair, calls, launches = pairs // len(threads), pair[: len(thread)], pair[len(thread) :]
     count = np.bincount(launches, minlength=len(pairs))
-    none = np.bincount(rank, count)[rank] == 0
+    none = np.bincount(of_pair, count)[of_pair] == 0
     count = np.where(none, np.bincount(calls, minlength=len(pairs)), count)
     marks = np.bincount(calls[telling], minlength=len(pairs)) * (count > 0)
-    order = np.lexsort((np.where(marks > 0, 0, -count), -marks, rank))
-    other = np.ones(len(pairs), dtype=bool)
-    other[order[np.diff(rank[order], prepend=-1) != 0]] = False
-    order = np.lexsort((-count, other, rank))
+    order = np.lexsort((np.where(marks > 0, 0, -count), -marks, of_pair))
+    is_main = np.zeros(len(pairs), dtype=bool)
+    is_main[order[np.diff(of_pair[order], prepend=-1) != 0]] = True
+    order = np.lexsort((-count, ~is_main, of_pair))
     row = np.full(len(pairs), -1)
-    row[order] = _HOST + np.arange(len(pairs)) - np.searchsorted(rank, rank)
+    row[order] = _HOST + np.arange(len(pairs)) - np.searchsorted(of_pair, of_pair)
     return np.where((count > 0) & (row <= _SECOND_HOST), row, -1)[calls]
 
 
@@ -352,27 +344,21 @@ def _between(*times: Ints) -> tuple[Ints, Ints]:
     return edges[:-1], edges[1:]
 
 
-def innermost(start: Ints, stop: Ints, at: Ints) -> Ints:
-    """Of the spans that are open at each moment `at` the one that began last, or -1."""
+def innermost(start: Ints, stop: Ints, moment: Ints) -> Ints:
+    """Of the spans that are open at each moment the one that began last, or -1."""
     if not len(start):
-        return np.full(len(at), -1)
+        return np.full(len(moment), -1)
     order = np.lexsort((-stop, start))
     start, stop = start[order], stop[order]
     # the span before each that ends later, if any: all between the two end earlier
     before = np.maximum.accumulate(np.r_[-(2**62), stop])[:-1]
     outer = np.where(before > stop, np.arange(len(start)) - 1, -1)
-    while True:
-        short = (outer >= 0) & (stop[outer] <= stop)
-        if not short.any():
-            break
+    while (short := (outer >= 0) & (stop[outer] <= stop)).any():
         outer[short] = outer[outer[short]]
-    found = np.searchsorted(start, at, side="right") - 1
-    while True:
-        over = (found >= 0) & (stop[found] <= at)
-        if not over.any():
-            break
-        found[over] = outer[found[over]]
-    return np.where(found >= 0, order[found], -1)
+    inner = np.searchsorted(start, moment, side="right") - 1
+    while (over := (inner >= 0) & (stop[inner] <= moment)).any():
+        inner[over] = outer[inner[over]]
+    return np.where(inner >= 0, order[inner], -1)
 
 
 def _runs(low: Ints, high: Ints, *keys: Ints | Bools) -> tuple[Ints, Ints, Ints]:
@@ -386,58 +372,61 @@ def _runs(low: Ints, high: Ints, *keys: Ints | Bools) -> tuple[Ints, Ints, Ints]
     return low[first], high[last], first
 
 
-def _numbered(found: Ints, texts: Sequence[str], names: Names) -> Ints:
+def _numbered(drawn: Ints, texts: Sequence[str], names: Names) -> Ints:
     """The number in `names` of the name (in `texts`) of each span of a block.
 
     They are numbered as they come: by rank, the device before the host, and kind.
     """
-    place, row = np.divmod(found[_LANE], len(ROWS))
-    key = (place * len(ROWS) + (row + 1) % len(ROWS)) * len(KINDS) + found[_OF_KIND]
+    rank, row = np.divmod(drawn[_LANE], len(ROWS))
+    key = (rank * len(ROWS) + (row + 1) % len(ROWS)) * len(KINDS) + drawn[_OF_KIND]
     first = np.full(len(texts), 2**62)
-    np.minimum.at(first, found[_NAME], key)
+    np.minimum.at(first, drawn[_NAME], key)
     number = np.zeros(len(texts), dtype=np.int64)
-    for each in np.argsort(first, kind="stable")[: np.count_nonzero(first < 2**62)].tolist():
-        number[each] = names.setdefault(texts[each], len(names))
-    return np.asarray(number[found[_NAME]])
+    for text in np.argsort(first, kind="stable")[: np.count_nonzero(first < 2**62)].tolist():
+        number[text] = names.setdefault(texts[text], len(names))
+    return np.asarray(number[drawn[_NAME]])
 
 
-def merged(found: Ints, bound: int) -> Ints:
+def merged(drawn: Ints, bound: int) -> Ints:
     """Spans, by lane and in order, with those shorter than `bound` merged.
 
     The short ones of a lane and step that begin in one stretch of that length become one of each
     kind, one behind the other from where the first began: nothing moves by more than two such
     lengths.
     """
-    if not found.size:
-        return found
-    short = found[_LENGTH] < bound
+    if not drawn.size:
+        return drawn
+    short = drawn[_LENGTH] < bound
     number: Ints = np.cumsum(~short)
-    stretch = np.where(short, found[_START] // bound, -number)
-    order = _sorted(found[_LANE], number, found[_STEP], stretch, found[_OF_KIND])
-    s, short = found[:, order], short[order]
+    stretch = np.where(short, drawn[_START] // bound, -number)
+    order = _sorted(drawn[_LANE], number, drawn[_STEP], stretch, drawn[_OF_KIND])
+    s, short = drawn[:, order], short[order]
     same = short[1:] & short[:-1]
     for key in (s[_LANE], s[_STEP], number[order], stretch[order]):
         same &= key[1:] == key[:-1]
     head = np.r_[True, ~same]  # of each stretch
-    part = head | (np.diff(s[_OF_KIND], prepend=-1) != 0)  # of each kind in it
-    out, several = s[:, part], ~head | np.r_[same, False]
+    first = head | (np.diff(s[_OF_KIND], prepend=-1) != 0)  # of each kind in it
+    joined, several = s[:, first], ~head | np.r_[same, False]
     if several.any():
-        of_several = np.flatnonzero(head[several]), np.flatnonzero(part[several])
-        out[:, several[part]] = _joined(s[:, several], *of_several)
-    return out
+        of_several = np.flatnonzero(head[several]), np.flatnonzero(first[several])
+        joined[:, several[first]] = _joined(s[:, several], *of_several)
+    return joined
 
 
-def _joined(s: Ints, head: Ints, part: Ints) -> Ints:
-    """Spans of stretches that begin at `head` as one of each `part`, one behind the other."""
-    out = s[:, part]
-    out[_LENGTH], out[_COUNT] = np.add.reduceat(s[_LENGTH:], part, axis=1)
-    before = np.cumsum(out[_LENGTH]) - out[_LENGTH]
-    of = np.searchsorted(head, part, side="right") - 1
+def _joined(s: Ints, head: Ints, first: Ints) -> Ints:
+    """Spans of stretches that begin at `head` as one of each kind, one behind the other.
+
+    The spans of a kind begin at `first`.
+    """
+    joined = s[:, first]
+    joined[_LENGTH], joined[_COUNT] = np.add.reduceat(s[_LENGTH:], first, axis=1)
+    before = np.cumsum(joined[_LENGTH]) - joined[_LENGTH]
+    stretch = np.searchsorted(head, first, side="right") - 1
     begin = np.minimum.reduceat(s[_START], head)
-    out[_START] = begin[of] + before - before[np.searchsorted(part, head)][of]
-    parts = np.repeat(np.arange(len(part)), np.diff(part, append=s.shape[1]))
-    out[_NAME] = s[_NAME, np.lexsort((-s[_LENGTH], parts))[part]]
-    return out
+    joined[_START] = begin[stretch] + before - before[np.searchsorted(first, head)][stretch]
+    kinds = np.repeat(np.arange(len(first)), np.diff(first, append=s.shape[1]))
+    joined[_NAME] = s[_NAME, np.lexsort((-s[_LENGTH], kinds))[first]]
+    return joined
 
 
 def _sorted(lane: Ints, number: Ints, *keys: Ints) -> Ints:
@@ -458,21 +447,21 @@ def _sorted(lane: Ints, number: Ints, *keys: Ints) -> Ints:
     return order
 
 
-def _table(dataset: Dataset, found: Ints, names: Sequence[str], bound: int) -> pa.Table:
-    place, row = np.divmod(found[_LANE], len(ROWS))
+def _table(dataset: Dataset, drawn: Ints, names: Sequence[str], bound: int) -> pa.Table:
+    rank, row = np.divmod(drawn[_LANE], len(ROWS))
 
     def named(numbers: Ints, texts: Sequence[str]) -> pa.DictionaryArray:
         return pa.DictionaryArray.from_arrays(numbers.astype(np.int32), pa.array(texts))
 
     columns = {
-        "rank": np.asarray(dataset.ranks, dtype=np.int32)[place],
-        "step": pa.array(found[_STEP], mask=found[_STEP] == _BESIDE),
+        "rank": np.asarray(dataset.ranks, dtype=np.int32)[rank],
+        "step": pa.array(drawn[_STEP], mask=drawn[_STEP] == _BESIDE),
         "row": named(row, ROWS),
-        "kind": named(found[_OF_KIND], KINDS),
-        "name": named(found[_NAME], names or [""]),
-        "start_ns": found[_START],
-        "end_ns": found[_START] + found[_LENGTH],
-        "count": found[_COUNT].astype(np.int32),
-        "merged_below_ns": np.full(found.shape[1], bound),
+        "kind": named(drawn[_OF_KIND], KINDS),
+        "name": named(drawn[_NAME], names or [""]),
+        "start_ns": drawn[_START],
+        "end_ns": drawn[_START] + drawn[_LENGTH],
+        "count": drawn[_COUNT].astype(np.int32),
+        "merged_below_ns": np.full(drawn.shape[1], bound),
     }
     return pa.table(columns, schema=SPANS)
