@@ -31,9 +31,9 @@ def exchanges(rank: Ints, kernel: Ints, is_send: Bools, collective: Ints, matche
     many = np.bincount(kernel, is_send) > 2
     pairs = np.flatnonzero(matched)
     pairs = pairs[np.argsort(collective[pairs], kind="stable")]
-    one, other = pairs[:-1], pairs[1:]
-    own = (collective[one] == collective[other]) & (rank[one] == rank[other])
-    many[kernel[other[own]]] = True
+    first, second = pairs[:-1], pairs[1:]
+    own = (collective[first] == collective[second]) & (rank[first] == rank[second])
+    many[kernel[second[own]]] = True
     return np.asarray(many[kernel], dtype=bool)
 
 
@@ -57,30 +57,32 @@ def whole(table: pa.Table) -> pa.Table:
     is_send = np.asarray(pc.equal(calls["operation"].cast(pa.string()), "Send").to_numpy())
     matched = np.asarray(pc.equal(calls["state"].cast(pa.string()), "matched").to_numpy())
     kernel = kernels(rank, start, stream)
-    mine = exchanges(rank, kernel, is_send, collective, matched)
-    if not mine.any():
+    exchanged = exchanges(rank, kernel, is_send, collective, matched)
+    if not exchanged.any():
         return table
-    rest = np.setdiff1d(np.arange(table.num_rows), rows[mine])
-    chosen, number = rows[mine], np.unique(kernel[mine], return_inverse=True)[1].reshape(-1)
-    count = int(number.max()) + 1
-    waits = _ints(table, "wait_ns", -1)[chosen]
+    rest = np.setdiff1d(np.arange(table.num_rows), rows[exchanged])
+    rows, is_send = rows[exchanged], is_send[exchanged]
+    number = np.unique(kernel[exchanged], return_inverse=True)[1]
+    waits, size = _ints(table, "wait_ns", -1)[rows], _ints(table, "message_bytes")[rows]
     order = np.lexsort((-waits, number))
-    longest = chosen[order[np.searchsorted(number[order], np.arange(count))]]
-    size, is_send = _ints(table, "message_bytes")[chosen], is_send[mine]
-    sent, received = (np.bincount(number, size * each) for each in (is_send, ~is_send))
-    joined = _joined(number, collective[mine], count) + _ints(table, "collective").max() + 1
-    made = table.take(pa.array(longest))
+    count = int(number.max()) + 1
+    longest = rows[order[np.searchsorted(number[order], np.arange(count))]]
+    sent, received = (np.bincount(number, size * way) for way in (is_send, ~is_send))
+    joined = connected(number, np.unique(collective[exchanged], return_inverse=True)[1], count)
     columns = {
-        "collective": pa.array(joined),
+        "collective": pa.array(joined + _ints(table, "collective").max() + 1),
         "operation": pa.array([OPERATION] * count),
         "source": pa.array([MADE] * count),
         "message_bytes": pa.array(np.maximum(sent, received).astype(np.int64)),
     }
+    parts = table.take(pa.array(longest))
     for name, values in columns.items():
         field = table.schema.field(name)
-        at = table.schema.get_field_index(name)
-        made = made.set_column(at, field, _cast(values, field.type))
-    return pa.concat_tables([table.take(pa.array(rest)), made]).unify_dictionaries()
+        if pa.types.is_dictionary(field.type):
+            values = values.dictionary_encode()
+        column = table.schema.get_field_index(name)
+        parts = parts.set_column(column, field, values.cast(field.type))
+    return pa.concat_tables([table.take(pa.array(rest)), parts]).unify_dictionaries()
 
 
 def certain_waits(table: pa.Table, uncertainties: Mapping[int, int]) -> Ints:
@@ -98,24 +100,20 @@ def certain_waits(table: pa.Table, uncertainties: Mapping[int, int]) -> Ints:
     return np.where(longest & (wait > bound[rank] + bound[last]), wait, 0)
 
 
-def _joined(kernel: Ints, collective: Ints, count: int) -> Ints:
-    """For each kernel the first of those that its calls join it with, directly or not."""
-    pair = np.unique(collective, return_inverse=True)[1].reshape(-1)
-    out = np.arange(count)
+def connected(member: Ints, group: Ints, count: int) -> Ints:
+    """For each of `count` things the first of those that groups connect it with, itself at least.
+
+    `member` and `group` [entries]: which thing is in which group.
+    """
+    first = np.arange(count)
     while True:
-        least = np.full(int(pair.max()) + 1, count)
-        np.minimum.at(least, pair, out[kernel])
-        now = out.copy()
-        np.minimum.at(now, kernel, least[pair])
-        if np.array_equal(now, out):
-            return out
-        out = now
-
-
-def _cast(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    return (
-        values.dictionary_encode().cast(kind) if pa.types.is_dictionary(kind) else values.cast(kind)
-    )
+        least = np.full(int(group.max(initial=-1)) + 1, count)
+        np.minimum.at(least, group, first[member])
+        before = first.copy()
+        np.minimum.at(first, member, least[group])
+        first = first[first]  # what is known reaches twice as far each time
+        if np.array_equal(first, before):
+            return first
 
 
 def _ints(table: pa.Table, name: str, missing: int = 0) -> Ints:

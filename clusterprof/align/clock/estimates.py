@@ -24,6 +24,7 @@ import numpy as np
 
 from clusterprof.align.clock.blocks import ALL_REDUCE, AT_ONCE, ON_HOST, SHARDED, Block
 from clusterprof.align.columns import STAMP_ERROR_NS, Bools, Floats, Index, Ints, rows_by
+from clusterprof.exchanges import connected
 
 #: scatter of one call's ends: the time stamps' own, a part of the transfer (where it is clear who
 #: came last, and where it is not), and a part of what it took more than the shortest call alike
@@ -264,7 +265,7 @@ def combine(estimates: Sequence[Estimate], ranks: int, reference: int) -> Combin
     """Put all blocks' estimates together: drifts first, then offsets given the drifts."""
     size = [len(e.members) for e in estimates]
     row = np.array([k for e in estimates for k in e.members], dtype=np.intp)
-    part = _parts(row, np.repeat(np.arange(len(size)), size), ranks)
+    part = connected(row, np.repeat(np.arange(len(size)), size), ranks)
     reached = part == part[reference]
     offset, drift, raw = np.tile(np.where(reached, 0.0, np.nan), (3, 1))
     error, drift_error = np.tile(np.where(reached, 0.0, np.inf), (2, 1))
@@ -297,22 +298,6 @@ def _likelihood(slope: Floats, error: Floats) -> Floats:
     odds = np.exp(np.minimum((slope / error) ** 2 * (1 - 1 / wide) / 2, 300.0)) / np.sqrt(wide)
     likely = odds * _DRIFTING / (odds * _DRIFTING + 1 - _DRIFTING)
     return np.asarray(np.where(likely < _CUT, 0.0, likely))
-
-
-def _parts(row: Index, of: Index, ranks: int) -> Index:
-    """A number for each rank, equal for those that a chain of blocks connects.
-
-    `row` [entries] are the blocks' members, `of` the block of each.
-    """
-    part = np.arange(ranks)
-    while True:
-        least = np.full(of.max(initial=-1) + 1, ranks)
-        np.minimum.at(least, of, part[row])
-        before = part.copy()
-        np.minimum.at(part, row, least[of])
-        part = part[part]
-        if np.array_equal(part, before):
-            return part
 
 
 def _joined(
@@ -365,7 +350,7 @@ def _cheapest(row: Index, of: Index, size: Ints, ranks: int) -> tuple[Bools, Ind
     best = (np.inf, np.zeros(len(row), dtype=np.bool_), np.arange(ranks))
     for most in [0, *np.unique(size).tolist()]:
         small = size[of] <= most
-        part = _parts(row[small], of[small], ranks)
+        part = connected(row[small], of[small], ranks)
         count = (size > most).sum()
         cost = (np.bincount(part) ** 3.0).sum() + ranks * count**2.0
         best = min(best, (cost, small, part), key=lambda each: each[0])
