@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -92,17 +93,20 @@ def study(
     """
     known = clocks or KnownClocks()
     unusable = sorted((t for t in ranks if t.rank in known.unusable), key=lambda t: t.rank)
-    missing = [*missing, *(_unusable(t, known) for t in unusable)]
+    lost: list[MissingRank] = [
+        {"rank": t.rank, "source": str(t.info.source), "reason": known.unusable[t.rank]}
+        for t in unusable
+    ]
     dataset = dataset_of(ranks, known, source=source, capture=capture, again=again)
     dataset = replace(dataset, shallow=shallow.results if shallow else None)
     progress("replaying the steps and weighing what would be saved")
-    found, too_few = all_findings(dataset)
+    findings, too_few = all_findings(dataset)
     trim()
     results: Results = {
         "schema_version": SCHEMA_VERSION,
         "clusterprof_version": __version__,
         "ranks": [_rank(t) for t in dataset.tables],
-        "missing": missing,
+        "missing": [*missing, *lost],
         "clock": dataset.clock.entry(),
         "steps": _steps(dataset),
         "collectives": _collectives(dataset),
@@ -113,14 +117,13 @@ def study(
         "what_if": slowdown(dataset),
         "critical_path": critical_path(dataset),
         "compute_absent": compute_absent(dataset),
-        "findings": found,
-        "combined": combined(dataset, found),
-        "verdict": verdict(dataset, found),
+        "findings": findings,
+        "combined": combined(dataset, findings),
+        "verdict": verdict(dataset, findings),
         "warnings": [
             *dict.fromkeys((*warnings, *known.warnings)),
             *_warnings(dataset, warnings),
-            *_inferred(dataset.placed),
-            *_contradicted(dataset.placed),
+            *_of_matching(dataset.placed),
             *contradictions(dataset),
             *unseen(dataset),
             *rare(dataset),
@@ -152,7 +155,7 @@ def dataset_of(
     ordered, known = tuple(sorted(ranks, key=lambda t: t.rank)), clocks or KnownClocks()
     numbers = [t.rank for t in ordered]
     # they are in order
-    twice = [one for one, next_one in pairwise(numbers) if one == next_one]
+    twice = [rank for rank, following in pairwise(numbers) if rank == following]
     if twice:
         files = [str(t.info.source) for t in ordered if t.rank == twice[0]]
         raise MergeError(
@@ -177,32 +180,22 @@ def dataset_of(
     return Dataset(ordered, lines, account, placed, clock, steady, source, capture, again)
 
 
-def _inferred(placed: pa.Table) -> list[str]:
+def _of_matching(placed: pa.Table) -> Iterator[str]:
+    """What makes the matches doubtful."""
     within = tolerance(placed)
-    if within is None:
-        return []
-    text = (
-        "the reports do not name their communicators: they are inferred from streams and times, by "
-        f"collectives whose members end within {within / 1e3:.0f} µs of each other or a quarter of "
-        "their length (learned from this recording)"
-    )
-    return [text]
-
-
-def _contradicted(placed: pa.Table) -> list[str]:
-    """The warning about ids of operations that cannot be right: at most one."""
-    found = contradicted(placed)
-    name, reason = next(iter(found.items()), ("", ""))
-    text = (
-        f"ids of operations contradict each other in {counted(len(found), 'communicator')}, such as"
-        f" {name} ({reason}): the calls are matched by their order there"
-    )
-    return [text] if found else []
-
-
-def _unusable(tables: RankTables, known: KnownClocks) -> MissingRank:
-    why = known.unusable[tables.rank]
-    return {"rank": tables.rank, "source": str(tables.info.source), "reason": why}
+    if within is not None:
+        yield (
+            "the reports do not name their communicators: they are inferred from streams and times,"
+            f" by collectives whose members end within {within / 1e3:.0f} µs of each other or a "
+            "quarter of their length (learned from this recording)"
+        )
+    if reasons := contradicted(placed):
+        name, reason = next(iter(reasons.items()))
+        yield (
+            "ids of operations contradict each other in "
+            f"{counted(len(reasons), 'communicator')}, such as {name} ({reason}): the calls are "
+            "matched by their order there"
+        )
 
 
 def _rank(tables: RankTables) -> RankEntry:
@@ -219,57 +212,54 @@ def _rank(tables: RankTables) -> RankEntry:
 
 
 def _steps(dataset: Dataset) -> list[StepEntry]:
-    entries: list[StepEntry] = []
-    rows: dict[int, list[dict[str, Any]]] = {}
+    by_step: dict[int, list[dict[str, Any]]] = {}
     for row in dataset.accounts.to_pylist():
-        rows.setdefault(row["step"], []).append(row)
-    steady = set(dataset.steady_steps)
-    names = list(RankAccount.__annotations__)
+        by_step.setdefault(row["step"], []).append(row)
+    steady, names = set(dataset.steady_steps), list(RankAccount.__annotations__)
+    entries: list[StepEntry] = []
     for step in dataset.steps:
-        here = rows[step]
-        ranks: Any = [{name: row[name] for name in names} for row in here]
-        entries.append(
-            {
-                "step": step,
-                "settled": step in steady,
-                "begin_ns": min(r["aligned_begin_ns"] for r in here),
-                "duration_ns": int(np.median([r["duration_ns"] for r in here])),
-                "ranks": ranks,
-            }
-        )
+        rows = by_step[step]
+        ranks: Any = [{name: row[name] for name in names} for row in rows]
+        entries.append({
+            "step": step,
+            "settled": step in steady,
+            "begin_ns": min(row["aligned_begin_ns"] for row in rows),
+            "duration_ns": int(np.median([row["duration_ns"] for row in rows])),
+            "ranks": ranks,
+        })  # fmt: skip
     return entries
 
 
 def _collectives(dataset: Dataset) -> CollectivesEntry:
-    c = dataset.collectives
-    state = np.asarray(dataset.placed["state"].cast(pa.string()).to_pylist(), dtype=object)
-
-    def count(what: str) -> int:
-        return len(np.unique(c.collective[state == what]))
-
+    placed = dataset.placed
+    states = {"collective": placed["collective"], "state": placed["state"].cast(pa.string())}
+    collectives = pa.table(states).group_by(["collective", "state"]).aggregate([])
+    count = Counter(collectives["state"].to_pylist())
     return {
-        "matched": count("matched"),
-        "incomplete": count("incomplete"),
-        "unmatched": count("unmatched"),
+        "matched": count["matched"],
+        "incomplete": count["incomplete"],
+        "unmatched": count["unmatched"],
         "by_operation": communication.by_operation(dataset),
     }
 
 
 def _warnings(dataset: Dataset, gathered: Sequence[str]) -> list[str]:
-    out = list(dataset.clock.warnings)
+    warnings = list(dataset.clock.warnings)
     # each once, with the ranks that gave it
-    of_ranks: dict[str, list[int]] = {}
+    by_text: dict[str, list[int]] = {}
     for tables in dataset.tables:
         for text in dict.fromkeys(tables.warnings):
             own = text.removeprefix(f"rank {tables.rank}: ")
-            of_ranks.setdefault(own, []).append(tables.rank)
+            by_text.setdefault(own, []).append(tables.rank)
     # the reader's own lines begin with the ranks in another form
-    known = {line.partition(": ")[2] for line in gathered}
-    out += [f"{rank_list(by, None)}: {text}" for text, by in of_ranks.items() if text not in known]
+    by_reader = {line.partition(": ")[2] for line in gathered}
+    warnings += [
+        f"{rank_list(r, None)}: {text}" for text, r in by_text.items() if text not in by_reader
+    ]
     bare = [dataset.ranks[k] for k in np.flatnonzero(~dataset.timelines.has_steps)]
     if bare:
-        out.append(
+        warnings.append(
             f"{rank_list(bare, None)}: the report has no steps; the whole window counts as one "
             "(mark steps with NVTX ranges named 'step N', or launch with clusterprof)"
         )
-    return list(dict.fromkeys(out))
+    return list(dict.fromkeys(warnings))
