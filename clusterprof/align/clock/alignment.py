@@ -56,15 +56,14 @@ def align(
     warning names those. A rank that no chain of either connects with the reference keeps its wall
     clock, with `UNBOUNDED_NS` and a warning.
     """
-    proven = [each for each in measured if not each.assumed]
-    clock = _consistent(ranks, matched, proven)
+    clock = _consistent(ranks, matched, [pair for pair in measured if not pair.assumed])
     coarse = _coarse(clock)
     if not coarse:
         return clock
     # a named assumption is better than nothing, and only for those who need it
-    known = set(clock.ranks) - coarse
-    more = [e for e in measured if not e.assumed or not {e.rank, e.other} <= known]
-    assuming = _consistent(ranks, matched, more, coarse)
+    fine = set(clock.ranks) - coarse
+    pairs = [pair for pair in measured if not pair.assumed or not {pair.rank, pair.other} <= fine]
+    assuming = _consistent(ranks, matched, pairs, coarse)
     resting = tuple(sorted(coarse - _coarse(assuming)))
     if not resting:
         return clock
@@ -132,7 +131,7 @@ def _aligned(
         nothing = np.zeros(0, dtype=np.int64)
         return Clock(0, 0, BY_WALL_CLOCKS, (), nothing, np.zeros(0), nothing), True
     base = bases(matched, numbers)
-    of_measured = [rank for each in measured for rank in (each.rank, each.other)]
+    of_measured = [rank for pair in measured for rank in (pair.rank, pair.other)]
     begins = np.array([t.info.begin_ns for t in tables])
     base = np.where((base == 0) & np.isin(numbers, of_measured), begins, base)
     lost = astray(matched, numbers, base)
@@ -169,24 +168,24 @@ def _aligned(
             "from the others of the same report: broken time stamps, left out of the clock"
         )
         warnings = (warning, *warnings)
-    method = _method(calls, measured) if calls or pairs else BY_WALL_CLOCKS
+    of_report = [pair.source == "report" for pair in measured]
+    methods = {
+        BY_CALLS: bool(calls) or not measured,
+        BY_REPORT: any(of_report),
+        BY_PROBE: not all(of_report),
+    }
+    method = words.listed(name for name, used in methods.items() if used)
+    if not calls and not pairs:
+        method = BY_WALL_CLOCKS
     return replace(clock, method=method, warnings=warnings), consistent
 
 
-def _method(calls: Sequence[Block], measured: Sequence[PairBound]) -> str:
-    if not measured:
-        return BY_CALLS
-    one_report = [each.source == "report" for each in measured]
-    parts = [(BY_CALLS, bool(calls)), (BY_REPORT, any(one_report))]
-    return words.listed(n for n, used in [*parts, (BY_PROBE, not all(one_report))] if used)
-
-
-def _without(found: list[Block], odd: Sequence[int]) -> list[Block]:
+def _without(blocks_: list[Block], odd: Sequence[int]) -> list[Block]:
     """The blocks without the ranks `odd` (indices), and without blocks of one member left."""
     if not odd:
-        return found
-    left = [np.flatnonzero(~np.isin(b.members, odd)) for b in found]
-    return [b.of(some) for b, some in zip(found, left, strict=True) if len(some) >= 2]
+        return blocks_
+    left = [np.flatnonzero(~np.isin(block.members, odd)) for block in blocks_]
+    return [block.of(some) for block, some in zip(blocks_, left, strict=True) if len(some) >= 2]
 
 
 def _span(tables: RankTables) -> tuple[int, int]:
@@ -243,23 +242,23 @@ def _refined(
     return clock, limits.consistent
 
 
-def _first_offsets(found: Sequence[Block], ranks: int, reference: int) -> Floats:
+def _first_offsets(observed: Sequence[Block], ranks: int, reference: int) -> Floats:
     """Offsets of the ranks' bases good enough to put all calls on one time axis (ns).
 
     From the calls themselves and not from the wall clocks, which may be an hour apart.
     """
-    offset = combine(_estimates(found, 0.0), ranks, reference).offset
+    offset = combine(_estimates(observed, 0.0), ranks, reference).offset
     if np.isnan(offset).any():
         # one-way traffic only: causality's own bounds are finite on one side at least
-        limits = bound(found, ranks, reference, 0.0, 0.0)
+        limits = bound(observed, ranks, reference, 0.0, 0.0)
         low, high = limits.low[0], limits.high[0]
         for guess in (middle_of(low, high), high, low, np.zeros(ranks)):
             offset = np.where(np.isfinite(offset), offset, guess)
     return np.asarray(offset)
 
 
-def _estimates(found: Sequence[Block], middle: float) -> list[Estimate]:
-    return [e for b in found if (e := estimate(b, middle)) is not None]
+def _estimates(observed: Sequence[Block], middle: float) -> list[Estimate]:
+    return [e for block in observed if (e := estimate(block, middle)) is not None]
 
 
 def _fits(equal: Floats, best: Combined, limits: Bounds) -> Bools:

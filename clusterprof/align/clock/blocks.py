@@ -83,8 +83,8 @@ class Block:
 
     def moved(self, by: Floats) -> Block:
         """Return the block with `by` [all ranks] (ns) taken off each rank's times."""
-        mine = by[list(self.members)]
-        return replace(self, start=self.start - mine, end=self.end - mine)
+        of_members = by[list(self.members)]
+        return replace(self, start=self.start - of_members, end=self.end - of_members)
 
 
 def bases(matched: pa.Table, ranks: tuple[int, ...]) -> Ints:
@@ -93,22 +93,21 @@ def bases(matched: pa.Table, ranks: tuple[int, ...]) -> Ints:
     Times of 10^18 ns do not fit a double to the nanosecond; differences to a base do. Zero for
     a rank without any call.
     """
-    start, at = integers(matched, "start_ns"), np.searchsorted(ranks, integers(matched, "rank"))
+    start, rank = integers(matched, "start_ns"), np.searchsorted(ranks, integers(matched, "rank"))
     begun = np.flatnonzero(start > 0)
-    order = begun[np.lexsort((start[begun], at[begun]))]
-    known, first, count = np.unique(at[order], return_index=True, return_counts=True)
+    order = begun[np.lexsort((start[begun], rank[begun]))]
+    with_calls, first, count = np.unique(rank[order], return_index=True, return_counts=True)
     base = np.zeros(len(ranks), dtype=np.int64)
-    base[known] = start[order[first + count // 2]]
+    base[with_calls] = start[order[first + count // 2]]
     return base
 
 
 def astray(matched: pa.Table, ranks: tuple[int, ...], base: Ints) -> Bools:
     """Return which rows have times that cannot be of their rank's window (`LONGEST_NS`)."""
-    rank, begun = np.searchsorted(ranks, integers(matched, "rank")), integers(matched, "start_ns")
-    out = np.zeros(len(rank), dtype=np.bool_)
-    for at in (begun, integers(matched, "end_ns")):
-        out |= np.abs(at - base[rank]) > LONGEST_NS
-    return out & timed(matched)
+    middle = base[np.searchsorted(ranks, integers(matched, "rank"))]
+    edges = (integers(matched, name) for name in ("start_ns", "end_ns"))
+    apart = np.max([np.abs(edge - middle) for edge in edges], axis=0)
+    return np.asarray((apart > LONGEST_NS) & timed(matched), dtype=np.bool_)
 
 
 def blocks(matched: pa.Table, ranks: tuple[int, ...], base: Ints) -> list[Block]:
@@ -128,14 +127,15 @@ def blocks(matched: pa.Table, ranks: tuple[int, ...], base: Ints) -> list[Block]
     role = texts(table, "role")
     sort, kind = _sorts(table)
     carried = _carried(table)
-    out = []
+    split = []
     for rows in _groups(table, call, rank, role):
         members, column = np.unique(rank[rows], return_inverse=True)
         _, line = np.unique(call[rows], return_inverse=True)
         if len(members) < 2:
             continue
-
-        out.append(
+        most_carried = np.zeros(line.max() + 1, dtype=np.int64)
+        np.maximum.at(most_carried, line, carried[rows])
+        split.append(
             Block(
                 members=tuple(members.tolist()),
                 start=_filled(start[rows], np.nan, line, column),
@@ -144,22 +144,16 @@ def blocks(matched: pa.Table, ranks: tuple[int, ...], base: Ints) -> list[Block]
                 held=_filled(role[rows] != "source", False, line, column),
                 sort=_filled(sort[rows], -1, line),
                 kind=_filled(kind[rows], -1, line),
-                carried=_most(carried[rows], line),
+                carried=most_carried,
             )
         )
-    return out
+    return split
 
 
-def _most(values: Ints, at: Index) -> Ints:
-    most = np.zeros(at.max() + 1, dtype=np.int64)
-    np.maximum.at(most, at, values)
-    return most
-
-
-def _filled(values: npt.NDArray[Any], missing: float, *at: Index) -> Any:
+def _filled(values: npt.NDArray[Any], missing: float, *places: Index) -> Any:
     """An array with the values at these places and `missing` elsewhere."""
-    filled = np.full([each.max() + 1 for each in at], missing, dtype=values.dtype)
-    filled[at] = values
+    filled = np.full([along.max() + 1 for along in places], missing, dtype=values.dtype)
+    filled[places] = values
     return filled
 
 
@@ -198,9 +192,9 @@ def _carried(table: pa.Table) -> Ints:
     order = np.lexsort(kernel)
     first = np.r_[True, (np.diff(kernel[:, order], axis=1) != 0).any(axis=0)]
     number = np.cumsum(first) - 1
-    out = np.zeros(len(order), dtype=np.int64)
-    out[order] = np.bincount(number)[number]
-    return out
+    carried = np.zeros(len(order), dtype=np.int64)
+    carried[order] = np.bincount(number)[number]
+    return carried
 
 
 def _groups(table: pa.Table, call: Index, rank: Index, role: Objects) -> Iterator[Index]:

@@ -111,11 +111,13 @@ def delivered(blocks: Sequence[Block]) -> list[Block]:
     Each as a call that goes back from the Recv's end to the latest that its Send can have left it.
     Only of messages between devices that have their kernels for themselves.
     """
-    out = []
-    for block in (b for b in blocks if b.one_way and len(b.members) == 2):
+    assumed = []
+    for block in blocks:
+        if not block.one_way or len(block.members) != 2:
+            continue
         length = block.end - block.start
         sent, received = (
-            np.where(held, length, 0.0).sum(axis=1) for held in (block.holds, block.held)
+            np.where(role, length, 0.0).sum(axis=1) for role in (block.holds, block.held)
         )
         late = _ARRIVAL * sent
         waited = (received > late) & (block.carried == 1) & (block.kind != ON_HOST)
@@ -123,8 +125,8 @@ def delivered(blocks: Sequence[Block]) -> list[Block]:
         end = np.where(block.holds, block.end + late[:, None], block.end)
         back = replace(block, start=start, end=end, holds=block.held, held=block.holds)
         if waited.any():
-            out.append(back.take(waited))
-    return out
+            assumed.append(back.take(waited))
+    return assumed
 
 
 class _Edges:
@@ -135,17 +137,17 @@ class _Edges:
     """
 
     def __init__(self, blocks: Sequence[Block]) -> None:
-        parts, self._calls = [np.empty((5, 0))], 0
+        entries, self._calls = [np.empty((5, 0))], 0
         for block in blocks:
-            line, column = there = np.nonzero(~np.isnan(block.start))
-            at = np.where(np.isnan(block.start), -np.inf, block.start).max(axis=1)
+            line, column = has_call = np.nonzero(~np.isnan(block.start))
+            last = np.where(np.isnan(block.start), -np.inf, block.start).max(axis=1)
             # no bound comes from the end where not held, from the start where it holds no other
-            end = np.where(block.held[there], block.end[there], np.inf)
-            start = np.where(block.holds[there], block.start[there], -np.inf)
+            end = np.where(block.held[has_call], block.end[has_call], np.inf)
+            start = np.where(block.holds[has_call], block.start[has_call], -np.inf)
             rank = np.asarray(block.members)[column]
-            parts.append(np.stack([self._calls + line, rank, end, start, at[line]]))
+            entries.append(np.stack([self._calls + line, rank, end, start, last[line]]))
             self._calls += len(block.start)
-        call, rank, self._end, self._start, self._at = np.concatenate(parts, axis=1)
+        call, rank, self._end, self._start, self._time = np.concatenate(entries, axis=1)
         self._call, self._rank = call.astype(np.intp), rank.astype(np.intp)
 
     def chain(self, ranks: int, reference: int, time: float) -> tuple[Floats, Floats]:
@@ -153,25 +155,25 @@ class _Edges:
 
         Stops early where they contradict each other: every distance on the way is a bound.
         """
-        slack = DRIFT_LIMIT_PPM * 1e-6 * np.abs(self._at - time) + STAMP_ERROR_NS
+        slack = DRIFT_LIMIT_PPM * 1e-6 * np.abs(self._time - time) + STAMP_ERROR_NS
         end = self._end + slack
         up, down = np.full((2, ranks), np.inf)
         up[reference] = down[reference] = 0.0
         for _ in range(ranks + 1):
-            more = np.minimum(up, self._step(up, -self._start, end))
-            less = np.minimum(down, self._step(down, end, -self._start))
-            unchanged = np.array_equal(more, up) and np.array_equal(less, down)
-            up, down = more, less
+            before = up, down
+            up = np.minimum(up, self._step(up, -self._start, end))
+            down = np.minimum(down, self._step(down, end, -self._start))
+            unchanged = np.array_equal(up, before[0]) and np.array_equal(down, before[1])
             if unchanged or (up + down < 0).any():
                 break
         return up, down
 
-    def _step(self, distance: Floats, there: Floats, on: Floats) -> Floats:
+    def _step(self, distance: Floats, to_call: Floats, from_call: Floats) -> Floats:
         """One hop from every rank through every call to every rank."""
-        through, out = np.full(self._calls, np.inf), np.full(len(distance), np.inf)
-        np.minimum.at(through, self._call, distance[self._rank] + there)
-        np.minimum.at(out, self._rank, through[self._call] + on)
-        return out
+        of_call, of_rank = np.full(self._calls, np.inf), np.full(len(distance), np.inf)
+        np.minimum.at(of_call, self._call, distance[self._rank] + to_call)
+        np.minimum.at(of_rank, self._rank, of_call[self._call] + from_call)
+        return of_rank
 
 
 def contradicting(blocks: Sequence[Block], ranks: int) -> list[int]:
@@ -185,26 +187,26 @@ def contradicting(blocks: Sequence[Block], ranks: int) -> list[int]:
     for block in blocks:
         members = np.asarray(block.members)
         count = min(len(members), _MOST_COMPARED)
-        for one in np.linspace(0, len(members) - 1, count).astype(np.intp):
-            bad = members[_contradicts(block, int(one))]
-            against[members[one], bad] = against[bad, members[one]] = True
-    out = []
+        for k in np.linspace(0, len(members) - 1, count).astype(np.intp):
+            bad = members[_contradicts(block, int(k))]
+            against[members[k], bad] = against[bad, members[k]] = True
+    excluded = []
     while against.any():
         worst = int(against.sum(axis=0).argmax())
         against[worst] = against[:, worst] = False
-        out.append(worst)
-    return sorted(out)
+        excluded.append(worst)
+    return sorted(excluded)
 
 
-def _contradicts(block: Block, one: int) -> Bools:
-    """Which members contradict `one`: the two bounds of their offset cross."""
-    at = np.nanmax(block.start, axis=1)
-    middle = (np.nanmin(at) + np.nanmax(at)) / 2
-    slack = (DRIFT_LIMIT_PPM * 1e-6 * np.abs(at - middle) + STAMP_ERROR_NS)[:, None]
+def _contradicts(block: Block, k: int) -> Bools:
+    """Which members contradict member `k`: the two bounds of their offset cross."""
+    last = np.nanmax(block.start, axis=1)
+    middle = (np.nanmin(last) + np.nanmax(last)) / 2
+    slack = (DRIFT_LIMIT_PPM * 1e-6 * np.abs(last - middle) + STAMP_ERROR_NS)[:, None]
     end = np.where(block.held & ~np.isnan(block.end), block.end, np.inf) + slack
     start = np.where(block.holds & ~np.isnan(block.start), block.start, -np.inf)
-    above = (end - start[:, [one]]).min(axis=0)
-    below = (end[:, [one]] - start).min(axis=0)
+    above = (end - start[:, [k]]).min(axis=0)
+    below = (end[:, [k]] - start).min(axis=0)
     crossed = above + below < 0
-    crossed[one] = False
+    crossed[k] = False
     return np.asarray(crossed, dtype=np.bool_)
