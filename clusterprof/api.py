@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 import math
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
@@ -225,9 +225,9 @@ class Run:
     @cached_property
     def steps(self) -> pd.DataFrame:
         """Each profiled rank's account of each step; columns: `clusterprof.api.STEPS`."""
-        known = [step["step"] for step in self.results["steps"] if step["settled"]]
+        steps = [step["step"] for step in self.results["steps"] if step["settled"]]
         accounts = self._merged.accounts
-        steady = pa.array(np.isin(accounts["step"].to_numpy(), known), pa.bool_())
+        steady = pa.array(np.isin(accounts["step"].to_numpy(), steps), pa.bool_())
         return _frame(accounts.append_column(STEPS.field("steady"), steady))
 
     @cached_property
@@ -241,9 +241,7 @@ class Run:
 
         All of the window, some 100 bytes a row: a rank of 374,000 kernels takes 40 MB.
         """
-        return _frame(pa.concat_tables([KERNELS.empty_table(), *self._activities()]))
-
-    def _activities(self) -> Iterator[pa.Table]:
+        tables = [KERNELS.empty_table()]
         for rank in self._merged.ranks:
             table = self._merged.table(rank, "activity", ACTIVITY.names)
             if table is None:
@@ -251,12 +249,11 @@ class Run:
                     f"{self.path} has no tables of rank {rank}",
                     f"write them again: clusterprof merge {self.path}",
                 )
-            aligned = [
-                self._merged.clock.align(np.full(len(table), rank), table[name].to_numpy())
-                for name in ("start_ns", "end_ns")
-            ]
-            columns = [pa.array(np.full(len(table), rank, np.int32)), *table.columns, *aligned]
-            yield pa.table(columns, schema=KERNELS)
+            times = (table[name].to_numpy() for name in ("start_ns", "end_ns"))
+            aligned = [self._merged.clock.align(rank, time) for time in times]
+            ranks = pa.array(np.full(len(table), rank, np.int32))
+            tables.append(pa.table([ranks, *table.columns, *aligned], schema=KERNELS))
+        return _frame(pa.concat_tables(tables))
 
     @cached_property
     def shallow(self) -> pd.DataFrame:
@@ -335,26 +332,26 @@ class Run:
 
     def _repr_html_(self) -> str:
         """The verdict and the findings, as a notebook shows them."""
-        head = ("severity", "finding", "ranks", "repair saves", "of the step")
+
+        def row(tag: str, *cells: str) -> str:
+            texts = (html.escape(words.plain(cell)) for cell in cells)
+            return f"<tr>{''.join(f'<{tag}>{text}</{tag}>' for text in texts)}</tr>"
+
+        head = row("th", "severity", "finding", "ranks", "repair saves", "of the step")
         rows = [
-            (
-                each["severity"],
-                each["code"],
-                words.spans(each["ranks"], 8),
-                words.with_bound(each["saved_ns_per_step"], each["saved_uncertainty_ns"]),
-                words.percent(each["share_of_step"]),
+            row(
+                "td",
+                finding["severity"],
+                finding["code"],
+                words.spans(finding["ranks"], 8),
+                words.with_bound(finding["saved_ns_per_step"], finding["saved_uncertainty_ns"]),
+                words.percent(finding["share_of_step"]),
             )
-            for each in self.results["findings"]
+            for finding in self.results["findings"]
         ]
-        body = "".join(f"<tr>{_cells(row, 'td')}</tr>" for row in rows)
-        table = f"<table><thead><tr>{_cells(head, 'th')}</tr></thead><tbody>{body}</tbody></table>"
-        verdict = html.escape(words.plain(self.verdict))
-        where = html.escape(words.plain(str(self.path)))
-        return f"<p><b>{verdict}</b><br><small>{where}</small></p>{table if rows else ''}"
-
-
-def _cells(row: Sequence[str], tag: str) -> str:
-    return "".join(f"<{tag}>{html.escape(words.plain(cell))}</{tag}>" for cell in row)
+        table = f"<table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>"
+        verdict, path = (html.escape(words.plain(str(t))) for t in (self.verdict, self.path))
+        return f"<p><b>{verdict}</b><br><small>{path}</small></p>{table if rows else ''}"
 
 
 def _frame(table: pa.Table) -> pd.DataFrame:
@@ -382,9 +379,10 @@ def _check(kinds: Sequence[What], times: float | None) -> None:
     """Raises UsageError."""
     if strange := [kind for kind in kinds if kind not in get_args(What)]:
         raise UsageError(f"what_if({strange[0]!r}): expected one of {', '.join(get_args(What))}")
-    if times is None and (one := next((k for k in kinds if k not in ("host", "gpu")), None)):
+    alone = [kind for kind in kinds if kind not in ("host", "gpu")]
+    if times is None and alone:
         raise UsageError(
-            f"what_if({one!r}): transfers and copies have no peers", "say how fast: times=0.5"
+            f"what_if({alone[0]!r}): transfers and copies have no peers", "say how fast: times=0.5"
         )
     if times is not None and not (math.isfinite(times) and 0 <= times <= 100):
         raise UsageError(f"what_if(times={times}): expected 0 to 100")
@@ -394,29 +392,27 @@ def _groups(
     job: WhatIfs, results: Results, ranks: Collection[int] | None, by: By | None
 ) -> list[_Group]:
     """Whose time is changed in each row. Raises UsageError."""
-    known = job.dataset.ranks
+    profiled = job.dataset.ranks
     if by not in (None, *get_args(By)):
         raise UsageError(f"what_if(by={by!r}): expected one of {', '.join(get_args(By))}")
-    chosen = sorted(known if ranks is None else set(ranks))
-    if absent := sorted(set(chosen) - set(known)):
-        raise UsageError(
-            f"what_if: rank {absent[0]} has no report", f"with a report: {words.ranks(known)}"
-        )
-    if not chosen:
-        raise UsageError("what_if: ranks is empty", f"with a report: {words.ranks(known)}")
+    chosen = sorted(profiled if ranks is None else set(ranks))
+    absent = sorted(set(chosen) - set(profiled))
+    if absent or not chosen:
+        what = f"rank {absent[0]} has no report" if absent else "ranks is empty"
+        raise UsageError(f"what_if: {what}", f"with a report: {words.ranks(profiled)}")
     if by is None:
-        whole = len(chosen) == len(known) > 1
+        whole = len(chosen) == len(profiled) > 1
         return [_Group("all ranks" if whole else words.ranks(chosen), tuple(chosen))]
-    if by == "rank":
-        return [_Group(f"rank {rank}", (rank,)) for rank in chosen]
-    hosts = {entry["rank"]: entry["host"] for entry in results["ranks"]}
-    stages = results["topology"]["stages"]
-    stage = {rank: entry["stage"] for entry in stages for rank in entry["ranks"]}
-    found: dict[Any, list[int]] = {}
+    of_rank: dict[int, Any] = {rank: rank for rank in chosen}
+    if by == "host":
+        of_rank = {entry["rank"]: entry["host"] for entry in results["ranks"]}
+    if by == "stage":
+        stages = results["topology"]["stages"]
+        of_rank = {rank: stage["stage"] for stage in stages for rank in stage["ranks"]}
+    members: dict[Any, list[int]] = {}
     for rank in chosen:
-        key = hosts.get(rank, "") if by == "host" else stage.get(rank, 0)
-        found.setdefault(key, []).append(rank)
-    return [_Group(f"{by} {key}", tuple(of)) for key, of in sorted(found.items())]
+        members.setdefault(of_rank.get(rank, "" if by == "host" else 0), []).append(rank)
+    return [_Group(f"{by} {name}", tuple(of)) for name, of in sorted(members.items())]
 
 
 def _row(job: WhatIfs, group: _Group, what: What, times: float | None) -> dict[str, Any]:
@@ -469,12 +465,7 @@ def reference() -> str:
     lines = [WRITTEN, ""]
     for frame, schema in SCHEMAS.items():
         call = "()" if frame == "what_if" else ""
-        lines += [
-            f"## `run.{frame}{call}`",
-            "",
-            f"{_ROWS[frame][0].upper()}{_ROWS[frame][1:]}.",
-            "",
-        ]
+        lines += [f"## `run.{frame}{call}`", "", f"{_ROWS[frame]}.", ""]
         lines += ["| column | type | meaning |", "|---|---|---|"]
         for field in schema:
             kind = "string" if field.type == NAME else str(field.type).replace("element: ", "")

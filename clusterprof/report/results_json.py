@@ -162,24 +162,19 @@ def _keys(form: type) -> dict[str, Any]:
 def _sorted(results: Results) -> Results:
     """A copy with every list in the order that the contract gives it."""
     rank = itemgetter("rank")
-    collectives = results["collectives"]
+    steps = sorted(results["steps"], key=itemgetter("step"))
+    operations = sorted(
+        results["collectives"]["by_operation"],
+        key=lambda o: (-o["exposed_ns_per_step"], o["operation"], o["communicator"]),
+    )
     return results | {
         "ranks": sorted(results["ranks"], key=rank),
         "missing": sorted(
-            results["missing"], key=lambda e: (e["rank"] is None, e["rank"] or 0, e["source"])
+            results["missing"], key=lambda m: (m["rank"] is None, m["rank"] or 0, m["source"])
         ),
         "clock": results["clock"] | {"ranks": sorted(results["clock"]["ranks"], key=rank)},
-        "steps": [
-            step | {"ranks": sorted(step["ranks"], key=rank)}
-            for step in sorted(results["steps"], key=itemgetter("step"))
-        ],
-        "collectives": collectives
-        | {
-            "by_operation": sorted(
-                collectives["by_operation"],
-                key=lambda e: (-e["exposed_ns_per_step"], e["operation"], e["communicator"]),
-            )
-        },
+        "steps": [step | {"ranks": sorted(step["ranks"], key=rank)} for step in steps],
+        "collectives": results["collectives"] | {"by_operation": operations},
         "findings": sorted(
             results["findings"], key=lambda f: (-f["saved_ns_per_step"], f["code"], f["ranks"])
         ),
