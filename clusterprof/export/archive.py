@@ -34,7 +34,8 @@ def write(merged: Merged, own: Merged, file: IO[bytes], chosen: Cut) -> None:
         begin_ns = min([*begins.values(), *first_moment(merged)], default=0)
         trace = perfetto.trace_of_findings(merged, begin_ns, chosen.notes)
         archive.writestr(_member(_FINDINGS), trace)
-        manifest = _manifest(merged, {r: at - begin_ns for r, at in begins.items()}, chosen)
+        later_ns = {rank: begin - begin_ns for rank, begin in begins.items()}
+        manifest = _manifest(merged, later_ns, chosen)
         archive.writestr(_member("perfetto_manifest.json"), json.dumps(manifest))
 
 
@@ -65,7 +66,7 @@ def _name(rank: int) -> str:
 
 def _member(name: str) -> zipfile.ZipInfo:
     """A member that is the same whenever it is written."""
-    made = zipfile.ZipInfo(name)
-    made.compress_type = zipfile.ZIP_DEFLATED
-    made.external_attr = 0o644 << 16
-    return made
+    member = zipfile.ZipInfo(name)
+    member.compress_type = zipfile.ZIP_DEFLATED
+    member.external_attr = 0o644 << 16
+    return member

@@ -25,43 +25,40 @@ _COMMON = 1
 def write(merged: Merged, file: IO[bytes], chosen: Cut) -> None:
     """Write all ranks on one clock; what is left out is noted in `chosen`."""
     file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
-    file.write(_line(_named("process_name", _COMMON, 0, "clusterprof")))
-    members: list[Ints] = []
-    for place, rank in enumerate(merged.ranks):
-        process = _COMMON + 1 + place
-        names = [
-            _named("process_name", process, 0, shown(merged.names[rank])),
-            {**_event("process_sort_index", "M", process, 0), "args": {"sort_index": place}},
-        ]
-        file.writelines(b"," + _line(each) for each in names)
-        for line, track in enumerate(of_rank(merged, rank, chosen)):
-            named = _named("thread_name", process, line, shown(track.name))
-            order = {
-                **_event("thread_sort_index", "M", process, line),
-                "args": {"sort_index": line},
-            }
-            file.writelines(b"," + _line(each) for each in (named, order))
-            if track.flow is not None:
-                places = np.broadcast_to([[process], [line]], (2, len(track)))
-                members.append(np.stack([track.flow, track.start, *places]))
-            slices = _slices(track, process, line, chosen.begin_ns)
-            file.writelines(b"," + _line(each) for each in slices)
-    file.writelines(b"," + _line(each) for each in _flows(members, chosen.begin_ns))
-    file.writelines(b"," + _line(each) for each in _findings(merged, chosen.begin_ns))
+    for number, event in enumerate(_events(merged, chosen)):
+        file.write((b"," if number else b"") + orjson.dumps(event) + b"\n")
     about = {"begin_unix_ns": chosen.begin_ns, **about_trace(merged, chosen.notes)}
     file.write(b'],"otherData":' + orjson.dumps(about) + b"}\n")
 
 
-def _line(event: dict[str, Any]) -> bytes:
-    return orjson.dumps(event) + b"\n"
+def _events(merged: Merged, chosen: Cut) -> Iterator[dict[str, Any]]:
+    yield from _named("process", _COMMON, 0, "clusterprof")
+    members: list[Ints] = []
+    for place, rank in enumerate(merged.ranks):
+        process = _COMMON + 1 + place
+        yield from _named("process", process, 0, merged.names[rank], place)
+        for line, track in enumerate(of_rank(merged, rank, chosen)):
+            yield from _named("thread", process, line, track.name, line)
+            if track.flow is not None:
+                lines = np.broadcast_to([[process], [line]], (2, len(track)))
+                members.append(np.stack([track.flow, track.start, *lines]))
+            yield from _slices(track, process, line, chosen.begin_ns)
+    yield from _flows(members, chosen.begin_ns)
+    yield from _findings(merged, chosen.begin_ns)
 
 
 def _event(name: str, phase: str, process: int, line: int) -> dict[str, Any]:
     return {"name": name, "ph": phase, "pid": process, "tid": line}
 
 
-def _named(what: str, process: int, line: int, name: str) -> dict[str, Any]:
-    return {**_event(what, "M", process, line), "args": {"name": name}}
+def _named(
+    what: str, process: int, line: int, name: str, order: int | None = None
+) -> Iterator[dict[str, Any]]:
+    """What a process or thread is called, and where it stands among the others."""
+    yield {**_event(f"{what}_name", "M", process, line), "args": {"name": shown(name)}}
+    if order is not None:
+        index = {"sort_index": order}
+        yield {**_event(f"{what}_sort_index", "M", process, line), "args": index}
 
 
 def _slices(track: Track, process: int, line: int, begin_ns: int) -> Iterator[dict[str, Any]]:
@@ -70,14 +67,14 @@ def _slices(track: Track, process: int, line: int, begin_ns: int) -> Iterator[di
     start = ((track.start - begin_ns) / 1000).tolist()
     length = ((track.end - track.start) / 1000).tolist()
     values = [(name, value.tolist(), has.tolist()) for name, (value, has) in track.values.items()]
-    for at, code in enumerate(track.code.tolist()):
+    for k, code in enumerate(track.code.tolist()):
         event = {
-            "name": names[code], "cat": track.category, "ph": "X", "ts": start[at],
-            "dur": length[at], "pid": process, "tid": line,
+            "name": names[code], "cat": track.category, "ph": "X", "ts": start[k],
+            "dur": length[k], "pid": process, "tid": line,
         }  # fmt: skip
-        arguments = {name: value[at] for name, value, has in values if has[at]}
+        arguments = {name: value[k] for name, value, has in values if has[k]}
         if track.flow is not None:
-            arguments["collective"] = int(track.flow[at]) - 1
+            arguments["collective"] = int(track.flow[k]) - 1
         yield {**event, "args": arguments} if arguments else event
 
 
@@ -87,20 +84,19 @@ def _flows(members: Sequence[Ints], begin_ns: int) -> Iterator[dict[str, Any]]:
     `members` are rows of flow, begin (ns), process and line, of all that are in the trace. An event
     of a flow belongs to the slice that is open at its time.
     """
-    flow, start, *places = np.concatenate([np.empty((4, 0), np.int64), *members], axis=1)
-    order = np.lexsort((start, flow))
-    flow = flow[order]
-    first = np.diff(flow, prepend=0) != 0  # 0 is no flow
-    last = np.diff(flow, append=0) != 0
-    joins = (flow > 0) & ~(first & last)
-    phase = np.where(first, "s", np.where(last, "f", "t"))[joins].tolist()
-    order = order[joins]
-    times = ((start[order] - begin_ns) / 1000).tolist()
-    of_flow, process, line = (each.tolist() for each in (flow[joins], *(p[order] for p in places)))
-    for at, sign in enumerate(phase):
+    flows = np.concatenate([np.empty((4, 0), np.int64), *members], axis=1)
+    flows = flows[:, np.lexsort((flows[1], flows[0]))]
+    first = np.diff(flows[0], prepend=0) != 0  # 0 is no flow
+    last = np.diff(flows[0], append=0) != 0
+    joins = (flows[0] > 0) & ~(first & last)
+    phases = np.where(first, "s", np.where(last, "f", "t"))[joins].tolist()
+    times = ((flows[1, joins] - begin_ns) / 1000).tolist()
+    for phase, time, (flow, _, process, line) in zip(
+        phases, times, flows[:, joins].T.tolist(), strict=True
+    ):
         yield {
-            **_event("members", sign, process[at], line[at]), "cat": "collective",
-            "id": of_flow[at], "ts": times[at], **({"bp": "e"} if sign == "f" else {}),
+            **_event("members", phase, process, line), "cat": "collective", "id": flow,
+            "ts": time, **({"bp": "e"} if phase == "f" else {}),
         }  # fmt: skip
 
 

@@ -43,9 +43,9 @@ def nsys(merged: Merged) -> list[str]:
         middle = int(shift.sum()) // 2
         drift = int(abs(shift[1] - shift[0])) // 2
         bound = merged.clock.uncertainty(rank)
-        known = "offset unknown" if bound >= UNBOUNDED_NS else words.bound(bound + drift)
-        names = words.listed(shown(merged.names[each]) for each in sorted(ranks))
-        lines.append(f"# {names}: {known}")
+        within = "offset unknown" if bound >= UNBOUNDED_NS else words.bound(bound + drift)
+        names = words.listed(shown(merged.names[rank]) for rank in sorted(ranks))
+        lines.append(f"# {names}: {within}")
         report = source
         if not source.endswith(_REPORTS):
             report = re.sub(r"(\.sqlite)?(\.xz)?$", ".nsys-rep", PurePath(source).name, count=1)
@@ -82,7 +82,7 @@ def _of_kernel(merged: Merged, finding: Finding, row: dict[str, Any]) -> Iterato
         return
     names, code = coded(table, "name")
     function = base_name(kernel)
-    alike = np.array([base_name(str(each)) == function for each in names], np.bool_)
+    alike = np.array([base_name(str(name)) == function for name in names], np.bool_)
     kinds, kind = coded(table, "kind")
     calls = np.flatnonzero(alike[code] & (kinds[kind] == "compute"))
     if not len(calls):
@@ -90,32 +90,31 @@ def _of_kernel(merged: Merged, finding: Finding, row: dict[str, Any]) -> Iterato
         return
     launch = integers(table, "launch_start_ns", -1)[calls]
     order = np.argsort(np.where(launch >= 0, launch, integers(table, "start_ns")[calls]))
-    calls = calls[order]
+    calls, launch = calls[order], launch[order]
     thread = integers(table, "launch_thread", -1)[calls]
     took = (integers(table, "end_ns") - integers(table, "start_ns"))[calls]
-    found = _in_steps(merged, rank, finding["steps"], launch[order])
-    if found is None:
+    in_steps = _in_steps(merged, rank, finding["steps"], launch)
+    if in_steps is None:
         yield f"{title}: it was launched in none of the finding's steps"
         return
-    step, inside, per_step = found
-    at = int(np.argmax(np.where(inside, took, -1)))
-    place = int(np.count_nonzero(inside[:at]))
+    step, inside, per_step = in_steps
+    longest = int(np.argmax(np.where(inside, took, -1)))
     options = ["--target-processes", "all", "--kernel-name", function]
-    if _is_range(merged, rank, step, launch[order][at], int(thread[at])):
-        same = inside & (thread == thread[at])
-        place = int(np.count_nonzero(same[:at]))
-        options += ["--nvtx", "--nvtx-include", f"step {step}/", "--launch-skip", str(place)]
-        yield f"{title}: call {place + 1} in the NVTX range of step {step}"
+    if _is_range(merged, rank, step, launch[longest], int(thread[longest])):
+        before = np.count_nonzero((inside & (thread == thread[longest]))[:longest])
+        options += ["--nvtx", "--nvtx-include", f"step {step}/", "--launch-skip", str(before)]
+        yield f"{title}: call {before + 1} in the NVTX range of step {step}"
     else:
-        skip = round(per_step * step) + place
-        options += ["--launch-skip", str(skip)]
+        before = np.count_nonzero(inside[:longest])
+        options += ["--launch-skip", str(round(per_step * step) + before)]
         yield (
-            f"{title}: call {place + 1} of step {step}, if every step before launches it"
+            f"{title}: call {before + 1} of step {step}, if every step before launches it"
             f" {per_step:.4g} times, as these do"
         )
-    output = f"rank{rank}-step{step}"
-    yield _command("ncu", *options, "--launch-count", "1", "--set", "full", "--export", output,
-                   "PROGRAM...")  # fmt: skip
+    yield _command(
+        "ncu", *options, "--launch-count", "1", "--set", "full", "--export",
+        f"rank{rank}-step{step}", "PROGRAM...",
+    )  # fmt: skip
 
 
 def _in_steps(
@@ -143,9 +142,9 @@ def _is_range(merged: Merged, rank: int, step: int, launch: int, thread: int) ->
     if calls is None:
         return False
     calls = calls.filter(pc.equal(calls["thread"], thread))
-    here = (texts(calls, "kind") == "range") & (texts(calls, "name") == f"step {step}")
+    is_step = (texts(calls, "kind") == "range") & (texts(calls, "name") == f"step {step}")
     around = (integers(calls, "start_ns") <= launch) & (launch < integers(calls, "end_ns"))
-    return bool((here & around).any())
+    return bool((is_step & around).any())
 
 
 def base_name(kernel: str) -> str:
@@ -157,13 +156,13 @@ def base_name(kernel: str) -> str:
     for opened, closed in ("()", "<>"):
         if left.endswith(closed):
             depth = 0
-            for place in range(len(left) - 1, -1, -1):
-                depth += (left[place] == closed) - (left[place] == opened)
+            for length in range(len(left) - 1, -1, -1):
+                depth += (left[length] == closed) - (left[length] == opened)
                 if not depth:
-                    left = left[:place].rstrip()
+                    left = left[:length].rstrip()
                     break
     return re.split(r"::|\s", left)[-1] or kernel
 
 
 def _command(*argv: str) -> str:
-    return shlex.join(words.plain(each) for each in argv)
+    return shlex.join(map(words.plain, argv))

@@ -26,30 +26,22 @@ _TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_
 
 def tables(merged: Merged) -> dict[str, pa.Table]:
     """All tables by name; times are ns, `aligned_…` on the reference rank's clock."""
-    results = merged.results
+    results, clock = merged.results, merged.clock
+    entries = sorted(results["ranks"], key=lambda entry: entry["rank"])
+    ranks = _of_entries(entries, RankEntry)
+    places = [clock.ranks.index(entry["rank"]) for entry in entries]
+    for name in ("offset_ns", "drift_ppm", "uncertainty_ns"):
+        ranks = ranks.append_column(f"clock_{name}", pa.array(getattr(clock, name)[places]))
+    steady = [step["step"] for step in results["steps"] if step["settled"]]
+    is_steady = pc.is_in(merged.accounts["step"], pa.array(steady, pa.int64()))
     return {
-        "ranks": _ranks(merged),
-        "steps": _steps(merged),
+        "ranks": ranks,
+        "steps": merged.accounts.append_column("steady_state", is_steady),
         "operations": _of_entries(results["collectives"]["by_operation"], OperationEntry),
         "findings": _of_entries(results["findings"], Finding),
         "collectives": merged.collectives.select(PLACED.names),
         **summaries.summaries(merged),
     }
-
-
-def _ranks(merged: Merged) -> pa.Table:
-    made = _of_entries(sorted(merged.results["ranks"], key=lambda each: each["rank"]), RankEntry)
-    clock = merged.clock
-    place = [clock.ranks.index(rank) for rank in made["rank"].to_pylist()]
-    for name in ("offset_ns", "drift_ppm", "uncertainty_ns"):
-        made = made.append_column(f"clock_{name}", pa.array(getattr(clock, name)[place]))
-    return made
-
-
-def _steps(merged: Merged) -> pa.Table:
-    steady = [each["step"] for each in merged.results["steps"] if each["settled"]]
-    is_steady = pc.is_in(merged.accounts["step"], pa.array(steady, pa.int64()))
-    return merged.accounts.append_column("steady_state", is_steady)
 
 
 def _of_entries(entries: Sequence[Any], form: type) -> pa.Table:
@@ -78,12 +70,17 @@ def write_csv(merged: Merged, folder: Path) -> None:
     """Write every table as CSV (UTF-8, with a header). Raises OSError."""
     import pyarrow.csv as csv
 
+    def column(field: pa.Field, values: pa.ChunkedArray) -> pa.Array:
+        """Texts that no spreadsheet takes for formulas, each in one line."""
+        if not (pa.types.is_string(field.type) or pa.types.is_dictionary(field.type)):
+            return values
+        coded = values.cast(pa.string()).combine_chunks().dictionary_encode()
+        shown = [cell(words.plain(text)) for text in coded.dictionary.to_pylist()]
+        return pa.array(shown, pa.string()).take(coded.indices)
+
     def write(table: pa.Table, file: IO[bytes]) -> None:
-        texts = {
-            name: _cells(table[name]) if _is_text(table.schema.field(name).type) else table[name]
-            for name in table.column_names
-        }
-        csv.write_csv(pa.table(texts), file)
+        columns = map(column, table.schema, table.columns)
+        csv.write_csv(pa.table([*columns], names=table.column_names), file)
 
     _write(merged, folder, "csv", write)
 
@@ -98,19 +95,8 @@ def write_parquet(merged: Merged, folder: Path) -> None:
 def _write(
     merged: Merged, folder: Path, ending: str, write: Callable[[pa.Table, IO[bytes]], None]
 ) -> None:
-    made = tables(merged)
+    by_name = tables(merged)
     folder.mkdir(parents=True, exist_ok=True)
     for name in NAMES:
         with files.new(folder / f"{name}.{ending}") as file:
-            write(made[name], file)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_dictionary(kind))
-
-
-def _cells(column: pa.ChunkedArray) -> pa.Array:
-    """Texts that no spreadsheet takes for formulas, each in one line."""
-    column = column.cast(pa.string()).combine_chunks().dictionary_encode()
-    shown = [cell(words.plain(text)) for text in column.dictionary.to_pylist()]
-    return pa.array(shown, pa.string()).take(column.indices)
+            write(by_name[name], file)

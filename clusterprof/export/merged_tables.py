@@ -55,9 +55,9 @@ class Merged:
     def clock(self) -> Clock:
         """Every profiled rank's clock. Raises ReportError where results.json lacks one."""
         entry = self.results["clock"]
-        found = sorted(entry["ranks"], key=lambda each: each["rank"])
+        clocks = sorted(entry["ranks"], key=lambda clock: clock["rank"])
         file = self.folder / paths.MERGED / paths.RESULTS
-        absent = set(self.ranks) - {each["rank"] for each in found}
+        absent = set(self.ranks) - {clock["rank"] for clock in clocks}
         if absent:
             raise _damaged(file, f"it has no clock of rank {min(absent)}")
         try:
@@ -65,10 +65,10 @@ class Merged:
                 entry["reference_rank"],
                 entry["middle_ns"],
                 entry["method"],
-                tuple(each["rank"] for each in found),
-                np.array([0 if self.own_clocks else e["offset_ns"] for e in found], np.int64),
-                np.array([each["drift_ppm"] for each in found], np.float64),
-                np.array([each["uncertainty_ns"] for each in found], np.int64),
+                tuple(clock["rank"] for clock in clocks),
+                np.array([0 if self.own_clocks else c["offset_ns"] for c in clocks], np.int64),
+                np.array([clock["drift_ppm"] for clock in clocks], np.float64),
+                np.array([clock["uncertainty_ns"] for clock in clocks], np.int64),
                 assumed=tuple(entry["assumed"]),
             )
         except (OverflowError, ValueError) as error:
@@ -88,22 +88,22 @@ class Merged:
 
 def read(run: RunDirectory) -> Merged:
     """A run that was merged before. Raises ReportError where it was not, or is damaged."""
-    found = run.merged / paths.RESULTS
-    if not found.is_file():
+    file = run.merged / paths.RESULTS
+    if not file.is_file():
         raise results_json.not_merged(run.path)
-    results = results_json.read(found)
+    results = results_json.read(file)
     if not _bounded(results):
-        raise _damaged(found, "it has numbers beyond any time or size")
-    made = Merged(
+        raise _damaged(file, "it has numbers beyond any time or size")
+    merged = Merged(
         run.merged.parent,
         results,
         read_table(run.merged / "collectives.parquet", PLACED),
         read_table(run.merged / "accounts.parquet", ACCOUNTS),
     )
-    of_tables = {*integers(made.collectives, "rank"), *integers(made.accounts, "rank")}
-    if not of_tables <= set(made.ranks) or len(made.names) < len(made.ranks):
-        raise _damaged(found, "its ranks are not those of the tables beside it")
-    return made
+    of_tables = {*integers(merged.collectives, "rank"), *integers(merged.accounts, "rank")}
+    if not of_tables <= set(merged.ranks) or len(merged.names) < len(merged.ranks):
+        raise _damaged(file, "its ranks are not those of the tables beside it")
+    return merged
 
 
 def _bounded(value: object) -> bool:

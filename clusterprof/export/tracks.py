@@ -92,10 +92,9 @@ def survey(merged: Merged, limit: float, *, json: bool = False) -> Cut:
     Steps stay before collectives, and these before what ran on devices and hosts. `json`: as JSON
     instead of Perfetto's format.
     """
-    made = Cut()
+    cut, begins = Cut(), first_moment(merged)
     size = {kind: np.zeros(len(_LENGTHS)) for kind in SLICE_BYTES}
     count = {kind: np.zeros(len(_LENGTHS), np.int64) for kind in SLICE_BYTES}
-    begins = first_moment(merged)
     for rank in merged.ranks:
         for track in unlimited(merged, rank):
             if len(track):
@@ -109,40 +108,38 @@ def survey(merged: Merged, limit: float, *, json: bool = False) -> Cut:
         first = int(np.argmax(from_length <= max(limit, 0)))
         limit -= from_length[first]
         shortest = int(_LENGTHS[first]) if first < len(_LENGTHS) else np.iinfo(np.int64).max
-        made.shortest_ns |= dict.fromkeys(kinds, shortest if first else 0)
-        out, all_ = int(slices[:first].sum()), int(slices.sum())
-        if out:
-            some = f"{out:,} of " if out < all_ else "all "
-            which = f", which are shorter than {words.duration(shortest)}" if out < all_ else ""
-            made.notes.append(f"{some}{_CALLED[kinds[0]](all_)} are left out{which}")
-    made.begin_ns = min(begins, default=0)
-    return made
+        cut.shortest_ns |= dict.fromkeys(kinds, shortest if first else 0)
+        dropped, total = int(slices[:first].sum()), int(slices.sum())
+        if dropped:
+            whole = dropped == total
+            some = "all " if whole else f"{dropped:,} of "
+            which = "" if whole else f", which are shorter than {words.duration(shortest)}"
+            cut.notes.append(f"{some}{_CALLED[kinds[0]](total)} are left out{which}")
+    cut.begin_ns = min(begins, default=0)
+    return cut
 
 
 def _count(track: Track, count: Ints, size: Floats, *, json: bool) -> None:
     """Add a track's slices, and the bytes they take, by their lengths.
 
-    A name is written once, and needed by the longest of its slices; in JSON with each.
+    A name is written once, and needed by the longest of its slices; in JSON with each, and escaped.
     """
-    of = np.maximum(np.searchsorted(_LENGTHS, track.end - track.start, "right") - 1, 0)
-    here = np.bincount(of, minlength=len(_LENGTHS))
+    length = np.maximum(np.searchsorted(_LENGTHS, track.end - track.start, "right") - 1, 0)
+    slices = np.bincount(length, minlength=len(_LENGTHS))
     longest = np.full(len(track.names), -1, np.int64)
-    np.maximum.at(longest, track.code, of)
+    np.maximum.at(longest, track.code, length)
     used = np.flatnonzero(longest >= 0)
     names = np.zeros(len(track.names))
-    names[used] = [_length(track.names[place], json=json) for place in used]
-    count += here
-    size += here * (JSON_BYTES if json else SLICE_BYTES)[track.kind]
+    for place in used.tolist():
+        text = shown(track.names[place])
+        escapes = text.count('"') + text.count("\\") if json else 0
+        names[place] = len(text.encode()) + escapes
+    count += slices
+    size += slices * (JSON_BYTES if json else SLICE_BYTES)[track.kind]
     if json:
-        size += np.bincount(of, names[track.code], len(_LENGTHS))
+        size += np.bincount(length, names[track.code], len(_LENGTHS))
     else:
         size += np.bincount(longest[used], names[used] + NAME_BYTES, len(_LENGTHS))
-
-
-def _length(name: object, *, json: bool) -> int:
-    """How many bytes a name takes; of JSON with its escapes."""
-    text = shown(name)
-    return len(text.encode()) + (text.count('"') + text.count("\\") if json else 0)
 
 
 _CALLED: dict[str, Callable[[int], str]] = {
@@ -159,21 +156,19 @@ def of_rank(merged: Merged, rank: int, chosen: Cut) -> list[Track]:
 
     Slices that overlap without one being inside the other are on several tracks of one name.
     """
-    made = []
+    tracks = []
     for track in unlimited(merged, rank):
-        long = np.flatnonzero(chosen.keep(track.kind, track.end - track.start))
-        track = track.take(long)
-        order = np.lexsort((-track.end, track.start))
-        track = track.take(order)
+        track = track.take(np.flatnonzero(chosen.keep(track.kind, track.end - track.start)))
+        track = track.take(np.lexsort((-track.end, track.start)))
         lane = lanes(track.start, track.end)
-        made += [track.take(np.flatnonzero(lane == each)) for each in np.unique(lane[lane >= 0])]
+        tracks += [track.take(np.flatnonzero(lane == k)) for k in np.unique(lane[lane >= 0])]
         if (lane < 0).any():
             many = words.counted(int((lane < 0).sum()), "slice")
             chosen.notes.append(
                 f"{many} of {merged.names[rank]}, {track.name}, left out: they overlap "
                 f"{MOST_LANES} others at once"
             )
-    return made
+    return tracks
 
 
 def unlimited(merged: Merged, rank: int) -> Iterator[Track]:
@@ -245,9 +240,9 @@ def _collectives(merged: Merged, rank: int) -> Iterator[Track]:
     }
     for place, name in enumerate(communicators):
         label = " ".join(f"{called.get(name, '')} {words.communicator(str(name), 40)}".split())
-        of = np.flatnonzero(communicator == place)
-        if len(of):
-            yield replace(whole.take(of), name=f"collectives · {label}")
+        rows = np.flatnonzero(communicator == place)
+        if len(rows):
+            yield replace(whole.take(rows), name=f"collectives · {label}")
 
 
 def _streams(merged: Merged, rank: int, table: pa.Table) -> Iterator[Track]:
@@ -359,14 +354,14 @@ def moments(merged: Merged, finding: Finding) -> list[tuple[int | None, int]]:
 
     Those of its evidence; without any the begin of the first of its steps.
     """
-    found = [
-        (each["rank"], each["time_ns"])
-        for each in finding["evidence"]
-        if _is_number(each.get("time_ns")) and _is_number(each.get("rank"))
-        if each["rank"] in merged.names
+    times = [
+        (line["rank"], line["time_ns"])
+        for line in finding["evidence"]
+        if _is_number(line.get("time_ns")) and _is_number(line.get("rank"))
+        if line["rank"] in merged.names
     ]
-    if found:
-        return sorted(found, key=lambda each: (each[1], each[0]))
+    if times:
+        return sorted(times, key=lambda moment: (moment[1], moment[0]))
     begins = {step["step"]: step["begin_ns"] for step in merged.results["steps"]}
     of_steps = [begins[step] for step in finding["steps"] if step in begins]
     rank = finding["rank"] if finding["rank"] in merged.names else None
@@ -375,8 +370,8 @@ def moments(merged: Merged, finding: Finding) -> list[tuple[int | None, int]]:
 
 def first_moment(merged: Merged) -> list[int]:
     """When the first finding shows, ns on the reference rank's clock: one, or none."""
-    found = (moments(merged, each)[:1] for each in merged.results["findings"])
-    return sorted(time for first in found for _, time in first)[:1]
+    firsts = (moments(merged, finding)[:1] for finding in merged.results["findings"])
+    return sorted(time for first in firsts for _, time in first)[:1]
 
 
 def _is_number(value: Any) -> bool:

@@ -23,11 +23,11 @@ _VARINT, _FIXED64, _LENGTH = 0, 1, 2
 def varint(value: int) -> bytes:
     """A whole number; a negative one as 64 bits in two's complement."""
     value &= 2**64 - 1
-    made = bytearray()
+    encoded = bytearray()
     while value > 0x7F:
-        made.append(value & 0x7F | 0x80)
+        encoded.append(value & 0x7F | 0x80)
         value >>= 7
-    return bytes([*made, value])
+    return bytes([*encoded, value])
 
 
 def number(field: int, value: int) -> bytes:
@@ -51,31 +51,30 @@ def numbers(field: int, values: Ints) -> Rows:
     left = values.astype(np.uint64)
     width = max(1, -(-int(left.max(initial=0)).bit_length() // 7))
     shifts = np.arange(width, dtype=np.uint64) * np.uint64(7)
-    made = (left[:, None] >> shifts).astype(np.uint8) & np.uint8(0x7F)
-    made[:, :-1] |= np.uint8(0x80)
-    return _after(varint(field << 3 | _VARINT), made)
+    encoded = (left[:, None] >> shifts).astype(np.uint8) & np.uint8(0x7F)
+    encoded[:, :-1] |= np.uint8(0x80)
+    return _after(varint(field << 3 | _VARINT), encoded)
 
 
 def fixed(field: int, values: Ints) -> Rows:
     """The same, as 64 bits of fixed length."""
-    made = values.astype("<u8").view(np.uint8).reshape(-1, 8)
-    return _after(varint(field << 3 | _FIXED64), made)
+    encoded = values.astype("<u8").view(np.uint8).reshape(-1, 8)
+    return _after(varint(field << 3 | _FIXED64), encoded)
 
 
 def messages(field: int, count: int, *parts: bytes | Rows) -> Rows:
     """`count` messages: parts that all share, and parts with a row for each."""
-    inside = [_after(part, np.empty((count, 0), np.uint8)) if isinstance(part, bytes) else part
-              for part in parts]  # fmt: skip
-    content = np.hstack(inside)
+    none = np.empty((count, 0), np.uint8)
+    content = np.hstack([_after(p, none) if isinstance(p, bytes) else p for p in parts])
     return _after(varint(field << 3 | _LENGTH) + varint(content.shape[1]), content)
 
 
 def _after(begin: bytes, rows: Rows) -> Rows:
     """Every row after the same bytes."""
-    made = np.empty((len(rows), len(begin) + rows.shape[1]), np.uint8)
-    made[:, : len(begin)] = np.frombuffer(begin, np.uint8)
-    made[:, len(begin) :] = rows
-    return made
+    joined = np.empty((len(rows), len(begin) + rows.shape[1]), np.uint8)
+    joined[:, : len(begin)] = np.frombuffer(begin, np.uint8)
+    joined[:, len(begin) :] = rows
+    return joined
 
 
 def in_order(parts: Sequence[tuple[npt.NDArray[np.intp], Rows]]) -> bytes:
@@ -87,7 +86,7 @@ def in_order(parts: Sequence[tuple[npt.NDArray[np.intp], Rows]]) -> bytes:
     for places, rows in parts:
         length[places] = rows.shape[1]
     begin = np.cumsum(length) - length
-    made = np.empty(int(length.sum()), np.uint8)
+    content = np.empty(int(length.sum()), np.uint8)
     for places, rows in parts:
-        made[begin[places][:, None] + np.arange(rows.shape[1])] = rows
-    return made.tobytes()
+        content[begin[places][:, None] + np.arange(rows.shape[1])] = rows
+    return content.tobytes()
