@@ -135,13 +135,13 @@ def estimate(block: Block, middle: float) -> Estimate | None:
 
 def _complete(block: Block) -> Block | None:
     """The calls that all members have; where there are none, of as many members as have some."""
-    there = ~np.isnan(block.end) & block.holds & block.held
-    left = np.arange(len(block.members))
-    while len(left) >= 2:
-        calls = np.flatnonzero(there[:, left].all(axis=1))
+    has_call = ~np.isnan(block.end) & block.holds & block.held
+    members = np.arange(len(block.members))
+    while len(members) >= 2:
+        calls = np.flatnonzero(has_call[:, members].all(axis=1))
         if len(calls):
-            return block.of(left).take(calls)
-        left = np.delete(left, there[:, left].sum(axis=0).argmin())
+            return block.of(members).take(calls)
+        members = np.delete(members, has_call[:, members].sum(axis=0).argmin())
     return None
 
 
@@ -231,18 +231,18 @@ def _from_pairs(block: Block, middle: float) -> Estimate | None:
 
     Only Recvs that waited count: they are longer than their Sends, which needs no clock.
     """
-    out = block.holds[:, 0] & block.held[:, 1]
+    forth = block.holds[:, 0] & block.held[:, 1]
     length = block.end - block.start
-    longer = np.where(out, length[:, 1] - length[:, 0], length[:, 0] - length[:, 1])
+    longer = np.where(forth, length[:, 1] - length[:, 0], length[:, 0] - length[:, 1])
     waited = longer > STAMP_ERROR_NS  # false where a member lacks the call
     if not waited.any():
         return None
-    block, out, length = block.take(waited), out[waited], length[waited]
-    way = np.where(out, 1.0, -1.0)[:, None]
+    block, forth, length = block.take(waited), forth[waited], length[waited]
+    way = np.where(forth, 1.0, -1.0)[:, None]
     later = block.end[:, 1] - block.end[:, 0]
     # the least delay is the truest: a message that was delayed on its way shows little
     delay = way[:, 0] * later
-    usual = np.where(out, *(delay.min(where=of, initial=np.inf) for of in (out, ~out)))
+    usual = np.where(forth, *(delay.min(where=w, initial=np.inf) for w in (forth, ~forth)))
     time = (block.end.mean(axis=1) - middle) / _MS
     crowd = _CROWD_FRAC * length.min(axis=1) * (block.carried > 2)
     noise = _STAMP_NS + _DISTURBED_FRAC * (delay - usual) + crowd
@@ -265,8 +265,8 @@ def combine(estimates: Sequence[Estimate], ranks: int, reference: int) -> Combin
     """Put all blocks' estimates together: drifts first, then offsets given the drifts."""
     size = [len(e.members) for e in estimates]
     row = np.array([k for e in estimates for k in e.members], dtype=np.intp)
-    part = connected(row, np.repeat(np.arange(len(size)), size), ranks)
-    reached = part == part[reference]
+    chained = connected(row, np.repeat(np.arange(len(size)), size), ranks)
+    reached = chained == chained[reference]
     offset, drift, raw = np.tile(np.where(reached, 0.0, np.nan), (3, 1))
     error, drift_error = np.tile(np.where(reached, 0.0, np.inf), (2, 1))
     solve = np.flatnonzero(reached & (np.arange(ranks) != reference))
@@ -280,10 +280,10 @@ def combine(estimates: Sequence[Estimate], ranks: int, reference: int) -> Combin
     of_offset = []
     for e in used:
         gain = e.covariance[0, 1] / e.covariance[1, 1]
-        mine = drift[list(e.members)]
-        at = e.offset + gain * (mine - mine.mean() - e.drift)
+        drifts = drift[list(e.members)]
+        relative = e.offset + gain * (drifts - drifts.mean() - e.drift)
         rest = e.covariance[0, 0] - gain * e.covariance[0, 1]
-        of_offset.append((e.members, at, max(float(rest), 1.0)))
+        of_offset.append((e.members, relative, max(float(rest), 1.0)))
     offset[solve], error[solve] = _joined(of_offset, ranks, solve, 0.0)
     return Combined(offset, drift * 1e-6, error, drift_error, raw)
 
@@ -313,31 +313,31 @@ def _joined(
     size = np.array([len(members) for members, _, _ in values], dtype=np.int64)
     weight = np.repeat([1 / variance for _, _, variance in values], size)
     row = np.array([k for members, _, _ in values for k in members], dtype=np.intp)
-    of = np.repeat(np.arange(len(size)), size)
+    block = np.repeat(np.arange(len(size)), size)
     apart = np.concatenate([v - v.mean() for _, v, _ in values] or [np.empty(0)])
     right = np.bincount(row, weight * apart, ranks)[solve]
     diagonal = np.bincount(row, weight, ranks)[solve] + prior
     # a member's weight in its block's mean, so that the normal matrix is diagonal - share share'
-    share, at = np.sqrt(weight / np.repeat(size, size)), np.full(ranks, -1)
-    at[solve] = np.arange(len(solve))
-    inside = at[row] >= 0
-    row, of, share = at[row[inside]], of[inside], share[inside]
-    small, part = _cheapest(row, of, size, len(solve))
+    share, place = np.sqrt(weight / np.repeat(size, size)), np.full(ranks, -1)
+    place[solve] = np.arange(len(solve))
+    inside = place[row] >= 0
+    row, block, share = place[row[inside]], block[inside], share[inside]
+    small, part = _cheapest(row, block, size, len(solve))
     # without the large blocks the ranks fall into parts, each inverted by itself
-    _, of_large = np.unique(of[~small], return_inverse=True)
+    _, of_large = np.unique(block[~small], return_inverse=True)
     large = np.zeros((len(solve), of_large.max(initial=-1) + 1))
     large[row[~small], of_large] = share[~small]
     answer = np.concatenate([right[:, None], large], axis=1)
     error = np.zeros(len(solve))
-    entries = rows_by(part[row[small]])
-    for number, mine in rows_by(part).items():
-        here = np.flatnonzero(small)[entries.get(number, np.empty(0, dtype=np.int64))]
-        means = np.zeros((len(mine), len(blocks_here := np.unique(of[here]))))
-        means[np.searchsorted(mine, row[here]), np.searchsorted(blocks_here, of[here])] = share[
-            here
-        ]
-        inverse = np.linalg.inv(np.diag(diagonal[mine]) - means @ means.T)
-        answer[mine], error[mine] = inverse @ answer[mine], np.diag(inverse)
+    row, block, share = row[small], block[small], share[small]
+    entries = rows_by(part[row])
+    for number, members in rows_by(part).items():
+        k = entries.get(number, np.empty(0, dtype=np.int64))
+        blocks, column = np.unique(block[k], return_inverse=True)
+        means = np.zeros((len(members), len(blocks)))
+        means[np.searchsorted(members, row[k]), column] = share[k]
+        inverse = np.linalg.inv(np.diag(diagonal[members]) - means @ means.T)
+        answer[members], error[members] = inverse @ answer[members], np.diag(inverse)
     value, spread = answer[:, 0], answer[:, 1:]
     # and the large ones are put back as Woodbury has it
     between = spread @ np.linalg.inv(np.eye(large.shape[1]) - large.T @ spread)
@@ -345,13 +345,13 @@ def _joined(
     return value + between @ (large.T @ value), error
 
 
-def _cheapest(row: Index, of: Index, size: Ints, ranks: int) -> tuple[Bools, Index]:
+def _cheapest(row: Index, block: Index, size: Ints, ranks: int) -> tuple[Bools, Index]:
     """Which entries are of blocks small enough to be solved first, and the parts they make."""
     best = (np.inf, np.zeros(len(row), dtype=np.bool_), np.arange(ranks))
-    for most in [0, *np.unique(size).tolist()]:
-        small = size[of] <= most
-        part = connected(row[small], of[small], ranks)
-        count = (size > most).sum()
+    for largest in [0, *np.unique(size).tolist()]:
+        small = size[block] <= largest
+        part = connected(row[small], block[small], ranks)
+        count = (size > largest).sum()
         cost = (np.bincount(part) ** 3.0).sum() + ranks * count**2.0
-        best = min(best, (cost, small, part), key=lambda each: each[0])
+        best = min(best, (cost, small, part), key=lambda choice: choice[0])
     return best[1], best[2]

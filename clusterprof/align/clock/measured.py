@@ -74,13 +74,13 @@ def known_clocks(
     """
     readings, unusable = {}, {}
     for tables in ranks:
-        mine = parsed(**files.get(tables.rank, {"clock": None}))
-        readings[tables.rank] = replace(mine, anchor=anchor(tables.host_calls, mine.readings))
-        more = stretched(tables.host_calls, mine.readings)
-        if more is not None:
+        own = parsed(**files.get(tables.rank, {"clock": None}))
+        readings[tables.rank] = replace(own, anchor=anchor(tables.host_calls, own.readings))
+        stretch = stretched(tables.host_calls, own.readings)
+        if stretch is not None:
             unusable[tables.rank] = (
-                f"its report's times are stretched by {more / 1e9:+.3f} s: the host's wall clock "
-                "was set inside the window"
+                f"its report's times are stretched by {stretch / 1e9:+.3f} s: the host's wall "
+                "clock was set inside the window"
             )
     bounds = tuple(pair_bounds(readings, probe))
     return KnownClocks(bounds, tuple(warnings(readings)), unusable)
@@ -93,16 +93,16 @@ def of_one_report(ranks: Sequence[RankTables]) -> tuple[PairBound, ...]:
     rank whose report gives no origin of its times gets no bound.
     """
     firsts: dict[tuple[str, int], RankTables] = {}
-    found = []
+    bounds = []
     for tables in ranks:
         info = tables.info
         first = firsts.setdefault((str(info.source), info.epoch_ns), tables)
         if first is not tables and info.epoch_ns:
-            found += [
-                PairBound(tables.rank, first.rank, at, -ONE_REPORT_NS, ONE_REPORT_NS, "report")
-                for at in (info.begin_ns, info.end_ns)
+            bounds += [
+                PairBound(tables.rank, first.rank, ns, -ONE_REPORT_NS, ONE_REPORT_NS, "report")
+                for ns in (info.begin_ns, info.end_ns)
             ]
-    return tuple(found)
+    return tuple(bounds)
 
 
 def pair_bounds(readings: Mapping[int, RankReadings], probe: object = None) -> list[PairBound]:
@@ -111,38 +111,36 @@ def pair_bounds(readings: Mapping[int, RankReadings], probe: object = None) -> l
     `probe` is clock_probe.json as parsed. Bounds are for the *reports'* times: they include what is
     unknown of each report's distance to the wall clock. Ranks whose clock was set are left out.
     """
-    sound = {rank: mine for rank, mine in sorted(readings.items()) if not stepped(mine.readings)}
+    sound = {rank: own for rank, own in sorted(readings.items()) if not stepped(own.readings)}
     machines: dict[str, list[int]] = {}
-    for rank, mine in sound.items():
-        if mine.machine:
-            machines.setdefault(mine.machine, []).append(rank)
+    for rank, own in sound.items():
+        if own.machine:
+            machines.setdefault(own.machine, []).append(rank)
     # a machine's ranks against its first, at each reading of that one: one wall clock, always
-    found = [
-        (rank, first, each.wall_ns, 0, 0, "machine")
+    bounds = [
+        (rank, first, reading.wall_ns, 0, 0, "machine")
         for first, *others in machines.values()
         for rank in others
-        for each in sound[first].readings
-        if each.event != "start"
+        for reading in sound[first].readings
+        if reading.event != "start"
     ]
-    measured = probe.get("bounds") if isinstance(probe, Mapping) else None
-    for row in rows(measured, "at_ns", "low_ns", "high_ns"):
-        one, two = (str(row.get(name, "")) for name in ("machine", "other_machine"))
+    exchanged = probe.get("bounds") if isinstance(probe, Mapping) else None
+    for row in rows(exchanged, "at_ns", "low_ns", "high_ns"):
+        machine, other = (str(row.get(name, "")) for name in ("machine", "other_machine"))
         low, high = row["low_ns"], row["high_ns"]
-        possible = one != two and {one, two} <= machines.keys()
+        possible = machine != other and {machine, other} <= machines.keys()
         if possible and -APART_NS <= low <= high <= APART_NS:
-            first, second = machines[one][0], machines[two][0]
-            found.append((first, second, row["at_ns"], low - STAMP_NS, high + STAMP_NS, "probe"))
-    out = []
-    for rank, other, at, low, high, source in found:
+            pair = machines[machine][0], machines[other][0]
+            bounds.append((*pair, row["at_ns"], low - STAMP_NS, high + STAMP_NS, "probe"))
+    pairs = []
+    for rank, reference, ns, low, high, source in bounds:
         # report + a = wall and report' + a' = wall', hence report - report' = wall - wall' + a' - a
-        mine, theirs = sound[rank], sound[other]
-        low, high = (
-            low + theirs.anchors[0] - mine.anchors[1],
-            high + theirs.anchors[1] - mine.anchors[0],
-        )
-        assumed = mine.anchor is None or theirs.anchor is None
-        out.append(PairBound(rank, other, at, low, high, source, assumed))
-    return out
+        own, theirs = sound[rank], sound[reference]
+        low += theirs.anchors[0] - own.anchors[1]
+        high += theirs.anchors[1] - own.anchors[0]
+        assumed = own.anchor is None or theirs.anchor is None
+        pairs.append(PairBound(rank, reference, ns, low, high, source, assumed))
+    return pairs
 
 
 def as_blocks(bounds: Iterable[PairBound], ranks: Sequence[int], base: Ints) -> list[Block]:
@@ -153,19 +151,18 @@ def as_blocks(bounds: Iterable[PairBound], ranks: Sequence[int], base: Ints) -> 
     origin of time (see `blocks.bases`); ranks that are not in `ranks` are left out.
     """
     index = {rank: k for k, rank in enumerate(ranks)}
-    groups: dict[tuple[int, int, str], list[PairBound]] = {}
-    for each in bounds:
-        if each.rank in index and each.other in index:
-            groups.setdefault((each.rank, each.other, each.source), []).append(each)
-    out = []
-    for (rank, other, _), some in groups.items():
-        i, j = index[rank], index[other]
-        times = [(row.at_ns, row.low_ns, row.high_ns) for row in some]
-        at, low, high = np.array(times, dtype=np.int64).T
-        at, low, high = at - base[j], low + base[j] - base[i], high + base[j] - base[i]
+    alike: dict[tuple[int, int, str], list[tuple[int, int, int]]] = {}
+    for pair in bounds:
+        if pair.rank in index and pair.other in index:
+            key = (index[pair.rank], index[pair.other], pair.source)
+            alike.setdefault(key, []).append((pair.at_ns, pair.low_ns, pair.high_ns))
+    blocks = []
+    for (i, j, _), times in alike.items():
+        time, low, high = np.array(times, dtype=np.int64).T
+        time, low, high = time - base[j], low + base[j] - base[i], high + base[j] - base[i]
         middle, half = low + (high - low) // 2, (high - low + 1) // 2
-        start = np.stack([at + middle, at], axis=1).astype(np.float64)
-        end = np.stack([at + middle + half, at + half], axis=1).astype(np.float64)
+        start = np.stack([time + middle, time], axis=1).astype(np.float64)
+        end = np.stack([time + middle + half, time + half], axis=1).astype(np.float64)
         both = np.ones(start.shape, dtype=bool)
-        out.append(Block.plain((i, j), start, end, both, both))
-    return out
+        blocks.append(Block.plain((i, j), start, end, both, both))
+    return blocks

@@ -55,8 +55,8 @@ class Clock:
         `rank` is one for all of `wall`, or each one's.
         """
         if isinstance(rank, np.ndarray):
-            known, of = places(rank)
-            k: Any = np.asarray([self._place[r] for r in known.tolist()], dtype=np.int64)[of]
+            numbers, number = places(rank)
+            k: Any = np.asarray([self._place[r] for r in numbers.tolist()], dtype=np.int64)[number]
         else:
             k = self._place[rank]
         aligned = wall - self.offset_ns[k]

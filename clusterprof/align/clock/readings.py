@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -56,8 +56,8 @@ class Reading:
     @property
     def apart_ns(self) -> tuple[int, int]:
         """Least and most of wall minus monotonic time."""
-        most = self.wall_ns - self.monotonic_ns
-        return most - self.gap_ns, most
+        apart = self.wall_ns - self.monotonic_ns
+        return apart - self.gap_ns, apart
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,9 @@ def parsed(
     `before` has the same files of windows and attempts before this one, the first ones first. What
     was read on this machine then comes first: a clock that was set since is seen.
     """
-    known = clock if isinstance(clock, Mapping) else {}
+    of_clock = clock if isinstance(clock, Mapping) else {}
     of_state = state if isinstance(state, Mapping) else {}
-    written = known.get("readings")
+    written = of_clock.get("readings")
     written = [of_state.get("clock"), *(written if isinstance(written, list) else ())]
     readings = tuple(
         Reading(
@@ -96,17 +96,17 @@ def parsed(
             row["monotonic_ns"],
             row["gap_ns"],
             tuple(
-                Mark(each["name"], each["before_ns"], each["after_ns"])
-                for each in rows(row.get("marks"), "before_ns", "after_ns")
-                if isinstance(each.get("name"), str)
+                Mark(mark["name"], mark["before_ns"], mark["after_ns"])
+                for mark in rows(row.get("marks"), "before_ns", "after_ns")
+                if isinstance(mark.get("name"), str)
             ),
         )
         for row in rows(written, "wall_ns", "monotonic_ns", "gap_ns")
     )
-    machine = str(known.get("machine") or of_state.get("machine") or "")
+    machine = str(of_clock.get("machine") or of_state.get("machine") or "")
     earlier = [parsed(**files) for files in before] if machine else []
-    first = (reading for each in earlier if each.machine == machine for reading in each.readings)
-    return RankReadings(machine, (*first, *readings))
+    of_machine = [rank.readings for rank in earlier if rank.machine == machine]
+    return RankReadings(machine, (*chain.from_iterable(of_machine), *readings))
 
 
 def rows(values: object, *names: str) -> list[Mapping[str, Any]]:
@@ -127,8 +127,8 @@ def stepped(readings: Sequence[Reading]) -> tuple[int, int] | None:
     both), and each reading knows it to within its gap.
     """
     jumps = [
-        (following.apart_ns[0] - one.apart_ns[1], following.apart_ns[1] - one.apart_ns[0])
-        for one, following in pairwise(readings)
+        (after.apart_ns[0] - before.apart_ns[1], after.apart_ns[1] - before.apart_ns[0])
+        for before, after in pairwise(readings)
     ]
     steps = [(low, high) for low, high in jumps if low > STEP_NS or high < -STEP_NS]
     return max(steps, key=lambda step: abs(sum(step)), default=None)
@@ -148,11 +148,11 @@ def anchor(host_calls: pa.Table, readings: Sequence[Reading]) -> tuple[int, int]
     its marks contradict each other (a report whose times were stretched or shifted).
     """
     marks = {mark.name: mark for reading in readings for mark in reading.marks}
-    found = [(marks[row["name"]], row) for row in _marked_calls(host_calls) if row["name"] in marks]
-    if not found:
+    calls = [(marks[row["name"]], row) for row in _marked_calls(host_calls) if row["name"] in marks]
+    if not calls:
         return None
-    low = max(mark.before_ns - row["start_ns"] for mark, row in found) - STAMP_NS
-    high = min(mark.after_ns - row["end_ns"] for mark, row in found) + STAMP_NS
+    low = max(mark.before_ns - row["start_ns"] for mark, row in calls) - STAMP_NS
+    high = min(mark.after_ns - row["end_ns"] for mark, row in calls) + STAMP_NS
     return (low, high) if -APART_NS < low <= high < APART_NS else None
 
 
@@ -163,29 +163,28 @@ def stretched(host_calls: pa.Table, readings: Sequence[Reading]) -> int | None:
     not set between them. torch.profiler ties its times to the wall clock at both ends of the
     window: where that was set in between, it stretches or folds all of them. nsys does not.
     """
-    marked = [each for each in readings if each.marks]
-    if stepped(marked) is None:
+    if stepped([reading for reading in readings if reading.marks]) is None:
         return None
     began = {row["name"]: int(row["start_ns"]) for row in _marked_calls(host_calls)}
     # by the monotonic clock, in the report, and how long the mark took
     times = sorted(
-        (mark.before_ns - each.apart_ns[1], began[mark.name], mark.after_ns - mark.before_ns)
-        for each in readings
-        for mark in each.marks
+        (mark.before_ns - reading.apart_ns[1], began[mark.name], mark.after_ns - mark.before_ns)
+        for reading in readings
+        for mark in reading.marks
         if mark.name in began
     )
     if len(times) < 2:
         return None
     first, last = times[0], times[-1]
     true = last[0] - first[0]
-    more = last[1] - first[1] - true
+    stretch = last[1] - first[1] - true
     known_to = STRETCHED_NS + first[2] + last[2] + true * DRIFT_LIMIT_PPM * 1e-6
-    return more if abs(more) > known_to else None
+    return stretch if abs(stretch) > known_to else None
 
 
 def warnings(readings: Mapping[int, RankReadings]) -> list[str]:
     """Return a warning for each rank whose host's wall clock was set inside the run."""
-    steps = {rank: stepped(mine.readings) for rank, mine in sorted(readings.items())}
+    steps = {rank: stepped(own.readings) for rank, own in sorted(readings.items())}
     return [
         f"rank {rank}: its host's wall clock was set by {sum(step) / 2e6:+.3f} ms during the run "
         "(NTP, or an administrator): times before and after are not on one clock"
