@@ -53,8 +53,7 @@ def write(merged: Merged, file: IO[bytes], chosen: Cut) -> None:
     file.write(_head(chosen.begin_ns))
     for place, rank in enumerate(merged.ranks):
         tracks = of_rank(merged, rank, chosen)
-        for part in rank_packets(merged, rank, place, tracks, chosen.begin_ns, ids):
-            file.write(part)
+        file.writelines(rank_packets(merged, rank, place, tracks, chosen.begin_ns, ids))
     file.write(_common(merged, chosen.begin_ns, ids, chosen.notes))
 
 
@@ -114,7 +113,7 @@ def rank_packets(
         number(_PLACE, place),
     ]
     yield _packet(on, number(_FLAGS, _CLEARED), message(_TRACK, *described))
-    known = 0
+    interned = 0
     for line, track in enumerate(tracks):
         if not len(track):
             continue
@@ -127,13 +126,13 @@ def rank_packets(
             form = [message(_THREAD, *thread), order]
         yield _packet(on, message(_TRACK, number(_UUID, this), *form))
         used, code = np.unique(track.code, return_inverse=True)
-        yield _interned(track, used, known, line, on)
-        yield _slices(track, code + known + 1, line, this, on, begin_ns)
-        known += len(used)
+        yield _interned(track, used, interned, line, on)
+        yield _slices(track, code + interned + 1, line, this, on, begin_ns)
+        interned += len(used)
 
 
 def _about_rank(merged: Merged, rank: int) -> str:
-    entry = next(each for each in merged.results["ranks"] if each["rank"] == rank)
+    entry = next(entry for entry in merged.results["ranks"] if entry["rank"] == rank)
     return shown(
         f"{entry['device'] or 'no GPU'}; {entry['profiler']}; clock {_uncertainty(merged, rank)}"
     )
@@ -144,23 +143,23 @@ def _uncertainty(merged: Merged, rank: int) -> str:
     return "of unknown offset" if bound >= UNBOUNDED_NS else words.bound(bound)
 
 
-def _interned(track: Track, used: Index, known: int, line: int, on: bytes) -> bytes:
-    """The names that a track's slices refer to by number."""
+def _interned(track: Track, used: Index, before: int, line: int, on: bytes) -> bytes:
+    """The names that a track's slices refer to by number, `before` of them interned already."""
     names = [
-        message(_NAMES, number(1, known + at), text(2, shown(track.names[name])))
-        for at, name in enumerate(used, 1)
+        message(_NAMES, number(1, before + k), text(2, shown(track.names[name])))
+        for k, name in enumerate(used, 1)
     ]
     arguments = [
-        message(_ARGUMENT_NAMES, number(1, _argument(line, at)), text(2, name))
-        for at, name in enumerate(track.values)
+        message(_ARGUMENT_NAMES, number(1, _argument(line, k)), text(2, name))
+        for k, name in enumerate(track.values)
     ]
     category = message(_CATEGORIES, number(1, line + 1), text(2, track.category))
     content = message(_INTERNED, category, *names, *arguments)
     return _packet(on, number(_FLAGS, _NEEDED), content)
 
 
-def _argument(line: int, at: int) -> int:
-    return line * 16 + at + 1
+def _argument(line: int, k: int) -> int:
+    return line * 16 + k + 1
 
 
 def _slices(track: Track, name: Ints, line: int, own: int, on: bytes, begin_ns: int) -> bytes:
@@ -177,10 +176,10 @@ def _slices(track: Track, name: Ints, line: int, own: int, on: bytes, begin_ns: 
             wire.messages(
                 _ARGUMENT,
                 len(rows),
-                number(_ARGUMENT_NAME_ID, _argument(line, at)),
-                wire.numbers(_ARGUMENT_INT, track.values[name_][0][rows]),
+                number(_ARGUMENT_NAME_ID, _argument(line, k)),
+                wire.numbers(_ARGUMENT_INT, track.values[argument][0][rows]),
             )
-            for at, name_ in with_values
+            for k, argument in with_values
         ]
         flow = [] if track.flow is None else [wire.fixed(_FLOW, track.flow[rows])]
         event = wire.messages(
@@ -203,11 +202,11 @@ def _timed(time: Ints, on: bytes, event: wire.Rows, *, needed: bool = False) -> 
 def _alike(track: Track, is_slice: Bools) -> Iterator[tuple[Index, list[tuple[int, str]]]]:
     """The slices that have the same values: their places, and place and name of each value."""
     form = is_slice.astype(np.int64)
-    for at, (_, has) in enumerate(track.values.values()):
-        form += has.astype(np.int64) << (at + 1)
-    for each in np.unique(form):
-        having = [pair for pair in enumerate(track.values) if each >> (pair[0] + 1) & 1]
-        yield np.flatnonzero(form == each), having
+    for k, (_, has) in enumerate(track.values.values()):
+        form += has.astype(np.int64) << (k + 1)
+    for bits in np.unique(form):
+        having = [(k, name) for k, name in enumerate(track.values) if bits >> (k + 1) & 1]
+        yield np.flatnonzero(form == bits), having
 
 
 def _common(merged: Merged, begin_ns: int, ids: Iterator[int], notes: Sequence[str]) -> bytes:
@@ -219,7 +218,7 @@ def _common(merged: Merged, begin_ns: int, ids: Iterator[int], notes: Sequence[s
         for key, value in about.items()
     ]
     named = [number(_UUID, own), text(_NAME, "clusterprof"), number(_PLACE, 0)]
-    made = [
+    packets = [
         _packet(on, message(_ATTRIBUTES, *attributes)),
         _packet(on, message(_TRACK, *named)),
         _instant("about this trace", own, 0, about, on),
@@ -235,8 +234,8 @@ def _common(merged: Merged, begin_ns: int, ids: Iterator[int], notes: Sequence[s
         }
         for rank, time in moments(merged, finding):
             where = {} if rank is None else {"rank": merged.names[rank]}
-            made.append(_instant(finding["code"], own, time - begin_ns, {**where, **values}, on))
-    return b"".join(made)
+            packets.append(_instant(finding["code"], own, time - begin_ns, {**where, **values}, on))
+    return b"".join(packets)
 
 
 def _instant(name: str, own: int, time: int, values: Mapping[str, str | int], on: bytes) -> bytes:

@@ -32,25 +32,27 @@ class Gauge(NamedTuple):
 
 def text(merged: Merged) -> str:
     """The whole file. Every sample has the run's name as a label."""
+    escapes = str.maketrans({"\\": r"\\", '"': r"\""})
     lines = []
     for gauge in gauges(merged):
-        samples: dict[str, float] = {}
+        samples: dict[str, str] = {}
         for labels, value in gauge.samples:
             every = {"run": merged.folder.name, **labels}
-            inside = ",".join(f'{key}="{_escaped(label)}"' for key, label in every.items())
-            samples.setdefault(inside, value)  # one that comes twice makes the file invalid
-        if not samples:
-            continue
-        name = f"clusterprof_{gauge.name}"
-        lines += [f"# HELP {name} {gauge.help}", f"# TYPE {name} gauge"]
-        lines += [f"{name}{{{inside}}} {_number(value)}" for inside, value in samples.items()]
+            texts = {key: shown(label).translate(escapes) for key, label in every.items()}
+            inside = ",".join(f'{key}="{text}"' for key, text in texts.items())
+            number = "+Inf" if value == np.inf else f"{value:.9f}".rstrip("0").rstrip(".")
+            samples.setdefault(inside, number)  # one that comes twice makes the file invalid
+        if samples:
+            name = f"clusterprof_{gauge.name}"
+            lines += [f"# HELP {name} {gauge.help}", f"# TYPE {name} gauge"]
+            lines += [f"{name}{{{inside}}} {number}" for inside, number in samples.items()]
     return "\n".join(lines) + "\n"
 
 
 def gauges(merged: Merged) -> list[Gauge]:
     """All metrics of a run."""
     results, ended = merged.results, pc.max(merged.accounts["end_ns"]).as_py()
-    hosts = {each["rank"]: each["host"] for each in results["ranks"]}
+    hosts = {entry["rank"]: entry["host"] for entry in results["ranks"]}
     pace = results["pace"]
     return [
         Gauge("info", "Who wrote this.", [({"version": __version__}, 1)]),
@@ -77,18 +79,18 @@ def gauges(merged: Merged) -> list[Gauge]:
         ),
         Gauge(
             "finding_saved_seconds", "What repairing a finding saves per step.",
-            ((_finding(each), each["saved_ns_per_step"] / 1e9) for each in results["findings"]),
+            ((_finding(f), f["saved_ns_per_step"] / 1e9) for f in results["findings"]),
         ),
         Gauge(
             "finding_saved_uncertainty_seconds", "Half-width of what a repair saves.",
-            ((_finding(each), each["saved_uncertainty_ns"] / 1e9) for each in results["findings"]),
+            ((_finding(f), f["saved_uncertainty_ns"] / 1e9) for f in results["findings"]),
         ),
         Gauge(
             "clock_uncertainty_seconds", "How far a rank's aligned times may be wrong.",
             (
-                (_rank(each["rank"], hosts), np.inf if each["uncertainty_ns"] >= UNBOUNDED_NS
-                 else each["uncertainty_ns"] / 1e9)
-                for each in results["clock"]["ranks"] if each["rank"] in hosts
+                (_rank(clock["rank"], hosts), np.inf if clock["uncertainty_ns"] >= UNBOUNDED_NS
+                 else clock["uncertainty_ns"] / 1e9)
+                for clock in results["clock"]["ranks"] if clock["rank"] in hosts
             ),
         ),
     ]  # fmt: skip
@@ -118,18 +120,10 @@ def _rank_steps(merged: Merged, hosts: Mapping[int, str]) -> list[tuple[dict[str
 
 def _operations(merged: Merged) -> list[tuple[dict[str, object], float]]:
     total: dict[tuple[str, str], int] = defaultdict(int)
-    for each in merged.results["collectives"]["by_operation"]:
-        exposed, waiting = each["exposed_ns_per_step"], each["exposed_wait_ns_per_step"]
-        of = each["operation"]
-        total[of, "overlapped"] += each["communication_ns_per_step"] - exposed
-        total[of, "exposed_wait"] += waiting
-        total[of, "exposed_transfer"] += exposed - waiting
-    return [({"operation": of, "part": part}, ns / 1e9) for (of, part), ns in total.items()]
-
-
-def _escaped(label: object) -> str:
-    return shown(label).replace("\\", "\\\\").replace('"', '\\"')
-
-
-def _number(value: float) -> str:
-    return "+Inf" if value == np.inf else f"{value:.9f}".rstrip("0").rstrip(".")
+    for entry in merged.results["collectives"]["by_operation"]:
+        exposed, waiting = entry["exposed_ns_per_step"], entry["exposed_wait_ns_per_step"]
+        name = entry["operation"]
+        total[name, "overlapped"] += entry["communication_ns_per_step"] - exposed
+        total[name, "exposed_wait"] += waiting
+        total[name, "exposed_transfer"] += exposed - waiting
+    return [({"operation": name, "part": part}, ns / 1e9) for (name, part), ns in total.items()]
