@@ -61,7 +61,7 @@ def parse(text: str, *, compares: bool = False) -> list[Condition]:
 
     `compares`: whether two runs are compared, and `step>+3%` has a meaning.
     """
-    return [_condition(each.strip(), compares) for each in text.split(",")]
+    return [_condition(condition.strip(), compares) for condition in text.split(",")]
 
 
 def _condition(text: str, compares: bool) -> Condition:
@@ -86,11 +86,11 @@ def add_option(
     add: Callable[..., object], *, compares: bool = False, status: str = "status 1"
 ) -> None:
     """Give a verb its `--fail-on`, a list of conditions, by its parser's `add_argument`."""
-    more = ", or a step longer than before (step>+3%%)" if compares else ""
+    longer = ", or a step longer than before (step>+3%%)" if compares else ""
     add("--fail-on", type=partial(parse, compares=compares), action="extend", default=[],
         metavar="CONDITION",
         help=f"end with {status} on such a finding: by severity (critical, warning, info), code "
-        f"(straggler.*) or saving (saved>5%%, straggler.*>5%%){more}; several by commas or by "
+        f"(straggler.*) or saving (saved>5%%, straggler.*>5%%){longer}; several by commas or by "
         "several --fail-on")  # fmt: skip
 
 
@@ -100,10 +100,10 @@ def check_codes(conditions: Sequence[Condition]) -> None:
         return
     from clusterprof.analysis.findings.registry import CODES
 
-    for each in conditions:
-        if not any(fnmatchcase(code, each.codes) for code in CODES):
+    for condition in conditions:
+        if not any(fnmatchcase(code, condition.codes) for code in CODES):
             raise UsageError(
-                f"--fail-on {each}: no finding has such a code",
+                f"--fail-on {condition}: no finding has such a code",
                 "clusterprof explain lists the codes",
             )
 
@@ -118,20 +118,20 @@ def failures(
     `step` is by which share the step got longer, and the noise of that (half-width): a change
     within it meets no condition.
     """
-    found = []
-    for each in conditions:
-        if each.step_frac is not None:
-            if step is not None and step[0] > max(each.step_frac, step[1]):
-                found.append(f"{each}: the step is {words.percent(step[0])} longer")
+    sentences = []
+    for condition in conditions:
+        if condition.step_frac is not None:
+            if step is not None and step[0] > max(condition.step_frac, step[1]):
+                sentences.append(f"{condition}: the step is {words.percent(step[0])} longer")
             continue
-        met = [finding for finding in findings if each.met_by(finding)]
+        met = [finding for finding in findings if condition.met_by(finding)]
         if met:
-            most = max(met, key=lambda finding: finding["share_of_step"])
-            saves = words.percent(most["share_of_step"])
-            who = f", {words.ranks(most['ranks'])}" if most["rank"] is not None else ""
-            more = f", and {len(met) - 1} more" if len(met) > 1 else ""
-            found.append(f"{each}: {most['code']}{who}: repair saves {saves} of the step{more}")
-    return found
+            top = max(met, key=lambda finding: finding["share_of_step"])
+            saves = f"repair saves {words.percent(top['share_of_step'])} of the step"
+            who = f", {words.ranks(top['ranks'])}" if top["rank"] is not None else ""
+            others = f", and {len(met) - 1} more" if len(met) > 1 else ""
+            sentences.append(f"{condition}: {top['code']}{who}: {saves}{others}")
+    return sentences
 
 
 def fails(
@@ -140,7 +140,7 @@ def fails(
     step: tuple[float, float] | None = None,
 ) -> bool:
     """Whether any condition is met, each with a message (arguments as for `failures`)."""
-    found = failures(conditions, findings, step)
-    for each in found:
-        say(f"--fail-on {each}")
-    return bool(found)
+    sentences = failures(conditions, findings, step)
+    for sentence in sentences:
+        say(f"--fail-on {sentence}")
+    return bool(sentences)

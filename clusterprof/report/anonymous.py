@@ -40,8 +40,8 @@ def anonymous_table(table: pa.Table, names: Mapping[str, str]) -> pa.Table:
         kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
         if pa.types.is_string(kind):
             texts = column.cast(pa.string()).combine_chunks().dictionary_encode()
-            each = [text and _text(text, names) for text in texts.dictionary.to_pylist()]
-            column = pa.array(each, pa.string()).take(texts.indices).cast(field.type)
+            hidden = [text and _text(text, names) for text in texts.dictionary.to_pylist()]
+            column = pa.array(hidden, pa.string()).take(texts.indices).cast(field.type)
         columns.append(column)
     return pa.table(columns, table.schema)
 
@@ -56,25 +56,25 @@ def anonymous_job(job: Job, names: Mapping[str, str]) -> Job:
     )
 
 
-def host_names(results: Results, more: Iterable[str] = ()) -> dict[str, str]:
-    """The new name of each host that the results name, and of `more`, short and in full."""
-    hosts = [each["host"] for each in results["ranks"]]
+def host_names(results: Results, others: Iterable[str] = ()) -> dict[str, str]:
+    """The new name of each host that the results name, and of `others`, short and in full."""
+    hosts = [entry["host"] for entry in results["ranks"]]
     if shallow := results["shallow"]:
-        hosts += [each["host"] or "" for each in shallow["suspects"]]
-        hosts += [each["host"] for each in shallow["nodes"]]
-    hosts += more
+        hosts += [suspect["host"] or "" for suspect in shallow["suspects"]]
+        hosts += [node["host"] for node in shallow["nodes"]]
+    hosts += others
     hosts += [name.partition(".")[0] for name in hosts]
-    known = [name for name in dict.fromkeys(hosts) if name]
-    short = list(dict.fromkeys(name.partition(".")[0] for name in known))
+    names = [name for name in dict.fromkeys(hosts) if name]
+    short = list(dict.fromkeys(name.partition(".")[0] for name in names))
     number = {name: place for place, name in enumerate(short, 1)}
-    return {name: f"host-{number[name.partition('.')[0]]}" for name in known}
+    return {name: f"host-{number[name.partition('.')[0]]}" for name in names}
 
 
 def _without(value: Any, names: Mapping[str, str], key: str = "") -> Any:
     if isinstance(value, dict):
-        return {name: _without(each, names, name) for name, each in value.items()}
+        return {name: _without(content, names, name) for name, content in value.items()}
     if isinstance(value, list):
-        return [_without(each, names, key) for each in value]
+        return [_without(item, names, key) for item in value]
     if not isinstance(value, str):
         return value
     if key == "next":
@@ -87,12 +87,10 @@ def _without(value: Any, names: Mapping[str, str], key: str = "") -> Any:
 def _text(text: str, names: Mapping[str, str]) -> str:
     """Text with the hosts' names and all paths replaced."""
     if names:
-        longest_first = sorted(names, key=len, reverse=True)
-        any_of = "|".join(map(re.escape, longest_first))
+        any_of = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
         # and the domain, where only the short name is known
-        text = re.sub(
-            rf"(?<![\w.-])({any_of})(?![\w-])(?:\.\w[\w-]*)*", lambda m: names[m[1]], text
-        )
+        host = rf"(?<![\w.-])({any_of})(?![\w-])(?:\.\w[\w-]*)*"
+        text = re.sub(host, lambda match: names[match[1]], text)
     return _PATH.sub("PATH", text)
 
 
@@ -102,12 +100,11 @@ def _command(text: str) -> str:
         words = shlex.split(text)
     except ValueError:
         return ""
-    if len(words) < 2 or words[0] != "clusterprof":
+    if words[:1] != ["clusterprof"] or len(words) < 2:
         return ""
-    kept = words[:2]
-    for place, word in enumerate(words[: words.index("--") if "--" in words else None]):
+    kept, options = words[:2], words[: words.index("--") if "--" in words else None]
+    for place, word in enumerate(options, 1):
         if word.partition("=")[0] in _KEPT:
-            follows = words[place + 1 : place + 2]
-            takes = word != "--cpu-sampling" and "=" not in word
-            kept += [word, *(follows if takes else [])]
+            takes_value = word != "--cpu-sampling" and "=" not in word
+            kept += [word, *(words[place : place + 1] if takes_value else [])]
     return f"{shlex.join(kept)} ... -- PROGRAM..."

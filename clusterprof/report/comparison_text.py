@@ -112,9 +112,17 @@ def row(change: Change) -> list[str]:
 def finding_rows(comparison: Comparison) -> list[list[str]]:
     """The findings that came, went or changed first; those that stay as they are behind them."""
     findings = sorted(comparison["findings"], key=lambda finding: finding["state"] == "same")
+
+    def state(finding: ComparedFinding) -> str:
+        """What became of it; of one that a side does not have, that this may be by chance."""
+        if finding["state"] != "same":
+            return finding["state"]
+        on_one_side = bool(finding["a_saved_ns"]) != bool(finding["b_saved_ns"])
+        return "within the noise" if on_one_side else "as before"
+
     return [
         [
-            _state(finding),
+            state(finding),
             words.plain(f"{finding['code']} {words.ranks(finding['ranks'], 4)}"),
             words.ms(finding["a_saved_ns"]) if finding["a_saved_ns"] else "-",
             words.ms(finding["b_saved_ns"]) if finding["b_saved_ns"] else "-",
@@ -123,14 +131,6 @@ def finding_rows(comparison: Comparison) -> list[list[str]]:
         ]
         for finding in findings[:_MOST_FINDINGS]
     ]
-
-
-def _state(finding: ComparedFinding) -> str:
-    """What became of it; of one that a side does not have, that this may be by chance."""
-    if finding["state"] != "same":
-        return finding["state"]
-    on_one_side = bool(finding["a_saved_ns"]) != bool(finding["b_saved_ns"])
-    return "within the noise" if on_one_side else "as before"
 
 
 def names_of(names: Sequence[str]) -> str:

@@ -140,31 +140,29 @@ class Card(NamedTuple):
 
 
 def _cards(run: Summary, timeline: lanes.Timeline | None) -> list[Card]:
-    """All findings in their order; of many of one code the first holds the others."""
+    """All findings in their order; of many of one code the first holds the others.
+
+    Drawn are a finding's share of a step, and from where to where that may lie (%).
+    """
     by_code: dict[str, list[Card]] = {}
     for number, finding in enumerate(run.cards, 1):
-        card = Card(number, finding, _drawn(finding, run, timeline), [])
-        by_code.setdefault(finding["code"], []).append(card)
+        share, saved = finding["share_of_step"] * 100, finding["saved_ns_per_step"]
+        half = share * finding["saved_uncertainty_ns"] / saved if share else 0.0
+        low, high = round(max(share - half, 0.0), 2), round(min(share + half, 100.0), 2)
+        drawn = {
+            "share": round(min(share, 100.0), 2) if share else None,
+            # an uncertainty below 0.2% of a step is narrower than the mark for it
+            "whisker": (low, high) if half > 0.2 else None,
+            "saving": _saving(finding),
+            "evidence": _evidence(finding, run.begins),
+            "moment": _moment(finding, run, timeline),
+        }
+        by_code.setdefault(finding["code"], []).append(Card(number, finding, drawn, []))
     for cards in by_code.values():
         if len(cards) > _MOST_CARDS:
             cards[0].others.extend(cards[1:])
             del cards[1:]
     return sorted(chain.from_iterable(by_code.values()), key=lambda card: card.number)
-
-
-def _drawn(finding: Finding, run: Summary, timeline: lanes.Timeline | None) -> dict[str, Any]:
-    """A finding's bar (its share of a step, and from where to where that may lie, in %)."""
-    share = finding["share_of_step"] * 100
-    half = share * finding["saved_uncertainty_ns"] / finding["saved_ns_per_step"] if share else 0.0
-    low, high = round(max(share - half, 0.0), 2), round(min(share + half, 100.0), 2)
-    return {
-        "share": round(min(share, 100.0), 2) if share else None,
-        # an uncertainty below 0.2% of a step is narrower than the mark for it
-        "whisker": (low, high) if half > 0.2 else None,
-        "saving": _saving(finding),
-        "evidence": _evidence(finding, run.begins),
-        "moment": _moment(finding, run, timeline),
-    }
 
 
 def _moment(finding: Finding, run: Summary, timeline: lanes.Timeline | None) -> str:

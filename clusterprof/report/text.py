@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from clusterprof import words
 from clusterprof.report import summary
 from clusterprof.report.summary import Summary
-from clusterprof.results import Finding, Results
+from clusterprof.results import Results
 
 _SGR = {"critical": "1;31", "warning": "1;33", "info": "1;36", "strong": "1", "quiet": "2"}
 #: every code that a page may have in it, if it has colours
@@ -116,26 +116,22 @@ def _findings(page: _Page, run: Summary) -> None:
     page.line("findings, those that save most first" if run.findings else "findings  none")
     for number, finding in enumerate(run.findings, 1):
         page.paragraph()
-        _finding(page, number, finding, run)
+        whom = summary.whom(finding)
+        severity = page.styled(finding["severity"], finding["severity"])
+        code = page.styled(finding["code"], "strong")
+        page.line(f"{number:>2}  {severity}  {code}" + (f"  {whom}" if whom else ""))
+        page.sentence(", ".join([summary.saved(finding), *summary.facts(finding)]), 4)
+        # the verdict stands above the first one
+        if text := run.not_in_verdict(finding) if number == 1 else finding["summary"]:
+            page.sentence(words.plain(text), 4)
+        if finding["advice"]:
+            page.sentence(f"recommendation: {words.plain(finding['advice'])}", 4)
+        if finding["next"]:
+            page.line(f"    next: {words.plain(finding['next'])}")
     page.paragraph()
     if run.findings:
         explain = "what a finding means and when it is wrong: clusterprof explain CODE"
         page.sentence(explain, style="quiet")
-
-
-def _finding(page: _Page, number: int, finding: Finding, run: Summary) -> None:
-    who = summary.whom(finding)
-    severity = page.styled(finding["severity"], finding["severity"])
-    code = page.styled(finding["code"], "strong")
-    page.line(f"{number:>2}  {severity}  {code}" + (f"  {who}" if who else ""))
-    page.sentence(", ".join([summary.saved(finding), *summary.facts(finding)]), 4)
-    # the verdict stands above the first one
-    if more := run.not_in_verdict(finding) if number == 1 else finding["summary"]:
-        page.sentence(words.plain(more), 4)
-    if finding["advice"]:
-        page.sentence(f"recommendation: {words.plain(finding['advice'])}", 4)
-    if finding["next"]:
-        page.line(f"    next: {words.plain(finding['next'])}")
 
 
 def _account(page: _Page, run: Summary) -> None:
