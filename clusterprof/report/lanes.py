@@ -325,8 +325,8 @@ def picture(timeline: Timeline) -> dict[str, Any]:
     for rank in open_:
         lane = timeline.ranks.index(rank)
         lanes.append({"rank": rank, "top": top, "named": lane in timeline.named})
-        there = [row for row in range(len(ROWS)) if (key == lane * len(ROWS) + row).any()]
-        for row in [*there, *range(len(ROWS), len(ROWS) + timeline.rows[lane])]:
+        used = [row for row in range(len(ROWS)) if (key == lane * len(ROWS) + row).any()]
+        for row in [*used, *range(len(ROWS), len(ROWS) + timeline.rows[lane])]:
             label = _LABELS[ROWS[row]] if row < len(ROWS) else "calls"
             rows.append({"top": top, "height": _ROW, "label": label})
             tops[lane, row] = top
@@ -394,7 +394,11 @@ def _pictured_calls(
         "w": _bars(start[~alone], turn[~alone], y[~alone]),
         "t": _bars(turn[~alone], end[~alone], y[~alone]),
         "alone": _bars(start[alone], end[alone], y[alone]),
-        "late": _marks(turn[late], y[late]),
+        # triangles that point at a late arrival from above its bar, one per unit
+        "late": "".join(
+            f"M{turn[i]:.1f} {y[i] + 3}l-4 -7h8z"
+            for i in np.flatnonzero(late)[_first(np.floor(turn[late]).astype(np.int64), y[late])]
+        ),
     }
 
 
@@ -406,16 +410,15 @@ def _fitting(text: str, width: float) -> str:
 
 def hatch(left: float, top: float, width: float, height: float) -> str:
     """A path of diagonal lines that fill a box, five units apart: idle is no tone among others."""
-    out = []
-    first = math.ceil((left + top) / 5) * 5
-    while first < left + width + top + height:
-        # the line x + y = first, where it enters and leaves the box
-        x1 = max(left, first - top - height)
-        x2 = min(left + width, first - top)
+    lines = []
+    begin, end = math.ceil((left + top) / 5) * 5, math.ceil(left + width + top + height)
+    for total in range(begin, end, 5):
+        # the line x + y = total, where it enters and leaves the box
+        x1 = max(left, total - top - height)
+        x2 = min(left + width, total - top)
         if x2 > x1:
-            out.append(f"M{x1:.1f} {first - x1:.1f}L{x2:.1f} {first - x2:.1f}")
-        first += 5
-    return "".join(out)
+            lines.append(f"M{x1:.1f} {total - x1:.1f}L{x2:.1f} {total - x2:.1f}")
+    return "".join(lines)
 
 
 def _bars(left: Reals, right: Reals, y: Numbers) -> str:
@@ -428,12 +431,6 @@ def _bars(left: Reals, right: Reals, y: Numbers) -> str:
     return "".join(
         f"M{left[i]:.1f} {y[i]}h{width[i]:.1f}v{_ROW - 1}h-{width[i]:.1f}z" for i in _first(key, y)
     )
-
-
-def _marks(x: Reals, y: Numbers) -> str:
-    """Triangles that point at a late arrival from above its bar, one per unit."""
-    key = np.floor(x).astype(np.int64)
-    return "".join(f"M{x[i]:.1f} {y[i] + 3}l-4 -7h8z" for i in _first(key, y))
 
 
 def _first(*keys: Numbers) -> Numbers:

@@ -10,7 +10,7 @@ import re
 import textwrap
 from collections.abc import Collection, Iterable, Sequence
 
-from clusterprof import words
+from clusterprof import console, words
 from clusterprof.report import summary
 from clusterprof.report.summary import Summary
 from clusterprof.results import Results
@@ -95,17 +95,14 @@ class _Page:
         `spare` are left out.
         """
         body = [[*header], *map(list, rows)]
-        if 2 + sum(2 + max(map(len, column)) for column in zip(*body, strict=True)) > self._width:
+        lines = console.table(body, right=range(left, len(header)))
+        if 4 + max(map(len, lines)) > self._width:
             kept = [column for column, name in enumerate(header) if name not in spare]
-            left = sum(column < left for column in kept)
             body = [[_SHARE.sub("", row[column]) for column in kept] for row in body]
-        widths = [max(map(len, column)) for column in zip(*body, strict=True)]
-        for number, row in enumerate(body):
-            cells = [
-                cell.ljust(wide) if column < left else cell.rjust(wide)
-                for column, (cell, wide) in enumerate(zip(row, widths, strict=True))
-            ]
-            self.line("  " + "  ".join(cells), style="quiet" if number == 0 else "")
+            left = sum(column < left for column in kept)
+            lines = console.table(body, right=range(left, len(kept)))
+        for number, line in enumerate(lines):
+            self.line(f"  {line}", style="" if number else "quiet")
 
     def text(self) -> str:
         return "\n\n".join("\n".join(lines) for lines in self._paragraphs if lines) + "\n"
