@@ -26,6 +26,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -168,9 +169,9 @@ def of_results(name: str, results: Results) -> MeasuredRun:
 def _program(again: Sequence[str]) -> str:
     """The script or module of a command line, without its folder and arguments."""
     program = again[again.index("--") + 1 :] if "--" in again else []
-    for word, following in zip(program, [*program[1:], None], strict=True):
+    for word, following in zip_longest(program, program[1:]):
         if word == "-m" and following is not None:
-            return following
+            return str(following)
         if word.endswith(".py"):
             return Path(word).name
     return Path(program[0]).name if program else ""

@@ -65,8 +65,8 @@ class Calls:
         names = ("operation", "communicator", "source")
         columns = {name: self.table[name].cast(pa.string()) for name in names}
         columns |= {name: self.table[name] for name in ("collective", "rank", "message_bytes")}
-        columns["begin"] = self.table["aligned_start_ns"]
-        columns["took"] = pc.subtract(self.table["aligned_end_ns"], columns["begin"])
+        begin, end = (pc.fill_null(self.table[f"aligned_{e}_ns"], 0) for e in ("start", "end"))
+        columns |= {"begin": begin, "took": pc.subtract(end, begin)}
         least_and_most = [("begin", "min"), ("begin", "max"), ("took", "min")]
         grouped = pa.table(columns).group_by("collective", use_threads=False)
         return grouped.aggregate(
@@ -282,7 +282,7 @@ def spread(run: Summary, known: Calls) -> dict[str, Any] | None:
 
 def waits(run: Summary, known: Calls) -> dict[str, Any] | None:
     """Who waits for whom, ms per step: rank × rank, or host × host of many ranks."""
-    rank, last = (known.table[name].to_numpy() for name in ("rank", "last_rank"))
+    rank, last = (pc.fill_null(known.table[name], 0).to_numpy() for name in ("rank", "last_rank"))
     certain = exchanges.certain_waits(known.table, run.uncertainties) * (rank != last)
     if not certain.any():
         return None

@@ -84,7 +84,9 @@ def _caused(run: Summary, collectives: pa.Table) -> Iterator[Measure]:
     table = exchanges.whole(collectives.filter(known))
     if not table.num_rows:
         return
-    rank, last, step = (table[name].to_numpy() for name in ("rank", "last_rank", "step"))
+    rank, last, step = (
+        pc.fill_null(table[name], 0).to_numpy() for name in ("rank", "last_rank", "step")
+    )
     _, of, members = np.unique(table["collective"], return_inverse=True, return_counts=True)
     waits = exchanges.certain_waits(table, run.uncertainties) / np.maximum(members[of] - 1, 1)
     what = "how long the other members of its collectives wait for the rank, overlapped or not"

@@ -416,6 +416,24 @@ def test_the_page_has_the_same_and_neither_script_nor_address(
     assert compare.main("compare", [*line, "--force"], None) == 0
 
 
+@pytest.mark.parametrize(
+    ("again", "program"),
+    [
+        ([], ""),
+        (["clusterprof", "srun", "--ranks", "0"], ""),
+        (["clusterprof", "srun", "--"], ""),
+        (
+            ["clusterprof", "srun", "--", "python", "-m", "package.train", "--lr", "1"],
+            "package.train",
+        ),
+        (["clusterprof", "srun", "--", "python", "/home/me/train.py", "-m"], "train.py"),
+        (["clusterprof", "srun", "--", "/opt/bin/train", "-m"], "train"),
+    ],
+)
+def test_a_program_is_its_script_or_module(again: list[str], program: str) -> None:
+    assert comparison._program(again) == program
+
+
 def test_a_hostile_name_stays_text_on_the_page() -> None:
     hostile = blank() | {"name": "</style><script>alert(1)</script>\u202e"}
     hostile |= {"outside_ns": [10 * MS] * 8, "outside_steps": 40}
