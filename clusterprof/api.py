@@ -225,9 +225,7 @@ class Run:
     @cached_property
     def steps(self) -> pd.DataFrame:
         """Each profiled rank's account of each step; columns: `clusterprof.api.STEPS`."""
-        steps = [step["step"] for step in self.results["steps"] if step["settled"]]
-        accounts = self._merged.accounts
-        steady = pa.array(np.isin(accounts["step"].to_numpy(), steps), pa.bool_())
+        accounts, steady = self._merged.accounts, self._merged.is_steady
         return _frame(accounts.append_column(STEPS.field("steady"), steady))
 
     @cached_property

@@ -140,7 +140,7 @@ def of_results(name: str, results: Results) -> MeasuredRun:
     sizes = {entry["world_size"] for entry in ranks} - {None}
     groups = [group["size"] for group in results["topology"]["groups"]]
     blocking = [rank["blocking_ns"] for rank in results["compute_absent"]]
-    known = [ns for ns in blocking if ns is not None]
+    blocked_ns = [ns for ns in blocking if ns is not None]
     # steps that are evidence, each the mean over ranks
     window: Any = [
         {part: round(np.mean([of[part] for of in step["ranks"]])) for part in _STEP}  # type: ignore[literal-required]
@@ -161,7 +161,7 @@ def of_results(name: str, results: Results) -> MeasuredRun:
         "outside_ns": [],
         "outside_steps": 0,
         "window": window,
-        "blocking_ns": round(sum(known) / len(known)) if known else None,
+        "blocking_ns": round(sum(blocked_ns) / len(blocked_ns)) if blocked_ns else None,
         "findings": findings,
     }
 
@@ -243,15 +243,14 @@ def blocked(count: npt.NDArray[np.int64], took: npt.NDArray[np.int64]) -> Floats
         blocks = min(_BLOCKS, total // _LEAST_STEPS)
         if blocks < _LEAST_BLOCKS:
             return np.zeros(0)
-        place = ((np.cumsum(count) - count / 2) * blocks / total).astype(np.int64)
+        block = ((np.cumsum(count) - count / 2) * blocks / total).astype(np.int64)
     else:
         blocks = total // length
         count, took = count[: blocks * length], took[: blocks * length]
-        place = np.arange(blocks * length) // length
-    steps = np.bincount(place, count, blocks)
-    taken = np.bincount(place, took, blocks)
-    found = steps > 0
-    return np.asarray(taken[found] / steps[found]) if found.sum() >= _LEAST_BLOCKS else np.zeros(0)
+        block = np.arange(blocks * length) // length
+    steps = np.bincount(block, count, blocks)
+    taken = np.bincount(block, took, blocks)[steps > 0]
+    return np.asarray(taken / steps[steps > 0]) if len(taken) >= _LEAST_BLOCKS else np.zeros(0)
 
 
 # --- statistics
@@ -481,9 +480,9 @@ def _verdict(step: Change, findings: Sequence[ComparedFinding]) -> str:
         )
     changed = []
     for state in ("new", "worse", "better", "gone"):
-        here = [named(each) for each in findings if each["state"] == state]
-        if here:
-            changed.append(f"{state.capitalize()}: {words.listed(here, 3)}.")
+        names = [named(finding) for finding in findings if finding["state"] == state]
+        if names:
+            changed.append(f"{state.capitalize()}: {words.listed(names, 3)}.")
     return " ".join([first, *changed])
 
 
@@ -535,20 +534,21 @@ def _warnings(a: Sequence[MeasuredRun], b: Sequence[MeasuredRun]) -> list[str]:
     return warnings
 
 
-def fails(conditions: Sequence[gate.Condition], made: Comparison) -> bool:
+def fails(conditions: Sequence[gate.Condition], comparison: Comparison) -> bool:
     """Whether a condition of `--fail-on` is met, each with a message.
 
     A finding counts where it is new or saves more than before, beyond the noise, and with what it
     saves more. Says so where the noise is wider than a step's limit: such a change is not seen.
     """
-    step = made["step"]
+    step = comparison["step"]
     share, noise = (step[key] / max(step["a_ns"], 1) for key in ("change_ns", "noise_ns"))
-    worse = [each for each in made["findings"] if each["state"] in ("new", "worse")]
+    worse = [finding for finding in comparison["findings"] if finding["state"] in ("new", "worse")]
     failed = gate.fails(conditions, worse, (share, noise))
-    for each in conditions:
-        if each.step_frac is not None and step["direction"] == "none" and noise > each.step_frac:
+    for condition in conditions:
+        limit = condition.step_frac
+        if limit is not None and step["direction"] == "none" and noise > limit:
             say(
-                f"--fail-on {each}: the noise is ±{words.percent(noise)}, which hides a smaller "
-                "change; compare more steps, or a baseline of several runs"
+                f"--fail-on {condition}: the noise is ±{words.percent(noise)}, which hides a "
+                "smaller change; compare more steps, or a baseline of several runs"
             )
     return failed

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import IO, Any, get_args, get_origin, get_type_hints
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from clusterprof import words
 from clusterprof.agent.contracts import files
@@ -32,11 +31,9 @@ def tables(merged: Merged) -> dict[str, pa.Table]:
     places = [clock.ranks.index(entry["rank"]) for entry in entries]
     for name in ("offset_ns", "drift_ppm", "uncertainty_ns"):
         ranks = ranks.append_column(f"clock_{name}", pa.array(getattr(clock, name)[places]))
-    steady = [step["step"] for step in results["steps"] if step["settled"]]
-    is_steady = pc.is_in(merged.accounts["step"], pa.array(steady, pa.int64()))
     return {
         "ranks": ranks,
-        "steps": merged.accounts.append_column("steady_state", is_steady),
+        "steps": merged.accounts.append_column("steady_state", merged.is_steady),
         "operations": _of_entries(results["collectives"]["by_operation"], OperationEntry),
         "findings": _of_entries(results["findings"], Finding),
         "collectives": merged.collectives.select(PLACED.names),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from clusterprof.agent.contracts import paths
 from clusterprof.align.clock import Clock
@@ -41,6 +42,12 @@ class Merged:
     def ranks(self) -> list[int]:
         """The profiled ranks, in order."""
         return sorted(entry["rank"] for entry in self.results["ranks"])
+
+    @cached_property
+    def is_steady(self) -> pa.ChunkedArray:
+        """Which rows of the accounts are of steady-state steps."""
+        steps = [step["step"] for step in self.results["steps"] if step["settled"]]
+        return pc.is_in(self.accounts["step"], pa.array(steps, pa.int64()))
 
     @cached_property
     def names(self) -> dict[int, str]:

@@ -108,8 +108,7 @@ def _finding(finding: Mapping[str, object]) -> dict[str, object]:
 
 
 def _rank_steps(merged: Merged, hosts: Mapping[int, str]) -> list[tuple[dict[str, object], float]]:
-    steady = [step["step"] for step in merged.results["steps"] if step["settled"]]
-    accounts = merged.accounts.filter(pc.is_in(merged.accounts["step"], pc.cast(steady, "int64")))
+    accounts = merged.accounts.filter(merged.is_steady)
     means = accounts.group_by("rank").aggregate([(f"{part}_ns", "mean") for part in _PARTS])
     return [
         ({**_rank(row["rank"], hosts), "part": part}, row[f"{part}_ns_mean"] / 1e9)
