@@ -134,9 +134,13 @@ def _latest_launch(block: Block, lengths: Lengths, since: Ints) -> Ints:
 
 
 def critical_path(dataset: Dataset) -> CriticalPath | None:
-    """The path of the steady-state steps by what binds it, per step; None without such steps."""
+    """The path of the steady-state steps by what binds it, per step; None without such steps, or
+    where nothing ties several ranks' times together.
+    """
     model = what_ifs(dataset)
     if model is None or not len(model.job.rank):
+        return None
+    if len(dataset.ranks) > 1 and not dataset.collectives.matched.any():
         return None
     job, base = model.job, model.base
     found, steps = path(job, base), len(job.steps)
