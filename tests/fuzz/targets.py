@@ -600,7 +600,7 @@ LISTED = [
 def answers_of_a_host(changes: Sequence[Change]) -> None:
     """What a host answers over SSH."""
     for found, read in (
-        (LOOKED, lambda answer: answers.found(answer, 22)),
+        (LOOKED, lambda answer: answers.description(answer, 22)),
         (LISTED, answers.offered),
     ):
         rough = [each for each in changes if each[1] % 4 == 0]

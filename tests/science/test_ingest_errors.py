@@ -274,7 +274,7 @@ def test_a_rank_that_is_told_otherwise_is_taken_with_a_warning(recordings: Path)
 
 def test_a_rank_that_the_job_does_not_have_is_said_to_be_none(recordings: Path) -> None:
     path = recordings / "nsys-2025.3" / "ddp" / "rank1.sqlite.xz"
-    assert "ranks 0 to 3" in read_report(path, rank=4).warnings[0]
+    assert any("ranks 0 to 3" in warning for warning in read_report(path, rank=4).warnings)
 
 
 @pytest.mark.parametrize("rank", ["-1", "²", "99999999999999999999", "", "x", " "])

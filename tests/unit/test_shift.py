@@ -18,7 +18,7 @@ def calls(rank: int, begin: Ints, end: Ints, has: Bools) -> Calls:
     unknown, nothing = np.full(n, UNKNOWN), np.full(n, None, dtype=object)
     return Calls(
         rank, np.arange(n), np.full(n, "AllReduce", dtype=object), nothing, nothing,
-        np.zeros(n, np.int64), np.full(n, 1024), unknown, unknown, unknown, unknown, begin,
+        unknown, np.zeros(n, np.int64), np.full(n, 1024), unknown, unknown, unknown, unknown, begin,
         np.where(has, begin, 0), np.where(has, end, 0), has, unknown, unknown, nothing, nothing,
     )  # fmt: skip
 
