@@ -166,7 +166,7 @@ def _stands_out(job: WhatIfs, excess_of: Excess, one: Member, apart: set[Member]
         return False
     if margin.mean() >= limits.HALF * _shown_ns(job.dataset, job.dataset.ranks[k]):
         return True
-    if part == "host" and len(profilers(job.dataset, [k, *others])) > 1:
+    if part == "host" and len(job.dataset.profilers([k, *others])) > 1:
         return False
     if part == "gpu" and len(others) > 1:
         return _unlike_peers(job, k, others)
@@ -201,11 +201,6 @@ def _unlike_peers(job: WhatIfs, k: int, others: Ints) -> bool:
     spread = (limits.VARIES_FRAC * usual_ns) ** 2 + (count - 1) * float(mean[others].var(ddof=1))
     half = students_t(limits.CHANCE / (count + 1) / job.peers.apart, count)
     return bool(mean[k] - mean[others].mean() > half * math.sqrt(spread / count * (1 + 1 / count)))
-
-
-def profilers(dataset: Dataset, places: Sequence[int]) -> set[str]:
-    """Return what traced these ranks."""
-    return {dataset.tables[place].info.profiler.partition(" ")[0] for place in places}
 
 
 def _shown_ns(dataset: Dataset, rank: int) -> float:

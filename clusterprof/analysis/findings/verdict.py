@@ -16,7 +16,7 @@ from clusterprof.analysis.findings.finding import (
     unseen,
     unseen_ns,
 )
-from clusterprof.analysis.findings.straggler import overlapped, profilers
+from clusterprof.analysis.findings.straggler import overlapped
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import LEAST_STEADY, Dataset
 from clusterprof.results import NODES, Finding
@@ -94,7 +94,7 @@ def _no_straggler(dataset: Dataset) -> str:
         return ""
     under = " under the profiler" if another_pace(dataset) else ""
     waits = f"Ranks wait {ms(wait)} of each {ms(dataset.step_ns)} step{under} for rank {rank}; "
-    if len(profilers(dataset, range(len(dataset.ranks)))) > 1:
+    if len(dataset.profilers(range(len(dataset.ranks)))) > 1:
         return f"{waits}whether its host is slower cannot be determined under two profilers."
     return f"{waits}fixing it saves little."
 

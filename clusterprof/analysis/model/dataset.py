@@ -327,6 +327,10 @@ class Dataset:
         """Where each rank stands among all ranks with a report."""
         return {rank: k for k, rank in enumerate(self.ranks)}
 
+    def profilers(self, places: Sequence[int]) -> set[str]:
+        """What traced these ranks (their places)."""
+        return {self.tables[place].info.profiler.partition(" ")[0] for place in places}
+
     def aligned(self, place: Ints, time: Ints) -> Ints:
         """Times of ranks (their places) on the reference rank's clock; `time` is [n] or [m, n]."""
         ranks = np.asarray(self.ranks, dtype=np.int64)
