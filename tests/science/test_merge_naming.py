@@ -116,14 +116,6 @@ def test_broadcasts_which_need_not_end_together_hide_no_communicator() -> None:
     assert partners([ranks[0], renamed(ranks[1], group_name)]) == partners(ranks)
 
 
-@pytest.mark.parametrize("other", ["simulated", "torch.profiler"])
-def test_hosts_under_different_profilers_are_not_compared(other: str) -> None:
-    ranks, _ = simulate(Job(dp=2, synchronous=True, causes=(Cause("host", 1, 20 * MS),)))
-    ranks[1] = replace(ranks[1], info=replace(ranks[1].info, profiler=other))
-    codes = {each["code"] for each in study(ranks).results["findings"]}
-    assert ("straggler.host" in codes) == (other == "simulated")
-
-
 def test_the_names_of_most_ranks_are_those_of_all() -> None:
     ranks, _ = simulate(Job())
     mixed = [r if r.rank == 0 else renamed(r, group_name) for r in ranks]

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from simulate import Cause, Job, simulate
 from simulate.cases import right, straggler_named
@@ -54,12 +56,53 @@ def test_one_pause_is_an_information_about_its_rank(rank: int) -> None:
     assert f"Rank {rank} paused once, in step 9" in once["summary"]
 
 
-def test_of_ranks_under_two_profilers_hosts_are_not_compared() -> None:
-    ranks, _ = simulate(Job(steps=8, synchronous=True, causes=(Cause("host", 2, 40 * MS),)))
-    ranks[2] = replace(ranks[2], info=replace(ranks[2].info, profiler="torch.profiler"))
-    results = study(ranks).results
+def test_a_pause_is_no_profiler_s_and_is_compared_under_two_of_them() -> None:
+    ranks = _two_profilers(Job(steps=8, synchronous=True, causes=(Cause("host", 2, 8 * MS),)))
+    found = study(ranks).results["findings"]
+    (late,) = [each for each in found if each["code"] == "straggler.host"]
+    assert (late["ranks"], late["severity"]) == ([2], "critical")
+    assert late["saved_ns_per_step"] == pytest.approx(8 * MS, rel=0.05)
+
+
+def test_a_pause_in_which_calls_are_recorded_may_be_the_profiler_s() -> None:
+    job = Job(steps=8, synchronous=True, causes=(Cause("host", 2, 8 * MS),))
+    results = study(_two_profilers(job, busy=True)).results
     assert not straggler_named(list(results["findings"]))
-    assert "for rank 2; whether its host is slower cannot be determined" in results["verdict"]
+    assert results["verdict"].startswith("Stragglers cannot be determined: two profilers")
+
+
+@pytest.mark.parametrize(("launch_ns", "hidden"), [(650_000, True), (20_000, False)])
+def test_launches_under_two_profilers_are_not_compared_and_nothing_is_said_of_them(
+    launch_ns: int, hidden: bool
+) -> None:
+    """Hosts of other paces that launch all the time, and the same with time to spare."""
+    job = Job(steps=8, launch_ns=launch_ns, host_pace_frac=0.2)
+    assert straggler_named(list(study(simulate(job)[0]).results["findings"])) is hidden
+    results = study(_two_profilers(job)).results
+    assert not straggler_named(list(results["findings"]))
+    assert ("Stragglers cannot be determined: two profilers" in results["verdict"]) is hidden
+    assert "wait" not in results["verdict"]
+
+
+def _two_profilers(job: Job, *, busy: bool = False) -> list[RankTables]:
+    """The job's ranks, rank 2 by torch.profiler; `busy`: it records a call each 0.2 ms."""
+    ranks, _ = simulate(job)
+    late = ranks[2]
+    if busy:
+        calls = late.host_calls
+        begin = np.arange(*_span(calls), MS // 5)
+        rows = calls.take(np.zeros(len(begin), dtype=int)).drop_columns(["start_ns", "end_ns"])
+        for name, times in (("start_ns", begin), ("end_ns", begin + 1000)):
+            rows = rows.append_column(name, pa.array(times))
+        more = rows.select(calls.column_names).cast(calls.schema)
+        late = replace(late, host_calls=pa.concat_tables([calls, more]))
+    ranks[2] = replace(late, info=replace(late.info, profiler="torch.profiler"))
+    return ranks
+
+
+def _span(calls: pa.Table) -> tuple[int, int]:
+    """When the first of a host's calls begins and the last ends (ns)."""
+    return pc.min(calls["start_ns"]).as_py(), pc.max(calls["end_ns"]).as_py()
 
 
 def test_hosts_that_pause_in_turn_are_one_finding_of_all() -> None:

@@ -123,6 +123,26 @@ def repaired(dataset: Dataset) -> Lengths:
     return found[-1].saved.without if found else job_of(dataset).base
 
 
+def hidden_by_profilers(dataset: Dataset) -> bool:
+    """Whether a host may be a straggler that cannot be told since ranks had several profilers.
+
+    If what these may lengthen of one host took as long as its middle peer's, as much would be saved
+    as a straggler is named for.
+    """
+    if len(dataset.profilers(range(len(dataset.ranks)))) < 2:
+        return False
+    job = job_of(dataset)
+    host, own = job.job.host_rank, job.base.own
+    total = np.bincount(host, job.traced, len(dataset.ranks)).astype(float)
+    more = np.maximum(job.peers.differences(total[:, None])[:, 0], 0.0) / np.maximum(total, 1.0)
+    for k in np.argsort(-more)[: limits.MOST].tolist():
+        like_peers = own - (job.traced * np.where(host == k, more[k], 0.0)).astype(np.int64)
+        saved = job.saved(replace(job.base, own=like_peers))
+        if saved.most_ns >= limits.WARNING_FRAC * job.step_ns:
+            return True
+    return False
+
+
 def _suspects(job: WhatIfs, excess: Excess, named: set[Member]) -> Iterator[tuple[Member, ...]]:
     """Who may be a straggler: each of those that take longest, and all of them together.
 
@@ -154,9 +174,8 @@ def _stands_out(job: WhatIfs, excess_of: Excess, one: Member, apart: set[Member]
     than it varies from step to step (Student's t), over the window, or over its beginning or end: a
     rank may be late in a part of it. Or it pauses so often, and its peers so seldom, as chance
     does not have it; a step in which a peer pauses tells nothing else. Or the look at all ranks has
-    shown it, and the window shows it again. Hosts under different profilers are slowed differently,
-    and not compared. A GPU's batches may be of one length for many steps: it must exceed its peers
-    by more than these differ.
+    shown it, and the window shows it again. A GPU's batches may be of one length for many steps: it
+    must exceed its peers by more than these differ.
     """
     k, part = one
     excess = excess_of[part]
@@ -166,8 +185,6 @@ def _stands_out(job: WhatIfs, excess_of: Excess, one: Member, apart: set[Member]
         return False
     if margin.mean() >= limits.HALF * _shown_ns(job.dataset, job.dataset.ranks[k]):
         return True
-    if part == "host" and len(job.dataset.profilers([k, *others])) > 1:
-        return False
     if part == "gpu" and len(others) > 1:
         return _unlike_peers(job, k, others)
     if part == "host":

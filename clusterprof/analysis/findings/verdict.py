@@ -16,7 +16,7 @@ from clusterprof.analysis.findings.finding import (
     unseen,
     unseen_ns,
 )
-from clusterprof.analysis.findings.straggler import overlapped
+from clusterprof.analysis.findings.straggler import hidden_by_profilers, overlapped
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import LEAST_STEADY, Dataset
 from clusterprof.results import NODES, Finding
@@ -89,13 +89,14 @@ def _no_straggler(dataset: Dataset) -> str:
             f"No stragglers among {len(dataset.ranks) - len(apart)} ranks; cannot be determined "
             f"for {rank_list(apart, 2)} (no matched collectives)."
         )
+    if hidden_by_profilers(dataset):
+        why = "two profilers slow hosts differently; choose one (--profiler)."
+        return f"Stragglers cannot be determined: {why}"
     rank, wait = always_last(dataset)
     if rank is None:
         return ""
     under = " under the profiler" if another_pace(dataset) else ""
     waits = f"Ranks wait {ms(wait)} of each {ms(dataset.step_ns)} step{under} for rank {rank}; "
-    if len(dataset.profilers(range(len(dataset.ranks)))) > 1:
-        return f"{waits}whether its host is slower cannot be determined under two profilers."
     return f"{waits}fixing it saves little."
 
 

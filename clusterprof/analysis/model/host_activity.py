@@ -206,6 +206,23 @@ def named_time(dataset: Dataset, place: Ints, begin: Ints, end: Ints) -> dict[st
     return out
 
 
+def longest_quiet(dataset: Dataset, place: Ints, begin: Ints, end: Ints) -> Ints:
+    """The longest time within each span in which nothing that its host records begins or ends (ns).
+
+    `place` is each span's rank; `begin` and `end` are on the reference rank's clock, and no two
+    spans of a rank overlap.
+    """
+    out = np.zeros_like(begin)
+    for k in np.unique(place).tolist():
+        mine, calls = place == k, dataset.tables[k].host_calls
+        marks = np.r_[calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy()]
+        marks = dataset.aligned(np.full(len(marks), k), marks)
+        times = np.unique(np.r_[marks, begin[mine], end[mine]])
+        edges = np.searchsorted(times, np.stack((begin[mine], end[mine]), axis=1))
+        out[mine] = np.maximum.reduceat(np.diff(times, append=times[-1]), edges.ravel())[::2]
+    return out
+
+
 #: ranges of whole steps, of communication, and our own: they do not tell what the program does
 STEP_RANGES = r"^(step\b|ProfilerStep|nccl|gloo|clusterprof:)"
 

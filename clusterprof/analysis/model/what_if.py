@@ -129,10 +129,15 @@ class WhatIfs:
         work = work[np.argsort(job.launch_moment[work], kind="stable")]
         self.work: Small = work.astype(np.int32)
         self.host_phase, phase = self._phases()
-        #: of each part: all places, and the rank, the step and the phase of each
+        moments = np.arange(len(job.host_rank), dtype=np.int32)
+        #: whether hosts are compared by their pauses alone: profilers lengthen each call, and each
+        #: in its own way, but make no host pause
+        self.by_pauses = len(dataset.profilers(places)) > 1
+        if self.by_pauses:
+            moments = moments[job.lengths.own >= limits.PAUSE_NS]
+        #: of each part: all places that are compared, and the rank, the step and the phase of each
         self.parts: dict[Part, tuple[Small, ...]] = {
-            "host": (np.arange(len(job.host_rank), dtype=np.int32), job.host_rank,
-                     self.step_of_host, self.host_phase),
+            "host": (moments, job.host_rank, self.step_of_host, self.host_phase),
             "gpu": (self.work, job.rank, job.step, phase),
         }  # fmt: skip
         capture = dataset.capture
@@ -288,7 +293,7 @@ class WhatIfs:
         total[job.ranks] = 0.0
         rows, rank, step, _ = self.parts[part]
         if part == "host":
-            took = lengths.own - self._in_common
+            took = (lengths.own - self._in_common)[rows]
         else:
             took = np.minimum(lengths.run, job.freely)[rows]
         first = self._begins[part]
@@ -301,6 +306,8 @@ class WhatIfs:
         if self.alone.any():
             each = self.peers.differences(total / count) * count
             mine = np.where(self.alone[:, None], each, mine)
+        if part == "host" and self.by_pauses:
+            mine = mine - self._traced_pauses
         out = np.zeros((len(total), len(self.dataset.steady_steps)))
         out[:, np.searchsorted(self.dataset.steady_steps, job.steps)] = mine
         return out
@@ -313,6 +320,28 @@ class WhatIfs:
             later = np.diff(rank[rows], prepend=-1) != 0
             later |= np.diff(step[rows], prepend=-1) != 0
             out[part] = np.flatnonzero(later)
+        return out
+
+    @cached_property
+    def traced(self) -> Ints:
+        """How much of each host moment's own time (ns) profilers may lengthen, each in its own way.
+
+        All of it but, in each pause, the longest time in which nothing begins or ends: there no
+        profiler does anything.
+        """
+        rows, begin, end = self.parts["host"][0], *self.job.host_spans
+        out = self.base.own.copy()
+        rank, begin, end = self.job.host_rank[rows], begin[rows], end[rows]
+        quiet = host_activity.longest_quiet(self.dataset, rank, begin, end)
+        out[rows] = np.maximum(out[rows] - quiet, 0)
+        return np.asarray(out)
+
+    @cached_property
+    def _traced_pauses(self) -> Floats:
+        """How much of each host's pauses profilers may lengthen, [ranks, steps] (ns)."""
+        rows, rank, step, _ = self.parts["host"]
+        out = np.zeros((len(self.dataset.ranks), len(self.job.steps)))
+        np.add.at(out, (rank[rows], step[rows]), self.traced[rows])
         return out
 
     @cached_property
