@@ -18,7 +18,14 @@ from clusterprof.align.clock.readings import RankReadings
 from clusterprof.align.columns import integers, texts
 from clusterprof.align.lateness import SHALLOW, host_clock, joined, shallow
 from clusterprof.align.match.flight_calls import FlightCalls, match
-from clusterprof.analysis.model.shallow import change, stages, students_t, suspects, waits
+from clusterprof.analysis.model.shallow import (
+    change,
+    persists,
+    stages,
+    students_t,
+    suspects,
+    waits,
+)
 from clusterprof.arguments import parse_ranks
 from clusterprof.ingest.flight.all_dumps import Flight, find_dumps, read_dumps
 from clusterprof.ingest.flight.dump import ENTRIES, Group
@@ -132,6 +139,18 @@ def test_since_when_a_rank_is_late() -> None:
     assert found([[9] * 40, [9] * 25 + [2] * 15, [8] * 40]) == [(1, 6, 25)]
     assert change(np.array([0.0] * 9 + [5.0] * 3)) == 0, "three steps are no habit"
     assert change(np.array([4.0, 5.0] * 20)) == 0
+
+
+def test_a_level_that_hardly_changes_was_not_carried_on_to_where_it_is() -> None:
+    """Of two runs on two H100s (ms): a host that sleeps 8 ms, and launch-bound ones alike."""
+    slept = np.array([8.34, 8.38, 8.4, 8.53, 8.3, 8.22, 8.47, 8.25, 8.25, 8.1, 8.11, 8.2])
+    alike = np.array(
+        [5.81, 9.1, 13.73, 14.54, 14.58, 14.57, 13.29, 13.71, 13.48, 13.54, 9.36, 11.65, 13.3]
+    )
+    assert not persists(slept, 22)
+    assert persists(slept - slept.mean() + 1, 22), "so high it may have come"
+    assert persists(alike, 23)
+    assert not persists(np.random.default_rng(1).permutation(alike), 23), "they are no level"
 
 
 def test_whoever_waits_itself_is_no_suspect() -> None:

@@ -301,23 +301,27 @@ def outlasts(found: Waits, one: int, others: Ints, columns: Ints, caused: Floats
     first, last = (each[:, columns] for each in found.called_ns)
     if not np.isfinite(first[[one, *others]]).all():
         return True
-    usual = np.median(first[others], axis=0)
+    usual, so_far = np.median(first[others], axis=0), int(found.steps[columns[-1]]) + 1
     ahead = usual[1:] < last[one, :-1]
-    return bool(ahead.mean() >= 1 / 2) or persists(first[one] - usual) or persists(caused)
+    lateness = first[one] - usual, caused
+    return bool(ahead.mean() >= 1 / 2) or any(persists(each, so_far) for each in lateness)
 
 
-def persists(values: Floats) -> bool:
-    """Return whether each value rather follows the one before it than all of them.
+def persists(values: Floats, so_far: int) -> bool:
+    """Return whether a level that is carried on from step to step may be all of these values (ns).
 
     What is lost in each step anew varies about its mean from step to step. The ratio of von
     Neumann, whose mean is 2 for values that do not hang together and whose variance is
-    4 (n - 2) / (n² - 1), is below this by chance in one case of twenty.
+    4 (n - 2) / (n² - 1), is below this by chance in one case of twenty. And a level that changes by
+    so little in a step has in `so_far` steps of the job not come to be as high (a random walk).
     """
     n, spread = values.size, float(values.var(ddof=1))
     if not spread:
         return False
-    ratio = float((np.diff(values) ** 2).mean()) / spread
-    return bool(ratio < 2 + NormalDist().inv_cdf(_ONE_SIDED) * 2 * np.sqrt((n - 2) / (n**2 - 1)))
+    change = float((np.diff(values) ** 2).mean())
+    anew = 2 + NormalDist().inv_cdf(_ONE_SIDED) * 2 * math.sqrt((n - 2) / (n**2 - 1))
+    walked = students_t(limits.CHANCE, n - 1) * math.sqrt(change * so_far)
+    return change / spread < anew and abs(float(values.mean())) < walked
 
 
 def change(values: Floats) -> int:
