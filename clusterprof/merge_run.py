@@ -170,6 +170,8 @@ class Look(NamedTuple):
     #: the ranks of each pipeline stage, where groups or sends tell them
     stages: list[tuple[int, ...]]
     warnings: list[str]
+    #: the steps that were looked at
+    steps: Sequence[int] = ()
 
 
 def look(run: RunDirectory) -> Look:
@@ -186,7 +188,9 @@ def look(run: RunDirectory) -> Look:
         for each in results["groups"]
     ]
     stages = [tuple(each) for each in results["stages"]]
-    return Look(tuple(results["ranks"]), results["suspects"], groups, stages, warnings)
+    return Look(
+        tuple(results["ranks"]), results["suspects"], groups, stages, warnings, results["steps"]
+    )
 
 
 def all_ranks(

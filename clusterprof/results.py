@@ -368,6 +368,9 @@ class Suspect(TypedDict):
     #: the first step in which it was late, and the last; None where it always was before or after
     since_step: int | None
     until_step: int | None
+    #: the steps in which it was late, where it was so in some of them only; lateness is their mean
+    #: over all steps. None where it was late in all
+    late_steps: list[int] | None
     #: its peers' work is delayed by as much; else they wait, and whether that delays their work
     #: cannot be determined from flight recorders
     delays: bool

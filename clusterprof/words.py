@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 
 #: decimals of a millisecond beyond which no clock of ours can see (1 µs)
@@ -144,6 +144,11 @@ def listed(items: Iterable[object], limit: int | None = None, last: str = "and")
 def counted(count: int, noun: str, plural: str | None = None) -> str:
     """A count with its noun: `1 rank`, `1,200 calls`."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
+def in_some(steps: Sequence[int] | None, of: Sequence[int]) -> str:
+    """In how many of several steps it is: `in 4 of 12 steps`; empty where it is in all (None)."""
+    return "" if steps is None else f"in {len(steps)} of {counted(len(of), 'step')}"
 
 
 def communicator(name: str, length: int = 14) -> str:

@@ -119,7 +119,9 @@ def sentence(looked: Look) -> str:
     late = words.ms(suspect["lateness_ns"])
     if not suspect["delays"]:
         return f"the other ranks wait {late} per step for rank {suspect['rank']}"
-    return f"rank {suspect['rank']} delays the other ranks by {late} per step"
+    some = words.in_some(suspect["late_steps"], looked.steps)
+    delays = f"rank {suspect['rank']} delays the other ranks by {late} per step"
+    return f"{delays}, {some}" if some else delays
 
 
 def chosen(

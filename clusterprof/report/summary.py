@@ -333,16 +333,18 @@ class Summary:
     @cached_property
     def suspects(self) -> list[list[str]]:
         """A row of `SUSPECT_COLUMNS` for each suspect of all ranks."""
-        rows = []
-        for suspect in self.results["shallow"]["suspects"] if self.results["shallow"] else ():
+        rows, shallow = [], self.results["shallow"]
+        for suspect in shallow["suspects"] if shallow else ():
             since = "always" if suspect["since_step"] is None else f"step {suspect['since_step']}"
             until = suspect["until_step"]
+            # results of an earlier version have none
+            some = words.in_some(suspect.get("late_steps"), shallow["steps"] if shallow else [])
             rows.append([
                 str(suspect["rank"]),
                 words.plain(suspect["host"] or "-"),
                 words.plain(suspect["group"]),
                 words.with_bound(suspect["lateness_ns"], suspect["bound_ns"]),
-                since if until is None else f"until step {until}",
+                some or (since if until is None else f"until step {until}"),
                 "delays" if suspect["delays"] else "unknown",
                 words.plain(suspect["line"] or "-"),
             ])  # fmt: skip

@@ -26,6 +26,7 @@ from clusterprof.align.lateness import SHALLOW, host_clock
 from clusterprof.analysis.model.shallow import Shallow, all_ranks
 from clusterprof.arguments import parse_ranks
 from clusterprof.cli import merge
+from clusterprof.report import summary
 from clusterprof.study import study
 
 MS = 1_000_000
@@ -68,6 +69,26 @@ def test_a_stall_in_one_of_five_steps_hides_no_late_rank_and_is_none(step: int) 
             found = made.results["suspects"]
             assert [each["rank"] for each in found] == named, stalled
             assert all(each["lateness_ns"] == pytest.approx(300 * MS, rel=0.1) for each in found)
+
+
+def test_a_rank_that_is_late_in_every_third_step_delays_the_others_in_these() -> None:
+    every_third = (Cause("host", 1, 25 * MS, tuple(range(10, 22, 3))),)
+    job = replace(JOB, dp=2, causes=every_third)
+    made = compared(recorded(job))
+    (late,) = made.results["suspects"]
+    assert (late["rank"], late["delays"], late["late_steps"]) == (1, True, [10, 13, 16, 19])
+    assert late["lateness_ns"] == pytest.approx(25 * MS * 4 / 12, rel=0.1)
+    results = study([], shallow=made).results
+    (found,) = results["findings"]
+    assert (found["recurrence"], found["steps"]) == ("intermittent", late["late_steps"])
+    assert "in 4 of 12 steps" in found["summary"]
+    assert summary.suspects(results)[0][4] == "in 4 of 12 steps"
+
+
+@pytest.mark.parametrize("steps", [{0: (12,)}, {0: (12, 18), 1: (10, 15)}, {0: (11,), 1: (14, 20)}])
+def test_of_hosts_that_pause_by_chance_no_rank_is_a_suspect(steps: dict[int, Any]) -> None:
+    causes = tuple(Cause("host", rank, 25 * MS, some) for rank, some in steps.items())
+    assert compared(recorded(replace(JOB, dp=2, causes=causes))).results["suspects"] == []
 
 
 def test_without_anybody_late_the_verdict_claims_no_more_than_is_known() -> None:

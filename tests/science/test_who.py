@@ -157,6 +157,21 @@ def test_what_the_look_has_shown_is_named_where_three_steps_show_it_again() -> N
     assert [each["rank"] for each in found if each["code"] == "straggler.host"] == [1]
 
 
+def test_one_pause_of_a_window_is_the_straggler_that_the_look_has_shown_now_and_then() -> None:
+    pause = Cause("host", 1, 25 * MS, (8,))
+    dataset = dataset_of(simulate(Job(dp=2, steps=4, synchronous=True, causes=(pause,)))[0])
+    once = all_findings(dataset)[0]
+    assert not straggler_named(once)
+    assert "paused once" in once[0]["summary"]
+    shown = _shown(1, 8 * MS)
+    shown["suspects"][0]["late_steps"] = [3, 6]
+    found = all_findings(replace(dataset, shallow=shown))[0]
+    assert (found[0]["code"], found[0]["ranks"]) == ("straggler.host", [1])
+    assert found[0]["recurrence"] == "intermittent"
+    assert "The look at all ranks has shown it in 2 of 4 steps." in found[0]["summary"]
+    assert all("paused once" not in each["summary"] for each in found)
+
+
 def test_what_ranks_wait_for_in_a_look_is_no_headline() -> None:
     shown = _shown(0, 32 * MS)
     shown["suspects"][0]["delays"] = False
@@ -173,7 +188,8 @@ def _shown(rank: int, lateness_ns: int) -> Any:
     """What a look shows that has one suspect."""
     suspect = {
         "rank": rank, "lateness_ns": lateness_ns, "bound_ns": MS, "group": "default_pg 0",
-        "host": "h", "since_step": None, "until_step": None, "delays": True, "line": None,
+        "host": "h", "since_step": None, "until_step": None, "late_steps": None,
+        "delays": True, "line": None,
     }  # fmt: skip
     return {
         "ranks": [0, 1], "missing": [], "steps": [3, 4, 5, 6], "step_ns": 40 * MS,

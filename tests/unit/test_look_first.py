@@ -38,7 +38,7 @@ DATA = [(f"dp{local}", tuple(range(local, 16, 4))) for local in range(4)]
 def suspect(rank: int) -> Suspect:
     return Suspect(
         rank=rank, lateness_ns=40_000_000, bound_ns=0, group="tp", host="n1", since_step=None,
-        until_step=None, delays=True, line=None,
+        until_step=None, late_steps=None, delays=True, line=None,
     )  # fmt: skip
 
 
@@ -64,6 +64,13 @@ def test_a_rank_whose_lateness_may_cost_nothing_is_not_said_to_delay_others() ->
     assert look_first.sentence(found) == "rank 13 delays the other ranks by 40.0 ms per step"
     found.suspects[0]["delays"] = False
     assert look_first.sentence(found) == "the other ranks wait 40.0 ms per step for rank 13"
+
+
+def test_a_rank_that_is_late_in_some_steps_is_said_to_be_so_in_these() -> None:
+    found = look(13)._replace(steps=[*range(10, 22)])
+    found.suspects[0]["late_steps"] = [12, 15, 18, 21]
+    sentence = "rank 13 delays the other ranks by 40.0 ms per step, in 4 of 12 steps"
+    assert look_first.sentence(found) == sentence
 
 
 def test_armed_ranks_are_captured_up_to_the_limit() -> None:

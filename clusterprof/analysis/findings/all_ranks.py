@@ -81,7 +81,7 @@ def _finding(dataset: Dataset, shallow: ShallowResults, some: list[Suspect], by:
     return made | {
         "severity": severity((saved - worst["bound_ns"]) / max(step_ns, 1)),
         "steps": steps,
-        "recurrence": "persistent" if worst["until_step"] is None else "intermittent",
+        "recurrence": "persistent" if _in_all(worst) else "intermittent",
         "cost_ns_per_step": saved,
         "share_of_step": round(share, 4),
         "saved_ns_per_step": saved,
@@ -90,8 +90,15 @@ def _finding(dataset: Dataset, shallow: ShallowResults, some: list[Suspect], by:
     }
 
 
+def _in_all(one: Suspect) -> bool:
+    """Whether a suspect is late in all steps up to the last, at least from some step on."""
+    return one["until_step"] is None and one["late_steps"] is None
+
+
 def _late(one: Suspect, step: int) -> bool:
     """Whether a step is one of those in which a suspect is late."""
+    if one["late_steps"] is not None:
+        return step in one["late_steps"]
     first, last = one["since_step"], one["until_step"]
     return (first is None or step >= first) and (last is None or step <= last)
 
@@ -107,6 +114,8 @@ def _summary(shallow: ShallowResults, some: list[Suspect]) -> str:
     much = f"{ms(late)} of each {ms(step)} step{share}"
     since = f", since step {worst['since_step']}" if worst["since_step"] is not None else ""
     since += f", until step {worst['until_step']}" if worst["until_step"] is not None else ""
+    if some_steps := words.in_some(worst["late_steps"], shallow["steps"]):
+        since += f", {some_steps}"
     if worst["delays"]:
         first = f"{who[0].upper()}{who[1:]} {verb} the other ranks by {much}{since}."
         first += " Cause: cannot be determined from flight recorders; profile it."

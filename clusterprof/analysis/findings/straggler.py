@@ -28,10 +28,10 @@ from clusterprof.analysis.findings.finding import (
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints, once, parts
 from clusterprof.analysis.model.replay import Lengths
-from clusterprof.analysis.model.shallow import students_t
+from clusterprof.analysis.model.shallow import more_often, students_t
 from clusterprof.analysis.model.what_if import PARTS, Part, Saved, WhatIfs
-from clusterprof.results import Finding
-from clusterprof.words import ms
+from clusterprof.results import Finding, Suspect
+from clusterprof.words import in_some, ms
 from clusterprof.words import ranks as rank_list
 
 ORDER = 10
@@ -62,9 +62,6 @@ CODES = (
         "PERFORMANCE,CLOCK).",
     ),
 )
-
-#: pauses of hosts that have nothing in common differ in length by a third at least
-_PAUSES_VARY = 0.3
 
 Member = tuple[int, Part]
 #: of each part, what ranks take more than their middle peers, [ranks, steps] (ns)
@@ -183,13 +180,13 @@ def _stands_out(job: WhatIfs, excess_of: Excess, one: Member, apart: set[Member]
     margin = excess[k] - excess[others].max(axis=0, initial=0.0)
     if not len(others):
         return False
-    if margin.mean() >= limits.HALF * _shown_ns(job.dataset, job.dataset.ranks[k]):
+    if margin.mean() >= limits.HALF * _shown_ns(_shown(job.dataset, job.dataset.ranks[k])):
         return True
     if part == "gpu" and len(others) > 1:
         return _unlike_peers(job, k, others)
     if part == "host":
         paused = _paused(job, excess)
-        if _more_than_by_chance(job, np.where(paused, excess, 0.0)[[k, *others]]):
+        if more_often(np.where(paused, excess, 0.0)[[k, *others]], job.peers.apart):
             return True
         regular = ~paused[others].any(axis=0)
         if regular.mean() < limits.HALF:  # what is left are the steps in which it paused itself
@@ -220,11 +217,16 @@ def _unlike_peers(job: WhatIfs, k: int, others: Ints) -> bool:
     return bool(mean[k] - mean[others].mean() > half * math.sqrt(spread / count * (1 + 1 / count)))
 
 
-def _shown_ns(dataset: Dataset, rank: int) -> float:
-    """By how much a rank delays the others at least, by the flight recorders of all ranks."""
+def _shown(dataset: Dataset, rank: int) -> Suspect | None:
+    """A rank as the flight recorders of all ranks show it, where it delays others to the end."""
     suspects = dataset.shallow["suspects"] if dataset.shallow else []
     still = [s for s in suspects if s["rank"] == rank and s["delays"] and s["until_step"] is None]
-    return min((s["lateness_ns"] - s["bound_ns"] for s in still), default=math.inf)
+    return min(still, key=_shown_ns, default=None)
+
+
+def _shown_ns(one: Suspect | None) -> float:
+    """By how much a suspect delays the others at least."""
+    return one["lateness_ns"] - one["bound_ns"] if one else math.inf
 
 
 def _paused(job: WhatIfs, excess: Floats) -> Bools:
@@ -233,23 +235,6 @@ def _paused(job: WhatIfs, excess: Floats) -> Bools:
     # without pauses: most steps may have one
     usual = float(np.median(durations - excess.max(axis=0)))
     return np.asarray(excess >= limits.HALF * np.maximum(usual, durations - usual))
-
-
-def _more_than_by_chance(job: WhatIfs, pauses: Floats) -> bool:
-    """Whether more pauses, [ranks, steps] (ns, or 0), fall on the first rank than chance has it.
-
-    By chance any of equals has one in any step (hypergeometric); where only one has, the lengths
-    of its own vary (log-normal).
-    """
-    lengths, (count, steps) = pauses[0][pauses[0] > 0], pauses.shape
-    n, every, cells = len(lengths), np.count_nonzero(pauses), pauses.size
-    if not n:
-        return False
-    ways = (math.comb(steps, m) * math.comb(cells - steps, every - m) for m in range(n, every + 1))
-    share = sum(ways) / math.comb(cells, every) * count * job.peers.apart
-    if n == every:
-        share *= math.erf(np.ptp(np.log(lengths)) / 2 / _PAUSES_VARY) ** (n - 1)
-    return bool(share < limits.CHANCE)
 
 
 def beyond(values: Floats, equals: Floats, chance: float = limits.CHANCE) -> bool:
@@ -335,6 +320,9 @@ def _finding(dataset: Dataset, one: Straggler, *, delays: bool) -> Finding:
     for text, on in why.items():
         where = f" on {rank_list(on, limits.FEW)}" if len(why) > 1 and several else ""
         texts.append(f"Cause{where}: {text}.")
+    looked = "" if several else _by_the_look(dataset, ranks[0])
+    if looked:
+        texts.append(f"The look at all ranks has shown it {looked}.")
     if node:
         texts.append(f"They are {rank_list(ranks, limits.FEW)} of {named(node)}.")
     moved = [k for (k, _), reason in zip(members, reasons, strict=True) if reason.movable]
@@ -352,7 +340,7 @@ def _finding(dataset: Dataset, one: Straggler, *, delays: bool) -> Finding:
     )  # fmt: skip
     steady = (excess[0] > limits.HALF * excess[0].mean()).mean() >= limits.STEADY_FRAC
     much = "excess_ns_per_step" if delays else "overlapped_ns_per_step"
-    return finding(
+    made = finding(
         dataset,
         code,
         rank=None if several else ranks[0],
@@ -373,6 +361,15 @@ def _finding(dataset: Dataset, one: Straggler, *, delays: bool) -> Finding:
         ],
         advice=" ".join(dict.fromkeys(reason.advice or code.recommendation for reason in reasons)),
         follow_up=closer if code is CODES[0] else "",
+    )
+    return {**made, "recurrence": "intermittent"} if looked else made
+
+
+def _by_the_look(dataset: Dataset, rank: int) -> str:
+    """In how many steps the look has shown a rank late; empty where not, or in all of them."""
+    shown = _shown(dataset, rank)
+    return (
+        in_some(shown["late_steps"], dataset.shallow["steps"]) if shown and dataset.shallow else ""
     )
 
 

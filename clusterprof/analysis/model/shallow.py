@@ -41,6 +41,8 @@ _ONE_SIDED = 0.05
 #: These send on what has just been computed: who comes late to them computes late. Parameters that
 #: are gathered are known long before, and may be waited for while there is other work to do.
 COMPUTED = ("AllReduce", "ReduceScatter", "Reduce", "AllToAll")
+#: pauses of hosts that have nothing in common differ in length by a third at least
+_PAUSES_VARY = 0.3
 #: what Megatron, DeepSpeed and torch's device meshes call a pipeline's group
 _PIPELINE = re.compile(r"(?i)(^|_)(pp|pipe|pipeline)(_|$)")
 
@@ -188,15 +190,15 @@ def suspects(found: Waits, step_ns: float, least_frac: float) -> list[Suspect]:
 
     `least_frac`: the part of a step (`step_ns`) from which on lateness counts.
     """
-    every = [one for name in found.groups for one in _in_group(found, name, least_frac * step_ns)]
+    every = [one for name in found.groups for one in _in_group(found, name, step_ns, least_frac)]
     best: dict[int, Suspect] = {}
     for one in sorted(every, key=lambda s: (not s["delays"], -s["lateness_ns"], s["rank"])):
         best.setdefault(one["rank"], one)
     return list(best.values())
 
 
-def _in_group(found: Waits, group: str, least_ns: float) -> list[Suspect]:
-    """Return who is late in all known steps; or, where that is surer, in all but one.
+def _in_group(found: Waits, group: str, step_ns: float, least_frac: float) -> list[Suspect]:
+    """Return who is late in all known steps; where that is surer, in all but one; else in some.
 
     One step of five in which a machine stalls would hide who is late in the others. Half of the
     chance is for all steps, the other half for all without one: shared among the ways to leave
@@ -206,14 +208,15 @@ def _in_group(found: Waits, group: str, least_ns: float) -> list[Suspect]:
     columns = np.flatnonzero(found.known[members].all(axis=0))
     if members.size < 2 or columns.size < limits.FEW:
         return []
-    chance = limits.CHANCE / found.ranks.size / 2
+    least_ns, chance = least_frac * step_ns, limits.CHANCE / found.ranks.size / 2
     named = _late(found, group, columns, chance, least_ns)
+    some = _now_and_then(found, group, columns, step_ns)
     if columns.size == limits.FEW:
-        return named
+        return named or some
     own = _own(found, members, columns)
     far = np.abs(own - np.median(own, axis=1, keepdims=True)).sum(axis=0).argmax()
     others = _late(found, group, np.delete(columns, far), chance / columns.size, least_ns)
-    return max(named, others, key=lambda some: max((1 + s["delays"] for s in some), default=0))
+    return max(named, others, some, key=lambda of: max((1 + s["delays"] for s in of), default=0))
 
 
 def _own(found: Waits, members: Ints, columns: Ints) -> Floats:
@@ -243,25 +246,73 @@ def _late(found: Waits, group: str, columns: Ints, chance: float, least_ns: floa
             caused, late = caused[when], columns[when]
             bound = found.bound_ns[members[place], late].mean()
             half = half_width(caused, chance)
-            lateness, rank = float(caused.mean()), int(found.ranks[members[place]])
+            lateness = float(caused.mean())
             if delays and outlasts(found, members[place], others, late, caused):
                 continue
             if lateness - half - bound > 0 and lateness > least_ns:
-                out.append(
-                    {
-                        "rank": rank,
-                        "lateness_ns": round(lateness),
-                        "bound_ns": round(half + bound),
-                        "group": group,
-                        "host": None,
-                        "since_step": int(found.steps[late[0]]) if when.start else None,
-                        "until_step": int(found.steps[late[-1]]) if when.stop else None,
-                        "delays": delays,
-                        "line": None,
-                    }
-                )
+                one = _suspect(found, members[place], group, lateness, half + bound)
+                since = int(found.steps[late[0]]) if when.start else None
+                until = int(found.steps[late[-1]]) if when.stop else None
+                out.append({**one, "since_step": since, "until_step": until, "delays": delays})
                 break
     return out
+
+
+def _suspect(found: Waits, place: int, group: str, late_ns: float, bound_ns: float) -> Suspect:
+    """Return the suspect that is late in all steps by so much in the mean."""
+    return {
+        "rank": int(found.ranks[place]),
+        "lateness_ns": round(late_ns),
+        "bound_ns": round(bound_ns),
+        "group": group,
+        "host": None,
+        "since_step": None,
+        "until_step": None,
+        "late_steps": None,
+        "delays": True,
+        "line": None,
+    }
+
+
+def _now_and_then(found: Waits, group: str, columns: Ints, step_ns: float) -> list[Suspect]:
+    """Return the members of a group that are late by half a step in more steps than by chance."""
+    members = found.groups[group]
+    least = found.at_least_ns[np.ix_(members, columns)]
+    quickest = np.partition(least, 1, axis=0)
+    others_ns = np.where(least == quickest[0], quickest[1], quickest[0])
+    late_ns = others_ns - _own(found, members, columns)
+    late_ns = np.where(late_ns >= max(limits.HALF * step_ns, 1.0), late_ns, 0.0)
+    out: list[Suspect] = []
+    for k in np.flatnonzero(late_ns.any(axis=1)).tolist():
+        others = np.delete(np.arange(members.size), k)
+        lengths = late_ns[k][late_ns[k] > 0]
+        if not more_often(late_ns[[k, *others]], len(found.groups)) or outlasts(
+            found, members[k], members[others], columns, late_ns[k]
+        ):
+            continue
+        # in how many steps it is late is a count of the look; by how much, varies
+        varies = 2 * float(lengths.std(ddof=1)) * math.sqrt(lengths.size) / columns.size
+        bound = varies + float((found.bound_ns[members[k], columns] * (late_ns[k] > 0)).mean())
+        one = _suspect(found, members[k], group, float(late_ns[k].mean()), bound)
+        out.append({**one, "late_steps": found.steps[columns[late_ns[k] > 0]].tolist()})
+    return out
+
+
+def more_often(lengths: Floats, groups: float) -> bool:
+    """Return whether the first rank is late in more steps than chance has it, of so many groups.
+
+    `lengths` are by how much each is late, [ranks, steps] (ns), 0 where it is not. By chance any of
+    equals is in any step (hypergeometric); where only one is, how late it is varies (log-normal).
+    """
+    own, (count, steps) = lengths[0][lengths[0] > 0], lengths.shape
+    n, every, cells = len(own), np.count_nonzero(lengths), lengths.size
+    if not n:
+        return False
+    ways = (math.comb(steps, m) * math.comb(cells - steps, every - m) for m in range(n, every + 1))
+    share = sum(ways) / math.comb(cells, every) * count * groups
+    if n == every:
+        share *= math.erf(np.ptp(np.log(own)) / 2 / _PAUSES_VARY) ** (n - 1)
+    return bool(share < limits.CHANCE)
 
 
 def half_width(values: Floats, chance: float) -> float:
