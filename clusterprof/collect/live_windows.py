@@ -148,10 +148,7 @@ def pace_of(folder: Path) -> Pace | None:
     paces = []
     if steps:
         last, _, end_ns = steps[-1]
-        # Not the mean: with one that waited for a report the next ones would seem far away. Nor the
-        # median: of those before a first window many are slower, and ranks rather come too soon.
-        took = sorted(end - begin for _, begin, end in steps)
-        paces.append((last + 1, end_ns, float(took[len(took) // 4])))
+        paces.append((last + 1, end_ns, _quick_ns([end - begin for _, begin, end in steps])))
     if blocks:
         first, count, _, end_ns, median_ns, *_ = blocks[-1]
         paces.append((first + count, end_ns, float(median_ns)))
@@ -159,6 +156,18 @@ def pace_of(folder: Path) -> Pace | None:
         return None
     done, end_ns, step_ns = max(paces)
     return Pace(done, end_ns / 1e9, max(step_ns, 1.0) / 1e9)
+
+
+def _quick_ns(took: list[int]) -> float:
+    """The mean step of the quickest so many in a row, of a rank's latest (ns).
+
+    Not of all: with one that waited for a report the next ones would seem far away, and of those
+    before a first window many are slower; ranks rather come too soon. Nor of single ones: a host
+    that runs ahead of its GPU makes several in no time, and waits for it in the next.
+    """
+    count = min(LATEST, max(1, len(took) // 2))
+    until = [*accumulate(took, initial=0)]
+    return min(end - begin for begin, end in zip(until, until[count:], strict=False)) / count
 
 
 class Slower(NamedTuple):

@@ -288,6 +288,16 @@ def test_the_dumps_of_torch_2_2_are_read_as_far_as_they_name_their_group(tmp_pat
     assert [each[:7] for each in flight.warnings] == ["rank 0:", "rank 1:"]
 
 
+def test_a_recorder_without_entries_says_that_the_program_makes_no_collective(
+    tmp_path: Path,
+) -> None:
+    """As torch 2.11 leaves it in a program that exchanges by symmetric memory alone."""
+    kept = {name: value for name, value in dump([]).items() if name != "entries"}
+    (tmp_path / "rank_0.json").write_text(json.dumps(kept))
+    with pytest.raises(ReportError, match="no collective that torch's flight recorder records"):
+        read_dump(tmp_path / "rank_0.json")
+
+
 def test_more_than_any_recorder_holds_is_refused(tmp_path: Path) -> None:
     (tmp_path / "rank_0.json").write_bytes(b" " * ((64 << 20) + 1))
     with pytest.raises(ReportError):

@@ -477,6 +477,20 @@ def test_a_rank_that_stalled_is_expected_at_its_usual_pace(tmp_path: Path) -> No
     assert found.at_s(found.first) - now_s == pytest.approx(wait_s, abs=1)
 
 
+@pytest.mark.parametrize("steps", [30, 47, 100])
+def test_a_host_that_runs_ahead_of_its_gpu_is_no_faster_than_that(
+    tmp_path: Path, steps: int
+) -> None:
+    """It waits for the GPU in each tenth step; the three after that take a fifth of the mean."""
+    run = job(tmp_path / "run")
+    ms = [[100, 6, 6, 6, *[30] * 6][step % 10] for step in range(steps)]
+    paced(run, 0, *((1, each) for each in ms))
+    pace = live_windows.pace_of(run.rank(0))
+    assert pace is not None
+    assert pace.steps == steps
+    assert pace.step_s == pytest.approx(0.0298, rel=0.3 if steps < 40 else 0.1)
+
+
 def test_a_window_is_over_once_no_rank_can_capture_it_any_more(tmp_path: Path) -> None:
     run, now_s = job(tmp_path / "run"), time.time()
     for rank in (0, 1):

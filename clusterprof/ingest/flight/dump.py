@@ -220,6 +220,11 @@ def _document(path: Path) -> Mapping[str, Any]:
         ) from error
     if isinstance(found, list) and found:
         found = {"version": _OF_A_LIST, "entries": found}
+    if isinstance(found, dict) and "entries" not in found and "pg_config" in found:
+        raise ReportError(
+            f"the program has made no collective that torch's flight recorder records ({path})",
+            "it records those of process groups, none of symmetric memory",
+        )
     if not isinstance(found, dict) or not isinstance(found.get("entries"), (list, tuple)):
         raise ReportError(f"{path} is no dump of a flight recorder: it has no entries")
     version = found.get("version")
