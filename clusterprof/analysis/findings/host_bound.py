@@ -19,7 +19,6 @@ from clusterprof.analysis.findings.finding import (
     capture,
     finding,
     job_of,
-    named,
     of_saving,
     operators,
 )
@@ -307,7 +306,7 @@ def _paused(dataset: Dataset, job: WhatIfs, cause: _Cause, worst: int, saved: st
     """Pauses in words: one of one rank, those of one rank after another, or those of all."""
     long = _long(dataset, job, cause)
     length, name = causes.pause(dataset, worst, cause.own)
-    where, rank = f" (in {named(name)})" if name else "", f"rank {dataset.ranks[worst]}"
+    where, rank = f" ({name})" if name else "", f"rank {dataset.ranks[worst]}"
     if long.sum() == 1 and len(long) > 1:
         step = int(job.job.steps[long.any(axis=0).argmax()])
         return f"{rank.capitalize()} paused once, in step {step}, for {ms(length)}{where}."

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from clusterprof.align.columns import called, coded, matched
+from clusterprof.align.columns import coded, matched
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Bools, Dataset, Ints, once
 from clusterprof.analysis.model.graph import ranges
 from clusterprof.analysis.model.intervals import union
 from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE
 from clusterprof.mapped import release
-from clusterprof.tables import GARBAGE, RankTables
+from clusterprof.tables import GARBAGE
 
 #: CUDA calls that wait for the device by their nature, and from which length on they do
 WAITS = r"(?i)synchronize|memcpy|memset|cudafree|eventquery"
@@ -221,67 +220,3 @@ def longest_quiet(dataset: Dataset, place: Ints, begin: Ints, end: Ints) -> Ints
         edges = np.searchsorted(times, np.stack((begin[mine], end[mine]), axis=1))
         out[mine] = np.maximum.reduceat(np.diff(times, append=times[-1]), edges.ravel())[::2]
     return out
-
-
-#: ranges of whole steps, of communication, and our own: they do not tell what the program does
-STEP_RANGES = r"^(step\b|ProfilerStep|nccl|gloo|clusterprof:)"
-
-
-def _telling(tables: RankTables, rows: pa.Table) -> pa.Table:
-    """Those of `rows` of the host's calls that tell what the threads at work do."""
-    mine = pc.is_in(rows["thread"], value_set=_threads(tables)).to_numpy()
-    return rows.filter(pa.array(mine & ~called(rows, STEP_RANGES)))
-
-
-def _threads(tables: RankTables) -> pa.Array:
-    """Threads whose work the device waits for: they launch, or mark the program's ranges."""
-    launching = pc.drop_null(pc.unique(tables.activity["launch_thread"]))
-    if len(launching):
-        return launching
-    marks = tables.host_calls.filter(pc.equal(tables.host_calls["kind"], "range"))
-    return pc.unique(marks["thread"])
-
-
-def doing(tables: RankTables, begin: int, end: int) -> dict[str, object] | None:
-    """What the host was doing between two times: the innermost call that covers most of it.
-
-    Only calls of threads that launch work count. Returns name, kind and length, or None where
-    nothing covers half of the span.
-    """
-    table = tables.host_calls
-    start, stop = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
-    # of a hundred thousand calls a few are open between the two
-    table = table.take(pa.array(np.flatnonzero((stop > begin) & (start < end))))
-    start, stop = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
-    overlap = np.minimum(stop, end) - np.maximum(start, begin)
-    # many short waits for the interpreter lock are one long one
-    python = np.asarray(pc.equal(table["kind"], "python").to_numpy(), dtype=bool) & (overlap > 0)
-    mine = pc.is_in(table["thread"], value_set=_threads(tables)).to_numpy()
-    waiting, collecting = called(table, GIL_WAIT) & mine, called(table, COLLECTING)
-    for name, of_it in (("waiting for the GIL", waiting), (COLLECTOR, collecting)):
-        total = int(overlap[python & of_it].sum())
-        if 0 < total * 2 >= end - begin:
-            return {"name": name, "kind": "python", "duration_ns": total}
-    enough = np.flatnonzero(overlap * 2 >= max(end - begin, 1))
-    rows = _telling(tables, table.take(pa.array(enough)))
-    if not rows.num_rows:
-        return None
-    length = rows["end_ns"].to_numpy() - rows["start_ns"].to_numpy()
-    best = int(np.argmin(length))
-    name, kind = (str(rows[column][best].as_py()) for column in ("name", "kind"))
-    return {"name": name, "kind": kind, "duration_ns": int(length[best])}
-
-
-def between(tables: RankTables, begin: int, end: int) -> dict[str, object] | None:
-    """Between which ranges the program is at a time that no call or range covers."""
-    calls = tables.host_calls
-    rows = _telling(tables, calls.filter(pc.equal(calls["kind"], "range")))
-    middle = (begin + end) // 2
-    start, stop = rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy()
-    before, after = np.flatnonzero(stop <= middle), np.flatnonzero(start >= middle)
-    if not len(before) or not len(after):
-        return None
-    near = before[np.argmax(stop[before])], after[np.argmin(start[after])]
-    one, other = (rows["name"][int(row)].as_py() for row in near)
-    name = f"between '{one}' and '{other}'"
-    return {"name": name, "kind": "between", "duration_ns": end - begin}

@@ -1,0 +1,162 @@
+"""What a rank's host spends its time in: the calls, ranges and operators of its report."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from clusterprof.align.columns import called, coded, matched, places
+from clusterprof.analysis.model import limits
+from clusterprof.analysis.model.dataset import Dataset, Floats, Ints, once
+from clusterprof.analysis.model.host_activity import COLLECTING, COLLECTOR, GIL_WAIT
+from clusterprof.analysis.model.intervals import Axis, union
+from clusterprof.analysis.model.recorded import replay
+from clusterprof.mapped import release
+from clusterprof.tables import RankTables
+
+#: ranges of whole steps, of communication, and our own: they do not tell what the program does
+STEP_RANGES = r"^(step\b|ProfilerStep|nccl|gloo|clusterprof:)"
+#: what waits for the interpreter's lock are called together, whatever the profiler calls each
+LOCKED = "the GIL"
+#: the kind of what no range covers: it lies between two
+BETWEEN = "between"
+
+
+class Named(NamedTuple):
+    """A kind of calls (as in `tables.KINDS`, or `BETWEEN`), and their name."""
+
+    kind: str
+    name: str
+
+
+class HostTime:
+    """How long one rank's host is in calls of each name, on its own wall clock (ns).
+
+    Of threads that launch work, and of the garbage collector on any. Calls of one name that nest or
+    overlap count once. `begin` to `end` is what is looked at.
+    """
+
+    def __init__(self, tables: RankTables, begin: int, end: int) -> None:
+        table = tables.host_calls
+        near = (table["end_ns"].to_numpy() > begin) & (table["start_ns"].to_numpy() < end)
+        table = _telling(tables, table.take(pa.array(np.flatnonzero(near))))
+        (kinds, kind), (names, name) = coded(table, "kind"), coded(table, "name")
+        codes, of = places(kind * np.int64(len(names)) + name)
+        renamed = [
+            _summed_up(kinds[c // len(names)], names[c % len(names)]) for c in codes.tolist()
+        ]
+        start, stop = (table[column].to_numpy() for column in ("start_ns", "end_ns"))
+        # many short waits for the interpreter's lock are one long one
+        number = {each: place for place, each in enumerate(dict.fromkeys(renamed))}
+        self.names = list(number)
+        of = np.asarray([number[each] for each in renamed], dtype=np.int64)[of]
+        self._axis = Axis(np.full(max(len(self.names), 1), begin))
+        self._covered = union(self._axis.of(of, start), self._axis.of(of, stop))
+        #: how long it is in each in all, [names]
+        self.total = self.within(np.array([begin]), np.array([end]))[:, 0]
+
+    def within(self, begin: Ints, end: Ints) -> Ints:
+        """How long it is in each name in each span, [names, spans]."""
+        number = np.arange(len(self.names))[:, None]
+        return self._covered.within(*(self._axis.of(number, each) for each in (begin, end)))
+
+    def when(self, number: int, begin: int, end: int) -> int:
+        """When what takes longest of a name within a span begins."""
+        low, high = self._axis.of(number, np.array([begin, end])).tolist()
+        start, stop = self._covered.start, self._covered.end
+        length = np.minimum(stop, high) - np.maximum(start, low)
+        longest = start[int(np.argmax(length))] if len(length) else low
+        return int(self._axis.back(np.array([max(longest, low)]))[1][0])
+
+    def cause(self, more: Floats, of_ns: float) -> int | None:
+        """Which name explains half of a time; None where none does.
+
+        `more` are what each name has of it (ns). Of several that one which is least else: the
+        innermost.
+        """
+        enough = np.flatnonzero((more > 0) & (more >= limits.HALF * of_ns))
+        return int(enough[np.argmin(self.total[enough])]) if len(enough) else None
+
+
+@once
+def spent(dataset: Dataset, k: int) -> Ints:
+    """What the k-th rank's host spends in each name, its waits left out, [names, steady steps]."""
+    time, (begin, end), job = host_time(dataset, k), step_spans(dataset, k), replay(dataset)
+    out = time.within(begin, end)
+    if job is not None and len(begin) == len(dataset.steady_steps):
+        waits = np.flatnonzero(job.host_root & (job.host_rank == k))[1:]
+        low, high = (own_clock(dataset, k, job.host_at[at]) for at in (waits - 1, waits))
+        step = np.maximum(np.searchsorted(begin, low, side="right") - 1, 0)
+        inside = (np.clip(each, begin[step], end[step]) for each in (low, high))
+        np.subtract.at(out.T, step, time.within(*inside).T)
+    return out
+
+
+def own_clock(dataset: Dataset, k: int, aligned: Ints) -> Ints:
+    """Times on the reference rank's clock (ns) on the k-th rank's own."""
+    time = aligned
+    for _ in range(3):  # clocks differ in pace by millionths
+        time = time + aligned - dataset.clock.align(dataset.ranks[k], time)
+    return time
+
+
+@once
+def host_time(dataset: Dataset, k: int) -> HostTime:
+    """What the k-th rank's host does in the steady-state steps."""
+    spans = np.concatenate(step_spans(dataset, k)).tolist() or [0]
+    made = HostTime(dataset.tables[k], min(spans), max(spans))
+    release()
+    return made
+
+
+def step_spans(dataset: Dataset, k: int) -> tuple[Ints, Ints]:
+    """When the k-th rank's host begins and ends the steady-state steps (its own wall clock)."""
+    d = dataset.timelines
+    rows = d.steps_of(k, dataset.steady_steps)
+    return d.host_begin[rows], d.host_end[rows]
+
+
+def _summed_up(kind: str, name: str) -> Named:
+    """The name by which calls of one sort are summed up."""
+    if kind == "python":
+        for pattern, of_all in ((COLLECTING, COLLECTOR), (GIL_WAIT, LOCKED)):
+            if matched(np.asarray([name], dtype=object), pattern).any():
+                return Named(kind, of_all)
+    return Named(kind, name)
+
+
+def _telling(tables: RankTables, rows: pa.Table) -> pa.Table:
+    """Those of `rows` of the host's calls that tell what the threads at work do, and the gaps."""
+    mine = pc.is_in(rows["thread"], value_set=_threads(tables)).to_numpy()
+    collects = np.asarray(pc.equal(rows["kind"], "python")) & called(rows, COLLECTING)
+    rows = rows.filter(pa.array((mine & ~called(rows, STEP_RANGES)) | collects))
+    rows = rows.select(["start_ns", "end_ns", "kind", "name"])
+    return pa.concat_tables([rows, _between(rows.filter(pc.equal(rows["kind"], "range")))])
+
+
+def _threads(tables: RankTables) -> pa.Array:
+    """Threads whose work the device waits for: they launch, or mark the program's ranges."""
+    launching = pc.drop_null(pc.unique(tables.activity["launch_thread"]))
+    if len(launching):
+        return launching
+    marks = tables.host_calls.filter(pc.equal(tables.host_calls["kind"], "range"))
+    return pc.unique(marks["thread"])
+
+
+def _between(ranges: pa.Table) -> pa.Table:
+    """What lies between these ranges, one row for each gap: the host's own code."""
+    start, stop = (ranges[column].to_numpy() for column in ("start_ns", "end_ns"))
+    covered, names = union(start, stop), ranges["name"].to_pylist()
+    ends = np.argsort(stop, kind="stable")
+    before = ends[np.searchsorted(stop[ends], covered.end[:-1])]
+    after = np.searchsorted(start, covered.start[1:])
+    pairs = zip(before.tolist(), after.tolist(), strict=True)
+    gaps = [f"between '{names[one]}' and '{names[other]}'" for one, other in pairs]
+    columns = [covered.end[:-1], covered.start[1:], [BETWEEN] * len(gaps), gaps]
+    arrays = [
+        pa.array(values, field.type) for values, field in zip(columns, ranges.schema, strict=True)
+    ]
+    return pa.Table.from_arrays(arrays, schema=ranges.schema)
