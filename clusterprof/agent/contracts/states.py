@@ -17,11 +17,6 @@ from .timing import REAL, Clock
 
 #: How often a writer looks for the request.
 LOOK_S = 0.25
-#: What is said where a program has ended and no step was counted.
-UNCOUNTED = (
-    "no step was counted, since none of torch's optimizers stepped; name the function that ends a "
-    "step: --step-on module:function"
-)
 #: How long a state waits for another process that writes the same one; it takes milliseconds.
 TURN_S = 1.0
 

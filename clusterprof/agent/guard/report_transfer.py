@@ -210,8 +210,10 @@ class ReportTransfer:
         if not os.path.exists(self.made):
             return "nsys wrote no report"
         if self.reducing is not None and self.reducing.order.keep_reports != "gather":
-            if beside:
-                self.say_where()
+            if beside and not self.place_known:  # until then it is on the node alone
+                self.place_known = True
+                with contextlib.suppress(OSError):
+                    states.advance(self.folder, None, report_at=self.made)
             trouble = self.reduce(self.reducing, beside)
             if trouble is None:
                 return "its tables are not made yet"
@@ -223,13 +225,6 @@ class ReportTransfer:
         if self.brought and self.reducing is not None and self.reducing.at_once:
             self.reducing.start(os.path.join(self.folder, paths.REPORT), self.folder)
         return problem
-
-    def say_where(self) -> None:
-        """Until its tables are made the report is on the node alone: the state has where, once."""
-        if not self.place_known:
-            self.place_known = True
-            with contextlib.suppress(OSError):
-                states.advance(self.folder, None, report_at=self.made)
 
     def reduce(self, reducing: Reducing, beside: bool) -> Optional[str]:
         """Make the report's tables where it is; "", or why there are none, or None: still open."""

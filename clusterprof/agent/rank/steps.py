@@ -15,7 +15,6 @@ from _thread import get_ident
 from _weakref import ref
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
-from ..contracts.states import UNCOUNTED
 from ..contracts.timing import REAL, Clock
 from . import hooks
 from .entry import entry
@@ -299,7 +298,8 @@ class Counter:
 def ended_before(count: int, first: int, end: int) -> str:
     """Why there is nothing of the steps `first` to `end` of a program that has ended."""
     why = "the program ended after %d steps, before the window %d:%d began" % (count, first, end)
-    return why if count else "%s: %s" % (why, UNCOUNTED)
+    how = "none of torch's optimizers stepped; --step-on module:function names what ends a step"
+    return why if count else "%s: %s" % (why, how)
 
 
 def wall_minus_monotonic(clock: Clock) -> int:

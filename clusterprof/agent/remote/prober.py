@@ -115,10 +115,8 @@ class Prober:
         if self.bounds or self.notes:
             folder = paths.rank_folder(self.run, self.rank)
             states.make(folder)  # the rank's writer may not have come to it
-            files.write_json(
-                os.path.join(folder, paths.PROBE),
-                {"schema_version": 1, "bounds": self.bounds, "notes": self.notes},
-            )
+            measured = {"schema_version": 1, "bounds": self.bounds, "notes": self.notes}
+            files.write_json(os.path.join(folder, paths.PROBE), measured)
 
     def measure(self, event: str, answerer: Answerer) -> None:
         """One measurement against the reference rank's prober."""
