@@ -82,7 +82,7 @@ def test_a_rank_that_is_late_in_every_third_step_delays_the_others_in_these() ->
     (found,) = results["findings"]
     assert (found["recurrence"], found["steps"]) == ("intermittent", late["late_steps"])
     assert "in 4 of 12 steps" in found["summary"]
-    assert summary.suspects(results)[0][4] == "in 4 of 12 steps"
+    assert summary.Summary(results).suspects[0][4] == "in 4 of 12 steps"
 
 
 @pytest.mark.parametrize("steps", [{0: (12,)}, {0: (12, 18), 1: (10, 15)}, {0: (11,), 1: (14, 20)}])

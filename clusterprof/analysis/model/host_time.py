@@ -74,11 +74,12 @@ class HostTime:
     def cause(self, more: Floats, of_ns: float) -> int | None:
         """Which name explains half of a time; None where none does.
 
-        `more` are what each name has of it (ns). Of several that one which is least else: the
-        innermost.
+        `more` are what each name has of it (ns). Of several that one which is least else, the
+        innermost; and a call before a gap, which tells only where it is.
         """
-        enough = np.flatnonzero((more > 0) & (more >= limits.HALF * of_ns))
-        return int(enough[np.argmin(self.total[enough])]) if len(enough) else None
+        enough = np.flatnonzero((more > 0) & (more >= limits.HALF * of_ns)).tolist()
+        innermost = sorted(enough, key=lambda at: (self.names[at].kind == BETWEEN, self.total[at]))
+        return innermost[0] if innermost else None
 
 
 @once
