@@ -44,7 +44,7 @@ def ends_alike(how: str, run: Path, fault: Fault, what: str, *more: str) -> dict
     """The job as without us; rank 0's state, which waits."""
     program = [str(PROGRAMS / "hanging.py"), how, *more]
     verb, *options = LAUNCHER
-    ours = [verb, "--profiler=none", "--steps=3:5", "--step-on=loop:step", "--hang-after=2",
+    ours = [verb, "--profiler=none", "--steps=3:5", "--step-on=loop:step", "--hang-after=6",
             "--run-dir", str(run), "--no-merge", *options, "--", *program]  # fmt: skip
     done = command.run(command.clusterprof(ours), env=QUIET)
     assert (done.returncode, words(done.stdout)) == PLAINLY[how], done

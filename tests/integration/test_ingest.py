@@ -174,7 +174,7 @@ def test_a_verdict_has_the_same_words_in_every_process(
         for seed in range(1, 3)
     }
     assert len(printed) == 1, printed
-    assert "(in sleep" in printed.pop()
+    assert "Host-bound: pauses cost" in printed.pop()
 
 
 #: reads one trace and prints the most memory that it took, MB

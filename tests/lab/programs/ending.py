@@ -4,7 +4,8 @@ Rank 0 takes 30 steps of 20 ms; HOW says what becomes of it, and AT after which 
 waits for a while. each: this for every rank, which waits past its window under nsys until its
 report is home. slow: all go on until they were warned and rank 0's window was closed for the time
 limit, and then for as long again.
-once: in the first attempt of an elastic job; wait: until there is a file `go`.
+once: in the first attempt of an elastic job, when rank 1 is there, too; wait: until there is a file
+`go`.
 Started with --steps 10:20, step 5 is before the window and 15 inside.
 """
 
@@ -51,6 +52,9 @@ for count in range(1, 31):
     if not ends or count != int(at):
         continue
     if how == "once" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        open(f"at-{rank}", "w").close()
+        while rank == 0 and not os.path.exists("at-1"):
+            time.sleep(0.02)
         if rank == 0:
             sys.exit(3)
         loop.stay()  # as in a collective, until the launcher ends it

@@ -4,7 +4,7 @@ After twenty steps of 20 ms rank 0 waits in an AllReduce that rank 1 joins a sec
 clusterprof as soon as both ranks' flight recorders are dumped ("sleeps"; "fills": FOLDER's disk was
 filled before, no dump comes, and it waits ten seconds), or never, as it is killed then ("dies").
 "ends": rank 1, which has a handler for SIGTERM, gets it then, or under clusterprof while its
-recorder is dumped. Started with --steps 3:5 --hang-after 2 --step-on
+recorder is dumped. Started with --steps 3:5 --hang-after 6 --step-on
 loop:step: an optimizer would import torch's compiler, which takes as long as torch itself.
 """
 
