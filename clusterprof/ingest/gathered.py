@@ -26,8 +26,8 @@ from clusterprof.tables import RankTables
 #: Captures of one job's window overlap; clocks of a cluster's hosts lie closer than this.
 _APART_NS = 5_000_000_000
 
-#: how files are called after their rank
-_CALLED = re.compile(r"(?i)rank[ _.-]?(\d{1,9})(?!\d)")
+#: how files are called after their rank, not after that on their node
+_CALLED = re.compile(r"(?i)(?<!local)(?<!local[ _.-])rank[ _.-]?(\d{1,9})(?!\d)")
 
 _LOG = logging.getLogger(__name__)
 

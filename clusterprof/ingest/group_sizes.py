@@ -56,5 +56,5 @@ def ambiguous(found: Sequence[RankTables]) -> list[str]:
         f"communicator {words.plain(name)} has {sizes[name]} members, and {words.ranks(having)}"
         " have one of that name: they are several, and who belongs together is inferred from times"
         for name, having in ranks.items()
-        if 0 < sizes[name] < len(having)
+        if 1 < sizes[name] < len(having)
     ]

@@ -40,6 +40,8 @@ def _nothing(run: Summary) -> list[Tile]:
         who = Tile("Who", _UNKNOWN, "needs collectives of at least two profiled ranks")
     elif not run.has_steady_steps:
         who = Tile("Who", _UNKNOWN, "no step is free of the profiler's own start and stop")
+    elif "cannot be determined" in (first := run.results["verdict"].partition(". ")[0]):
+        who = Tile("Who", _UNKNOWN, first.rpartition(": ")[2])
     else:
         who = Tile("Who", "none", f"no straggler among {profiled} profiled ranks")
     cost, saving = "What it costs", "What its repair saves"

@@ -387,7 +387,8 @@ class Summary:
             texts.append(f"{words.percent(path['unexplained_ns'] / step)} for no recorded reason")
         lost = sum(part["imbalance_gpu_ns"] for part in path["parts"])
         if lost >= _LEAST_PART * step:
-            texts.append(f"its imbalance costs all ranks together {words.ms(lost)} per step")
+            per_step = f"{words.ms(lost)} per step"
+            texts.append(f"its imbalance costs all profiled ranks together {per_step}")
         return "; ".join(texts)
 
     @cached_property

@@ -355,6 +355,12 @@ def test_a_file_that_is_called_after_another_rank_is_named(tmp_path: Path) -> No
     assert [*chain(*numbers)] == [(str(r), str((r + 1) % 4), str(r)) for r in range(4)]
 
 
+@pytest.mark.parametrize("name", ["node1_local_rank0", "localrank3", "local-rank.7"])
+def test_a_rank_on_a_node_is_none_of_the_job(name: str, tmp_path: Path) -> None:
+    trace(simulate(SLEEPER)[0][2], tmp_path).rename(tmp_path / f"{name}.json")
+    assert not [each for each in gather([tmp_path]).warnings if "called after" in each]
+
+
 def test_a_rank_beyond_its_job_is_named(tmp_path: Path) -> None:
     path = trace(simulate(SLEEPER)[0][2], tmp_path)
     path.write_text(path.read_text().replace('"world_size": 4', '"world_size": 2'))

@@ -7,6 +7,7 @@ import ctypes
 import gc
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 from lab.clock import ManualClock
+from lab.command import PATIENCE_S
 
 from clusterprof import agent
 from clusterprof.agent.contracts.plan import Plan, Selection
@@ -179,6 +181,26 @@ def test_a_program_that_is_as_deep_as_its_limit_lets_it_is_not_ended_by_us(entry
     assert len(acted) == 3
     assert sys.getrecursionlimit() == most
     assert not entry.is_shut
+
+
+def test_the_limit_is_the_program_s_again_once_no_thread_is_inside(entry: Entry) -> None:
+    most, inside, go = sys.getrecursionlimit(), threading.Event(), threading.Event()
+
+    def stay() -> None:
+        inside.set()
+        assert go.wait(PATIENCE_S)
+
+    other = threading.Thread(target=entry.run, args=(stay,))
+    other.start()
+    assert inside.wait(PATIENCE_S)
+    entry.run(lambda: None)
+    raised = sys.getrecursionlimit()
+    go.set()
+    other.join()
+    assert (raised > most, sys.getrecursionlimit()) == (True, most)
+    entry.run(lambda: sys.setrecursionlimit(most + 7))  # what the program sets stays
+    assert sys.getrecursionlimit() == most + 7
+    sys.setrecursionlimit(most)
 
 
 class Action(ctypes.Structure):

@@ -127,6 +127,8 @@ class Entry:
         #: what a handler has raised where nothing can come out
         self.owed: Optional[BaseException] = None
         self._inside: Set[int] = set()
+        #: the program's recursion limit and ours, while a thread of it is inside; 0 while none is
+        self._limits = (0, 0)
 
     def run(self, act: Callable[..., Any], *arguments: Any) -> None:
         """Act; the program's handlers wait meanwhile."""
@@ -135,9 +137,11 @@ class Entry:
             act(*arguments)
         if self.is_shut or me in self._inside:
             return
-        deepest = sys.getrecursionlimit()
+        limit = sys.getrecursionlimit()
         try:
-            sys.setrecursionlimit(deepest + _DEEPER)
+            if limit != self._limits[1]:
+                self._limits = (limit, limit + _DEEPER)
+                sys.setrecursionlimit(limit + _DEEPER)
             self._inside.add(me)
             if me == self.main:
                 self.handlers.wait()
@@ -148,11 +152,14 @@ class Entry:
             self._shut(error)
         finally:
             self._inside.discard(me)
-            try:
-                if me == self.main:
-                    self.handlers.go_on()
-            finally:
-                sys.setrecursionlimit(deepest)
+            if not self._inside and sys.getrecursionlimit() == self._limits[1]:
+                try:
+                    sys.setrecursionlimit(self._limits[0])
+                    self._limits = (0, 0)
+                except RecursionError:
+                    pass  # so deep that a later one does it
+            if me == self.main:
+                self.handlers.go_on()
         owed, self.owed = self.owed, None
         if owed is not None:
             raise owed

@@ -103,11 +103,11 @@ def _recounted(ranks: Sequence[RankTables]) -> list[RankTables]:
     out = []
     for r in ranks:
         by = 0
-        if r.rank in lead and r is not base:
+        if r.rank in lead and r is not base and _at_one_time(r, base):
             by = _chosen(r, base, lead[base.rank] - lead[r.rank], by_calls.get(r.rank))
         if by:
             r = _moved(r, by).warned(_warning(r, by, base))
-        elif near.get(r.rank, most) != most and not _common(r, base):
+        elif near.get(r.rank, most) != most and _at_one_time(r, base) and not _common(r, base):
             r = r.warned(_undecided(r, base))
         out.append(r)
     return out
@@ -174,6 +174,18 @@ def _common(tables: RankTables, base: RankTables, by: int = 0) -> int:
     """How many steps two ranks have in common once `by` is added to the first one's."""
     mine, theirs = tables.steps["step"].to_numpy() + by, base.steps["step"].to_numpy()
     return len(np.intersect1d(mine, theirs))
+
+
+def _at_one_time(tables: RankTables, base: RankTables) -> bool:
+    """Whether two ranks' windows are no further apart than the shorter one lasts, by the clocks.
+
+    Over a longer time a small difference of pace is a step.
+    """
+    (_, mine), (_, theirs) = _ends(tables), _ends(base)
+    if not len(mine) or not len(theirs):
+        return False
+    shorter = min(mine[-1] - mine[0], theirs[-1] - theirs[0])
+    return bool(max(mine[0] - theirs[-1], theirs[0] - mine[-1]) <= shorter)
 
 
 def _lead(ranks: Sequence[RankTables]) -> dict[int, float]:

@@ -34,9 +34,9 @@ CODES = (
 def find(dataset: Dataset, found: Sequence[Finding] = ()) -> list[Finding]:
     """Return the stragglers of all ranks, and who may be one, of each group together.
 
-    Those that were late until some step are apart from those that still are. Those that are named
-    already are left out, and those that were profiled beside others: of them their reports tell
-    more.
+    Those that were late until some step are apart from those that still are, and those that are
+    late now and then in other steps from each other. Those that are named already are left out,
+    and those that were profiled beside others: of them their reports tell more.
     """
     shallow = dataset.shallow
     if shallow is None:
@@ -44,10 +44,11 @@ def find(dataset: Dataset, found: Sequence[Finding] = ()) -> list[Finding]:
     known = {rank for each in found if each["code"].startswith("straggler.")
              for rank in each["ranks"]}  # fmt: skip
     known |= {*dataset.ranks} if len(dataset.ranks) > 1 else set()
-    groups: dict[tuple[bool, str, int | None], list[Suspect]] = {}
+    groups: dict[tuple[object, ...], list[Suspect]] = {}
     for each in shallow["suspects"]:
         if each["rank"] not in known:
-            key = (each["delays"], each["group"], each["until_step"])
+            late = tuple(each["late_steps"] or ())
+            key = (each["delays"], each["group"], each["until_step"], late)
             groups.setdefault(key, []).append(each)
     by = lighter(dataset, found)
     return [_finding(dataset, shallow, some, by) for some in groups.values()]

@@ -72,9 +72,11 @@ def late_host(dataset: Dataset, k: int, each: Floats) -> Reason:
     """
     late = np.flatnonzero(each > limits.WARNING_FRAC * each.max(initial=0.0))
     spans, time = step_spans(dataset, k), host_time(dataset, k)
+    if len(spans[0]) != len(each):
+        return Reason("cannot be determined: its report has not all of the steps", [])
     others = job_of(dataset).peers.others(k)[: limits.MOST].tolist()
     mine, *theirs = (
-        _spent(dataset, place, time.names)[:, late] for place in (k, *others)
+        _spent(dataset, place, time.names, k)[:, late] for place in (k, *others)
         if len(step_spans(dataset, place)[0]) == len(each)
     )  # fmt: skip
     usual = np.median(theirs, axis=0)
@@ -98,15 +100,19 @@ def late_host(dataset: Dataset, k: int, each: Floats) -> Reason:
     return Reason(f"{why} ({numbers})", rows[: limits.MOST], advice)
 
 
-def _spent(dataset: Dataset, k: int, names: list[Named]) -> Floats:
+def _spent(dataset: Dataset, k: int, names: list[Named], like: int) -> Floats:
     """How long the k-th rank's host is in each of `names` in each steady-state step (ns).
 
-    A gap between ranges that it has not may be any part of its time: it is in that for ever.
+    A gap between ranges that it has not may be any part of its time, and so may a call that its
+    profiler does not record, where another than that of the rank `like` is at work: it is in that
+    for ever.
     """
     rows = dict(zip(host_time(dataset, k).names, spent(dataset, k), strict=True))
     none = np.zeros(len(dataset.steady_steps))
-    apart = none + np.inf
-    return np.stack([rows.get(name, apart if name.kind == BETWEEN else none) for name in names])
+    unlike = len(dataset.profilers([k, like])) > 1
+    for name in set(names) - rows.keys():
+        rows[name] = none + np.inf if unlike or name.kind == BETWEEN else none
+    return np.stack([rows[name] for name in names])
 
 
 def _beside(mine: float, peers: float) -> str:
@@ -129,7 +135,7 @@ def _why(call: Named) -> tuple[str, str]:
     if call.name == LOCKED:
         return f"its host waits for {LOCKED}", LEAVE_THE_LOCK
     if call.kind == BETWEEN:
-        return f"its host runs its own code {where(call)}", ""
+        return f"its host pauses {where(call)}", ""
     return f"its host {'blocks' if call.kind in ('os', 'cuda') else 'is'} {where(call)}", ""
 
 

@@ -275,7 +275,8 @@ def _summary(
     if cause.code in plain:
         return plain[cause.code]
     if cause.code == "host.sync":
-        often = counted(round(len(cause.waits) / each), "time")
+        times = round(len(cause.waits) / each)
+        often = "once" if times == 1 else counted(times, "time")
         return f"Hosts wait for their GPU {often} per step, for a value that they read: {saved}."
     if cause.code == "host.launch_bound":
         kernels = replay.lengths.run[replay.kind == COMPUTE]

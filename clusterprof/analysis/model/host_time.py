@@ -147,6 +147,11 @@ def _threads(tables: RankTables) -> pa.Array:
     return pc.unique(marks["thread"])
 
 
+def _gap(before: str, after: str) -> str:
+    """Where a gap is, by the ranges around it."""
+    return f"between two of '{after}'" if before == after else f"between '{before}' and '{after}'"
+
+
 def _between(ranges: pa.Table) -> pa.Table:
     """What lies between these ranges, one row for each gap: the host's own code."""
     start, stop = (ranges[column].to_numpy() for column in ("start_ns", "end_ns"))
@@ -155,7 +160,7 @@ def _between(ranges: pa.Table) -> pa.Table:
     before = ends[np.searchsorted(stop[ends], covered.end[:-1])]
     after = np.searchsorted(start, covered.start[1:])
     pairs = zip(before.tolist(), after.tolist(), strict=True)
-    gaps = [f"between '{names[one]}' and '{names[other]}'" for one, other in pairs]
+    gaps = [_gap(names[one], names[other]) for one, other in pairs]
     columns = [covered.end[:-1], covered.start[1:], [BETWEEN] * len(gaps), gaps]
     arrays = [
         pa.array(values, field.type) for values, field in zip(columns, ranges.schema, strict=True)

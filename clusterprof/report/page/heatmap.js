@@ -258,7 +258,7 @@
     const left = data.ranks.length - lines.reduce((sum, line) => sum + line.length, 0);
     const notes = [];
     if (many > 1) notes.push(`a line is the highest of ${many} ranks`);
-    if (left > 0) notes.push(`${left} of ${data.ranks.length} ranks without this measure are left out`);
+    if (left > 0) notes.push(`${left} of ${data.ranks.length} ranks were not profiled and are left out`);
     if (data.named.length) notes.push("▶ is a rank that a finding names as straggler");
     document.getElementById("heat-note").firstElementChild.textContent = notes.length ? `${notes.join("; ")}.`.replace(/^./, (letter) => letter.toUpperCase()) : "";
     cursor = top = null;
