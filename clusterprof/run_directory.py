@@ -531,8 +531,9 @@ def _check_no_link_in(folder: Path) -> None:
     where its sender chose. Raises OSError.
     """
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        for entry in os.scandir(folder):
-            if entry.is_symlink() and Path(entry).is_dir():  # one to itself is none to a folder
+        # A link to itself is none to a folder, and is no folder.
+        for entry in os.scandir(folder) if folder.is_dir() else ():
+            if entry.is_symlink() and Path(entry).is_dir():
                 raise RunDirectoryError(
                     f"{entry.path} is a link to another folder",
                     "a run directory has none: put the folder itself in its place",
