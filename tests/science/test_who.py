@@ -64,6 +64,27 @@ def test_a_pause_is_no_profiler_s_and_is_compared_under_two_of_them() -> None:
     assert late["saved_ns_per_step"] == pytest.approx(8 * MS, rel=0.05)
 
 
+def test_what_one_of_two_profilers_alone_records_is_no_cause() -> None:
+    ranks = _two_profilers(Job(steps=8, synchronous=True, causes=(Cause("host", 2, 8 * MS),)))
+    late = ranks[2]
+    calls = late.host_calls.filter(
+        pc.invert(pc.is_in(late.host_calls["kind"].cast(pa.string()), pa.array(["os", "range"])))
+    )
+    thread = late.activity["launch_thread"].drop_null()[0].as_py()
+    blank = dict.fromkeys(calls.schema.names)
+    own = [
+        {**blank, "start_ns": begin + 9 * MS, "end_ns": begin + 15 * MS, "thread": thread,
+         "kind": "op", "name": "aten::own"}
+        for begin in late.steps["begin_ns"].to_pylist()
+    ]  # fmt: skip
+    more = pa.table({name: [row[name] for row in own] for name in calls.schema.names})
+    calls = pa.concat_tables([calls, more.cast(calls.schema)]).unify_dictionaries()
+    ranks[2] = replace(late, host_calls=calls.sort_by("start_ns"))
+    found = study(ranks).results["findings"][0]
+    assert (found["code"], found["ranks"]) == ("straggler.host", [2])
+    assert "another profiler records its peers" in found["summary"]
+
+
 def test_a_pause_in_which_calls_are_recorded_may_be_the_profiler_s() -> None:
     job = Job(steps=8, synchronous=True, causes=(Cause("host", 2, 8 * MS),))
     results = study(_two_profilers(job, busy=True)).results

@@ -22,6 +22,8 @@ from clusterprof.analysis.model.host_time import (
 )
 from clusterprof.words import ms
 
+#: of an excess over the middle peer
+_NOTHING_EXPLAINS = "no call, range or operator explains half of it"
 #: where a sentence has two names (`between 'a' and 'b'`), all of one that is longer than 24
 _LONG_NAME = re.compile(r"(?<=')([^']{23})[^']{2,}(?=')")
 _COPIES = re.compile("(?i)memcpy|memset")
@@ -82,7 +84,9 @@ def late_host(dataset: Dataset, k: int, each: Floats) -> Reason:
     usual = np.median(theirs, axis=0)
     cause = time.cause((mine - usual).mean(axis=1), float(each[late].mean()))
     if cause is None:
-        return Reason("cannot be determined: no call, range or operator explains half of it", [])
+        unlike = len(dataset.profilers([k, *others])) > 1
+        why = "another profiler records its peers" if unlike else _NOTHING_EXPLAINS
+        return Reason(f"cannot be determined: {why}", [])
     began = [time.when(cause, *span) for span in np.stack(spans, axis=1)[late].tolist()]
     aligned = dataset.clock.align(dataset.ranks[k], np.asarray(began, dtype=np.int64))
     rows: Evidence = [
