@@ -488,6 +488,10 @@ def test_prometheus_reads_every_metric(straggler: Study, run: Path, tmp_path: Pa
     assert [(dict(labels)["code"], value) for labels, value in repairs] == [
         (e["code"], pytest.approx(e["saved_ns_per_step"] / 1e9)) for e in results["findings"]
     ]
+    unsure = found["clusterprof_finding_saved_uncertainty_seconds"].values()
+    expected = [e["saved_uncertainty_ns"] / 1e9 for e in results["findings"]]
+    assert max(expected) > 0
+    assert list(unsure) == pytest.approx(expected)
     parts = found["clusterprof_rank_step_seconds"]
     of_rank = sum(value for labels, value in parts.items() if ("rank", "2") in labels)
     steady = [e["step"] for e in results["steps"] if e["settled"]]
@@ -669,7 +673,8 @@ def test_tables_hold_what_the_results_say(straggler: Study, run: Path, tmp_path:
     steady = {each["step"] for each in results["steps"] if each["settled"]}
     assert {int(each["step"]) for each in steps if each["steady_state"] == "true"} == steady
     findings = rows(made / "findings.csv")
-    assert [each["code"] for each in findings] == [each["code"] for each in results["findings"]]
+    for name in ("code", "severity", "recurrence", "summary", "advice"):
+        assert [each[name] for each in findings] == [each[name] for each in results["findings"]]
     waits = [each["wait_ns"] for each in rows(made / "collectives.csv")]
     expected = straggler.collectives["wait_ns"].to_pylist()
     assert [int(each) if each else None for each in waits] == expected

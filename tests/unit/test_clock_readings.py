@@ -34,8 +34,9 @@ from clusterprof.agent.remote import prober, probing
 from clusterprof.align.clock import UNBOUNDED_NS, align, alignment, measured
 from clusterprof.align.clock import readings as r
 from clusterprof.align.match import match
+from clusterprof.cli import clock as clock_verb
 from clusterprof.probe import ping_pong
-from clusterprof.probe.measurement import Bound, drift, joined, parsed
+from clusterprof.probe.measurement import Bound, Measurement, drift, joined, parsed
 from clusterprof.tables import SCHEMAS, RankTables, ReportInfo, empty
 
 NOW = 1_790_000_000_000_000_000
@@ -326,6 +327,15 @@ def test_two_measurements_bound_the_drift(
     found = drift(rows)
     assert found is not None
     assert found.low_ppm - 1e-6 <= ppm <= found.high_ppm + 1e-6
+
+
+def test_a_drift_is_shown_as_wide_as_it_is() -> None:
+    # 10 µs gained in 10 s, each end known to ±5 µs: 1 ppm, by as much more or less
+    rows = [bound(NOW, -5_000, 5_000), bound(NOW + 10**10, 5_000, 15_000)]
+    (_, row, _) = clock_verb.shown(Measurement(tuple(rows), "UDP")).splitlines()
+    assert row.endswith("+1.000 ±1.000 ppm")
+    assert "+10.0 µs" in row
+    assert "±5.0 µs" in row
 
 
 def test_one_measurement_shows_no_drift_and_a_step_between_two_is_no_drift() -> None:

@@ -109,6 +109,19 @@ def test_folders_of_ours_that_are_older_than_a_day_are_leftovers(temporary: Path
     assert found.advice == f"rm -r {temporary}/clusterprof-old"
 
 
+def test_what_another_user_left_is_not_ours_to_remove(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (temporary / "clusterprof-old").mkdir()
+    (temporary / "injection_config_1").touch()
+    for path in temporary.iterdir():
+        os.utime(path, (0, 0))
+    assert leftovers.leftovers([]).level == WARN
+    other = os.getuid() + 1
+    monkeypatch.setattr(leftovers.os, "getuid", lambda: other)
+    assert leftovers.leftovers([]).level == OK
+
+
 def test_a_rank_s_folder_is_a_leftover_as_soon_as_its_guard_is_gone(temporary: Path) -> None:
     folder = temporary / "clusterprof-x"
     folder.mkdir()

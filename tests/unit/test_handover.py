@@ -6,11 +6,15 @@ import gc
 import os
 from multiprocessing import Pipe
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
+from lab.clock import ManualClock
 
-from clusterprof.ingest import handover
+from clusterprof.ingest import engines, handover
+from clusterprof.launch import handing_out
 
 
 @pytest.mark.parametrize("rows", [0, 3, 3_000_000], ids=["none", "few", "as a view"])
@@ -43,3 +47,26 @@ def test_small_tables_do_not_hold_the_memory_of_large_ones() -> None:
     del large
     assert mapped() == before
     assert small.to_pylist() == [0, 1, 2]
+
+
+def test_a_task_that_reads_for_ever_loses_its_source_though_it_sends_updates(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handing_out, "REAL", clock)
+    monkeypatch.setattr(handing_out, "limit_s", lambda source: 60.0)
+    ours, theirs = Pipe()
+    sent = SimpleNamespace(test=lambda: (True, None))
+    comm = cast("Any", SimpleNamespace(isend=lambda *_: sent))
+    leader = handing_out.Leader(comm, theirs, ["first", "n1"])
+    (task,) = leader._tasks.values()
+    leader._waiting.append((7, cast("Any", "a report")))
+    for after_s in (0.0, 60.0 + engines.SILENCE_S, 1.0):
+        clock.sleep(after_s)
+        task.updated = clock.now()
+        assert not ours.poll()
+        leader._look_after(1, task, beats=False)
+    assert ours.poll()
+    index, lost = ours.recv()
+    assert (index, lost.host) == (7, "n1")
+    assert lost.why.startswith("took longer than")
+    assert task.lost

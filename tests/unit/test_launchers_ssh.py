@@ -29,6 +29,7 @@ from clusterprof.collect.connection import Answer, command_line, reason
 from clusterprof.collect.host_keys import HostKeys, Known, decoded
 from clusterprof.collect.over_ssh import RemoteHost
 from clusterprof.errors import HostError, LaunchError, RunDirectoryError, UsageError
+from clusterprof.launch import planning
 from clusterprof.launch.over_hosts import PIECE_B, Prefixed
 from clusterprof.launchers import ssh
 from clusterprof.launchers.support.job import CommandLine, Host, Job, OverSsh
@@ -165,6 +166,13 @@ def test_only_the_named_variables_go_along_and_their_values_are_not_shown() -> N
     made = job("--hosts a --env ONE --env 'TWO=a=b c'", ONE="1", SECRET="x")
     assert remote(made).environment == {"ONE": "1", "TWO": "a=b c"}
     assert not any("a=b c" in word for word in made.command)
+
+
+def test_what_starts_the_job_again_has_the_names_of_variables_alone() -> None:
+    options = ["--hosts", "a", "--env", "TWO=a=b c", "--env=THREE=3", "--env", "ONE"]
+    made = job(shlex.join(options), ONE="1")
+    shown = ["--hosts", "a", "--env", "TWO", "--env=THREE", "--env", "ONE"]
+    assert planning.without_values(options, made) == shown
 
 
 def test_words_come_out_of_a_shell_as_they_went_in() -> None:
