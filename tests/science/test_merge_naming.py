@@ -91,6 +91,29 @@ def test_a_rank_under_nsys_goes_with_those_of_another_profiler_though_it_saw_no_
     assert partners(mixed) == partners([armed, ranks[1]])
 
 
+def ending_apart(tables: RankTables, members: list[int] | None) -> RankTables:
+    """A rank whose transfers end up to 0.4 ms away from its peers', as large ones do."""
+    calls = tables.collective_calls
+    apart = np.random.default_rng(7).integers(0, 400_000, calls.num_rows)
+    columns = {
+        "end_ns": pc.add(calls["end_ns"], pa.array(apart)),
+        "members": pa.array([members] * calls.num_rows, calls.schema.field("members").type),
+    }
+    for name, values in columns.items():
+        at = calls.schema.get_field_index(name)
+        calls = calls.set_column(at, calls.schema.field(at), values)
+    return replace(tables, collective_calls=calls)
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_large_transfers_that_end_apart_go_together_where_a_report_lists_the_members(
+    listed: bool,
+) -> None:
+    ranks, _ = simulate(Job(dp=2, causes=CAUSES[:0]))
+    other = ending_apart(renamed(ranks[1], group_name), [0, 1] if listed else None)
+    assert partners([ranks[0], other]) == (partners(ranks) if listed else set())
+
+
 def with_broadcasts(tables: RankTables) -> RankTables:
     """A rank of which every fifth call is a Broadcast, which ends on rank 1 long before."""
     calls = tables.collective_calls

@@ -27,7 +27,7 @@ _END_SPREAD_FRAC = 0.25
 _MOST_CALLS_FRAC = 0.9
 #: more is learned from streams whose begins differ by so many times as much as their ends, up to
 #: this: the ends of an AllReduce of four V100s without NVLink differed by 100 to 400 µs
-_WAITS, _WIDEST_NS = 4.0, 1_000_000.0
+_WAITS, WIDEST_NS = 4.0, 1_000_000.0
 #: tolerances that are tried up to the widest
 _WIDER = 16
 #: with so few calls a constant difference may be chance: then the wall clocks must agree too
@@ -139,7 +139,7 @@ def infer(nodes: Sequence[Part], *, whole: bool = False) -> tuple[list[Group], f
     most = max(_END_SPREAD_NS, *telling, 0.0)
     if many:
         return _infer_many(nodes, most), most
-    widths = [most, *np.geomspace(most, _WIDEST_NS, _WIDER)[1:].tolist()] if whole else [most]
+    widths = [most, *np.geomspace(most, WIDEST_NS, _WIDER)[1:].tolist()] if whole else [most]
     tried = ((_linked(nodes, pairs, width), width) for width in widths)
     first = next(tried)
     if not whole or _plausible(nodes, first[0]):
@@ -192,7 +192,7 @@ def _pairs(nodes: Sequence[Part]) -> dict[tuple[int, int], Fit]:
         for j in range(i + 1, len(nodes))
         if nodes[i].rank != nodes[j].rank
         and nodes[i].most_members == nodes[j].most_members
-        and (found := fit(nodes[i], nodes[j], tolerance_ns=_WIDEST_NS)) is not None
+        and (found := fit(nodes[i], nodes[j], tolerance_ns=WIDEST_NS)) is not None
     }
 
 

@@ -14,13 +14,14 @@ from dataclasses import replace
 
 from clusterprof.align.columns import Bools
 from clusterprof.align.match.calls import UNKNOWN, Calls, Part
-from clusterprof.align.match.communicators import fit
+from clusterprof.align.match.communicators import WIDEST_NS, fit
 
 #: (name of a communicator, its stream or `_WHOLE`) -> its members' calls
 Known = dict[tuple[str, int], list[Part]]
 _WHOLE = UNKNOWN - 1
 
-#: ends may scatter by more than where all communicators are inferred: there are few to choose from
+#: ends may scatter by more than where all communicators are inferred: there are few to choose from.
+#: Where one report lists the other's rank as a member only its own communicators are to choose from
 _SLACK = 2.0
 #: members of a communicator that the calls of a rank under another name are compared with
 _COMPARED = 3
@@ -144,8 +145,18 @@ def _fit(part: Part, members: Sequence[Part]) -> tuple[float, float] | None:
     Compared are the first members and the last, not all: they agree among themselves.
     """
     some = [*members[: _COMPARED - 1], *members[_COMPARED - 1 :][-1:]]
-    found = [fit(each, part, _SLACK) for each in some]
+    found = [
+        fit(each, part, _SLACK, WIDEST_NS)
+        if _lists(part, each.rank) or _lists(each, part.rank)
+        else fit(each, part, _SLACK)
+        for each in some
+    ]
     pairs = [each for each in found if each is not None]
     if len(pairs) < len(found):
         return None
     return max(each.spread_ns for each in pairs), 1.0 - min(each.confidence for each in pairs)
+
+
+def _lists(part: Part, rank: int) -> bool:
+    """Whether the report lists this rank among the communicator's members."""
+    return any(rank in listed for listed in part.whole.members[part.rows[:1]] if listed is not None)
