@@ -87,9 +87,21 @@ def test_what_one_of_two_profilers_alone_records_is_no_cause() -> None:
 
 def test_a_pause_in_which_calls_are_recorded_may_be_the_profiler_s() -> None:
     job = Job(steps=8, synchronous=True, causes=(Cause("host", 2, 8 * MS),))
-    results = study(_two_profilers(job, busy=True)).results
+    results = study(_two_profilers(job, call_each_ns=MS // 5)).results
     assert not straggler_named(list(results["findings"]))
     assert results["verdict"].startswith("Stragglers cannot be determined: two profilers")
+
+
+def test_a_pause_in_which_few_calls_are_recorded_is_the_host_s_but_for_these() -> None:
+    job = Job(steps=8, synchronous=True, causes=(Cause("host", 2, 8 * MS),))
+    whole, broken = (
+        study(_two_profilers(job, call_each_ns=each)).results["findings"][0]
+        for each in (0, 6 * MS // 5)
+    )
+    for found in (whole, broken):
+        assert (found["code"], found["ranks"]) == ("straggler.host", [2])
+    # what lies beside the calls may be the profiler's
+    assert 5 * MS < broken["saved_ns_per_step"] < whole["saved_ns_per_step"] <= 8.2 * MS
 
 
 @pytest.mark.parametrize(("launch_ns", "hidden"), [(650_000, True), (20_000, False)])
@@ -105,13 +117,13 @@ def test_launches_under_two_profilers_are_not_compared_and_nothing_is_said_of_th
     assert "wait" not in results["verdict"]
 
 
-def _two_profilers(job: Job, *, busy: bool = False) -> list[RankTables]:
-    """The job's ranks, rank 2 by torch.profiler; `busy`: it records a call each 0.2 ms."""
+def _two_profilers(job: Job, *, call_each_ns: int = 0) -> list[RankTables]:
+    """The job's ranks, rank 2 by torch.profiler, which records a further call so often."""
     ranks, _ = simulate(job)
     late = ranks[2]
-    if busy:
+    if call_each_ns:
         calls = late.host_calls
-        begin = np.arange(*_span(calls), MS // 5)
+        begin = np.arange(*_span(calls), call_each_ns)
         rows = calls.take(np.zeros(len(begin), dtype=int)).drop_columns(["start_ns", "end_ns"])
         for name, times in (("start_ns", begin), ("end_ns", begin + 1000)):
             rows = rows.append_column(name, pa.array(times))

@@ -205,8 +205,8 @@ def named_time(dataset: Dataset, place: Ints, begin: Ints, end: Ints) -> dict[st
     return out
 
 
-def longest_quiet(dataset: Dataset, place: Ints, begin: Ints, end: Ints) -> Ints:
-    """The longest time within each span in which nothing that its host records begins or ends (ns).
+def quiet(dataset: Dataset, place: Ints, begin: Ints, end: Ints) -> Ints:
+    """How much of each span are pauses in which nothing that its host records begins or ends (ns).
 
     `place` is each span's rank; `begin` and `end` are on the reference rank's clock, and no two
     spans of a rank overlap.
@@ -218,5 +218,7 @@ def longest_quiet(dataset: Dataset, place: Ints, begin: Ints, end: Ints) -> Ints
         marks = dataset.aligned(np.full(len(marks), k), marks)
         times = np.unique(np.r_[marks, begin[mine], end[mine]])
         edges = np.searchsorted(times, np.stack((begin[mine], end[mine]), axis=1))
-        out[mine] = np.maximum.reduceat(np.diff(times, append=times[-1]), edges.ravel())[::2]
+        apart = np.diff(times, append=times[-1])
+        apart[apart < limits.PAUSE_NS] = 0
+        out[mine] = np.add.reduceat(apart, edges.ravel())[::2]
     return out

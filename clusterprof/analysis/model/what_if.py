@@ -326,13 +326,13 @@ class WhatIfs:
     def traced(self) -> Ints:
         """How much of each host moment's own time (ns) profilers may lengthen, each in its own way.
 
-        All of it but, in each pause, the longest time in which nothing begins or ends: there no
-        profiler does anything.
+        All of it but, in each pause, what is a pause in itself, in which nothing begins or ends:
+        there no profiler does anything.
         """
         rows, begin, end = self.parts["host"][0], *self.job.host_spans
         out = self.base.own.copy()
         rank, begin, end = self.job.host_rank[rows], begin[rows], end[rows]
-        quiet = host_activity.longest_quiet(self.dataset, rank, begin, end)
+        quiet = host_activity.quiet(self.dataset, rank, begin, end)
         out[rows] = np.maximum(out[rows] - quiet, 0)
         return np.asarray(out)
 
@@ -365,13 +365,18 @@ class WhatIfs:
         The peer is one of those not in `ranks`: the one whose step takes the middle time, with its
         own lengths, as noisy as they are. Where both do the same things in the same order, each
         thing takes what it takes the peer; else, between two collectives, the longest are cut
-        until the sum is the peer's: what a rank does besides is one long thing, not many.
+        until the sum is the peer's: what a rank does besides is one long thing, not many. What
+        profilers may lengthen in pauses stays, where hosts are compared by these.
         """
         values = (lengths.own if part == "host" else lengths.run).copy()
         chosen, rank, step, phase = self.parts[part]
         # a peer's kernels as they would be without its waiting for these ranks
         source = values if part == "host" else np.minimum(values, self.job.freely)
         source = source.copy()
+        stays = np.zeros_like(source)
+        if part == "host" and self.by_pauses:
+            stays = np.minimum(self.traced, source)
+            source -= stays
         for k in ranks:
             others = np.setdiff1d(self.peers.others(k), ranks)
             if not len(others):
@@ -384,10 +389,12 @@ class WhatIfs:
                 peer = sorted(total, key=lambda q: total[q])[len(total) // 2]
                 mine, its = here[k], here[peer]
                 if not self.alone[k] and source[mine].sum() > total[peer]:
-                    values[mine] = _as_long(source[mine], phase[mine], source[its], phase[its])
+                    as_long = _as_long(source[mine], phase[mine], source[its], phase[its])
+                    values[mine] = stays[mine] + as_long
                 elif self.alone[k] and len(its):
                     # another stage has another number of launches: as long for each of them
-                    values[mine] = cut(source[mine], total[peer] * len(mine) // len(its))
+                    least = cut(source[mine], total[peer] * len(mine) // len(its))
+                    values[mine] = stays[mine] + least
         return replace(lengths, **{"own" if part == "host" else "run": values})
 
     def spread(self, lengths: Lengths, base: Lengths, ranks: Sequence[int]) -> Lengths:
