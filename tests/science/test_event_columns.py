@@ -9,7 +9,6 @@ import pytest
 
 from clusterprof.ingest import read_report
 from clusterprof.ingest.kineto import event_columns
-from clusterprof.ingest.kineto.event_forms import Forms
 from clusterprof.tables import SCHEMAS
 
 EVENT = {"ph": "X", "cat": "cpu_op", "name": "a", "tid": 1, "ts": 1.5, "dur": 2, "args": {}}
@@ -23,15 +22,12 @@ def text(*events: object) -> bytes:
 def test_columns_and_single_events_give_the_same_tables(
     trace: str, recordings: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    by_forms = read_report(recordings / "kineto" / trace)
-    monkeypatch.setattr(Forms, "parsed", lambda _self, _text: None)
     by_columns = read_report(recordings / "kineto" / trace)
     monkeypatch.setattr(event_columns, "parsed", lambda _: None)
     one_by_one = read_report(recordings / "kineto" / trace)
-    for found in (by_forms, by_columns):
-        assert found.info == one_by_one.info
-        for name in SCHEMAS:
-            assert getattr(found, name).to_pylist() == getattr(one_by_one, name).to_pylist()
+    assert by_columns.info == one_by_one.info
+    for name in SCHEMAS:
+        assert getattr(by_columns, name).to_pylist() == getattr(one_by_one, name).to_pylist()
 
 
 def test_what_complete_events_have_is_kept() -> None:

@@ -12,7 +12,7 @@ import zlib
 from array import array
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from clusterprof.errors import ReportError
 from clusterprof.ingest import other_tools
 from clusterprof.ingest.kineto import event_columns
 from clusterprof.ingest.kineto.event_columns import Columns
-from clusterprof.ingest.kineto.event_forms import Forms
 from clusterprof.ingest.kineto.json_stream import NotAList, elements, keys_of, pieces
 from clusterprof.ingest.opening import opened, opened_ahead, unreadable
 from clusterprof.ingest.recording import Bools, Calls, Ints, matching, with_names
@@ -152,8 +151,7 @@ def read(path: Path) -> Trace:
         if path.stat().st_size == 0:
             raise ReportError(f"{path} is empty", "the profiler wrote nothing: record again")
         with opened_ahead(path) as file:
-            parse = partial(_parsed, forms=Forms(CATEGORIES))
-            for events in pieces(file, "traceEvents", trace.meta, parse):
+            for events in pieces(file, "traceEvents", trace.meta, _parsed):
                 if isinstance(events, Columns):
                     _add(events, trace, codes)
                 else:
@@ -196,11 +194,11 @@ def _damaged(path: Path, why: str) -> ReportError:
     )
 
 
-def _parsed(text: bytes, forms: Forms) -> Columns | list[dict[str, Any]]:
+def _parsed(text: bytes) -> Columns | list[dict[str, Any]]:
     """Return a piece's events; of an older Kineto, of merged traces, and odd ones, one by one."""
     if _MERGED.search(text) or 2 * text.count(b'"rank":') > text.count(b'"ph":'):
         return elements(text)
-    found = forms.parsed(text) or event_columns.parsed(text)
+    found = event_columns.parsed(text)
     if found is None or not _FORMERLY.keys().isdisjoint(found.categories):
         return elements(text)
     return found

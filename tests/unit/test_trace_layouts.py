@@ -1,4 +1,4 @@
-"""Events read by their forms are those that Arrow reads, and those read one by one."""
+"""The events that Arrow reads of a trace are those read one by one, whatever its layout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from lab.tiers import long_but
 
 from clusterprof.errors import ReportError
 from clusterprof.ingest.kineto import event_columns, json_stream, trace_events
-from clusterprof.ingest.kineto.event_forms import Forms
 
 TOP = {"schemaVersion": 1, "distributedInfo": {"rank": 0, "world_size": 2}}
 REDUCED = {"Collective name": "allreduce", "In msg nelems": 64, "Seq": 3, "Process Group Name": "0"}
@@ -134,37 +133,35 @@ def read(path: Path) -> Any:
 
 
 @contextmanager
-def without_forms() -> Iterator[None]:
-    """Read as if no event had a form."""
+def one_by_one() -> Iterator[None]:
+    """Read as if Arrow made no columns."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Forms, "parsed", lambda _self, _text: None)
+        patch.setattr(event_columns, "parsed", lambda _: None)
         yield
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_trace_of_any_layout_is_read_by_its_forms(
+def test_a_trace_of_any_layout_is_read_by_arrow(
     layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "trace.json"
-    path.write_text(LAYOUTS[layout](document(random.Random(1))))
-    by_forms = read(path)
-    with without_forms():
-        assert read(path) == by_forms
-        monkeypatch.setattr(event_columns, "parsed", lambda _: None)
-        assert read(path) == by_forms
-    # nothing else reads it
-    monkeypatch.undo()
-    monkeypatch.setattr(event_columns, "parsed", lambda _: pytest.fail("read by Arrow"))
-    assert read(path) == by_forms
+    content = document(random.Random(1))
+    numbered = [each for each in content["traceEvents"] if not isinstance(each.get("tid"), str)]
+    path.write_text(LAYOUTS[layout](content | {"traceEvents": numbered}))
+    by_columns = read(path)
+    with one_by_one():
+        assert read(path) == by_columns
+    monkeypatch.setattr(trace_events, "elements", lambda _: pytest.fail("read one by one"))
+    assert read(path) == by_columns
 
 
 @pytest.mark.parametrize("every", long_but([3], [1]))
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_is_spoilt_or_strange_reads_the_same_without_forms(
+def test_what_is_spoilt_or_strange_reads_the_same_one_by_one(
     layout: str, every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used = whole = 0
-    parsed = Forms.parsed
+    parsed = event_columns.parsed
     monkeypatch.setattr(json_stream, "_PIECE", 1500)
     path = tmp_path / "trace.json"
     for seed in range(0, 60, every):
@@ -173,102 +170,26 @@ def test_what_is_spoilt_or_strange_reads_the_same_without_forms(
         path.write_bytes(spoilt(text, random_))
         found = []
 
-        def counted(self: Forms, text: bytes, found: list[bool] = found) -> Any:
-            columns = parsed(self, text)
+        def counted(text: bytes, found: list[bool] = found) -> Any:
+            columns = parsed(text)
             found.append(columns is not None)
             return columns
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Forms, "parsed", counted)
-            by_forms = read(path)
-        with without_forms():
-            assert read(path) == by_forms, seed
+            patch.setattr(event_columns, "parsed", counted)
+            by_columns = read(path)
+        with one_by_one():
+            assert read(path) == by_columns, seed
         used += any(found)
-        whole += not isinstance(by_forms, str)
+        whole += not isinstance(by_columns, str)
     assert used > 20 // every
     assert whole > 1
-
-
-def columns(*events: object) -> Any:
-    categories = trace_events.CATEGORIES
-    return Forms(categories).parsed(",".join(map(json.dumps, events)).encode())
-
-
-OPERATOR = KINDS[0]
-
-
-def test_events_that_differ_in_digits_have_their_own_values() -> None:
-    events = [OPERATOR | {"name": f"op{n}", "ts": n + 0.5, "tid": 10 + n} for n in range(10)]
-    found = columns(*events)
-    assert [found.names[code] for code in found.name] == [f"op{n}" for n in range(10)]
-    assert found.ts.tolist() == [n + 0.5 for n in range(10)]
-    assert found.numbers["thread"].tolist() == [10 + n for n in range(10)]
-
-
-@pytest.mark.parametrize(
-    "odd",
-    [
-        OPERATOR | {"name": 'a "quoted" name'},
-        OPERATOR | {"tid": "stream 7"},
-        OPERATOR | {"tid": 1.5},
-        OPERATOR | {"tid": True},
-        OPERATOR | {"tid": 2**63},
-        OPERATOR | {"ts": 1e300},
-        OPERATOR | {"ts": None},
-        OPERATOR | {"dur": "3"},
-        OPERATOR | {"cat": "cat2"},
-        OPERATOR | {"cat": None},
-        OPERATOR | {"args": None},
-        OPERATOR | {"args": {"Collective name": 7}},
-        OPERATOR | {"args": {"correlation": 1.5}},
-        OPERATOR | {"args": {"deeper": {"correlation": 1}}},
-        OPERATOR | {"args": {"name": "another"}},
-        {key: value for key, value in OPERATOR.items() if key != "ts"},
-        {"ph": "M", "name": "thread_name", "tid": 3},
-        None,
-        [OPERATOR],
-        7,
-    ],
-)
-def test_what_is_odd_has_no_form(odd: object) -> None:
-    assert columns(OPERATOR, OPERATOR) is not None
-    assert columns(OPERATOR, odd) is None
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda text: text.replace(b'"pid": 4', b'"pid": 04'),
-        lambda text: text.replace(b'"pid": 4', b'"pid": -04'),
-        lambda text: text.replace(b"[8, 64]", b"[08, 64]"),
-        lambda text: text.replace(b'"pid": 4', b'"pid": Infinity'),
-        lambda text: text.replace(b'"tid"', b'"tid": 5, "tid"'),
-        lambda text: text.replace(b"mm", b"\xff"),
-        lambda text: text[:-1],
-        lambda text: text + b",",
-        lambda text: b"," + text,
-        lambda text: b"",
-        lambda text: text + b"], [" + text,
-        lambda text: text.replace(b"}, {", b"},\x0b{"),
-    ],
-)
-def test_what_is_no_json_has_no_form(spoil: Callable[[bytes], bytes]) -> None:
-    text = f"{json.dumps(OPERATOR)}, {json.dumps(OPERATOR)}".encode()
-    forms = Forms(trace_events.CATEGORIES)
-    assert forms.parsed(text) is not None
-    assert spoil(text) != text
-    assert forms.parsed(spoil(text)) is None
-
-
-def test_many_forms_are_left_to_arrow() -> None:
-    assert columns(*(OPERATOR | {"name": "a" * n} for n in range(500))) is None
-    assert columns(*(OPERATOR | {"name": "a" * (n % 200)} for n in range(500))) is not None
 
 
 def test_categories_that_are_not_read_are_in_the_order_of_the_file(tmp_path: Path) -> None:
     categories = [f"kind {letter}" for letter in "hcaebgdf"]
     path = tmp_path / "trace.json"
-    path.write_text(json.dumps({"traceEvents": [OPERATOR | {"cat": each} for each in categories]}))
+    path.write_text(json.dumps({"traceEvents": [KINDS[0] | {"cat": each} for each in categories]}))
     assert list(trace_events.read(path).unread) == categories
-    with without_forms():
+    with one_by_one():
         assert list(trace_events.read(path).unread) == categories
