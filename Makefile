@@ -149,8 +149,19 @@ fuzz: $(READY) ## spoil everything that is read, for SECONDS, and see that it en
 readme: $(READY) ## write the outputs and the picture in README.md anew
 	@$(BIN)/python scripts/readme.py
 
+.PHONY: man
+man: $(READY) ## build the manual page, build/man/clusterprof.1
+	@mkdir -p build/man
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --target build/argparse-manpage \
+	  --no-deps --no-build-isolation --require-hashes --requirement scripts/manpage.txt
+	@COLUMNS=10000 PYTHONPATH=build/argparse-manpage $(BIN)/python build/argparse-manpage/bin/argparse-manpage \
+	  --module clusterprof.cli.completion --function every_verb --format single-commands-section \
+	  --project-name clusterprof --manual-title 'User Commands' --output build/man/clusterprof.1 \
+	  --description 'which rank of a distributed training delays the others, and why'
+	@echo build/man/clusterprof.1
+
 .PHONY: dist
-dist: $(READY) ## build the sdist and the wheel into dist/
+dist: $(READY) man ## build the sdist and the wheel into dist/, and the manual page
 	@rm -rf dist
 	@$(BIN)/python -m build --outdir dist .
 

@@ -32,7 +32,6 @@ VERBS = {
     "explain": "explain a finding: its meaning, when it is wrong, what is recommended",
     "clock": "measure the clocks of the nodes against each other, inside a launcher",
     "completion": "print a script that completes this command line in a shell",
-    "man": "print the manual page",
     "scrub": "copy an nsys export without environment variables, to share it",
 }
 

@@ -23,7 +23,8 @@ def completes(
     def complete(words: list[str]) -> set[str]:
         line = " ".join(json.dumps(each) for each in words)
         shell = (
-            f"source ./script; COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _clusterprof; "
+            f"source ./script; COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; "
+            "_shtab_clusterprof; "
             'printf "%s\\n" "${COMPREPLY[@]}"'
         )
         done = run_command(["bash", "-euc", shell])
@@ -41,8 +42,9 @@ def test_bash_completes_verbs_options_and_values_up_to_the_program(
     assert {"--ranks", "--steps", "--stacks"} <= completes(["clusterprof", "srun", "--"])
     assert completes(["clusterprof", "srun", "--profiler", "t"]) == {"torch"}
     assert completes(["clusterprof", "runs", "c"]) == {"clean"}
-    assert completes(["clusterprof", "srun", "--profiler", "=", "t"]) == {"torch"}
-    assert completes(["clusterprof", "srun", "--profiler", "="]) >= {"torch", "nsys"}
     assert completes(["clusterprof", "explain", "host.g"]) == {"host.gc", "host.gil"}
     assert completes(["clusterprof", "--v"]) == {"--version"}
-    assert completes(["clusterprof", "srun", "--", "python", "--"]) == set()
+    # the program and its own arguments: files, and no option of ours
+    assert completes(["clusterprof", "srun", "--", "python", "scr"]) == {"script"}
+    assert completes(["clusterprof", "srun", "--", "python", "--"]) == {"script"}
+    assert completes(["clusterprof", "merge", "scr"]) == {"script"}

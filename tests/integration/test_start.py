@@ -25,6 +25,7 @@ HEAVY = {
     "plotly",
     "pyarrow",
     "rich",
+    "shtab",
     "sqlite3",
     "torch",
 }
