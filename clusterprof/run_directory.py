@@ -200,148 +200,29 @@ class Manifest:
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Paths and small files of one run, or of a later window of it."""
+    """The folder of a run: what its windows share."""
 
-    #: of a later window its folder, `windows/2` in the run directory
     path: Path
-    #: of a job whose launcher has started its ranks over (see `paths`)
-    attempt: int = 1
 
     @property
     def manifest(self) -> Path:
         """run.json."""
-        return self.root / paths.MANIFEST
+        return self.path / paths.MANIFEST
 
     @property
     def plan(self) -> Path:
         """plan.json."""
-        return self.root / paths.PLAN
+        return self.path / paths.PLAN
 
-    @property
-    def number(self) -> int:
-        """Which window of the run it is, from 1."""
-        # A run directory may be called so as well.
-        later = paths.window_of(str(self.path))
-        return later if later and not (self.path / paths.MANIFEST).exists() else 1
+    def first(self, attempt: int = 1) -> Window:
+        """The window that the launch asked for."""
+        return Window(self, 1, attempt)
 
-    @property
-    def root(self) -> Path:
-        """The run directory itself, which a later window is in."""
-        return self.path.parents[1] if self.number > 1 else self.path
-
-    def later_windows(self) -> list[RunDirectory]:
+    def later_windows(self, attempt: int = 1) -> list[Window]:
         """The run's later windows, in order."""
         with contextlib.suppress(OSError):
-            numbers = later_window.numbers(str(self.root))
-            folders = [paths.window_folder(str(self.root), number) for number in numbers]
-            return [RunDirectory(Path(folder)) for folder in folders]
+            return [Window(self, n, attempt) for n in later_window.numbers(str(self.path))]
         return []
-
-    def order(self) -> LaterWindow | None:
-        """What a later window is to capture; None for the first. Raises RunDirectoryError."""
-        if self.number == 1:
-            return None
-        try:
-            return later_window.read(str(self.root), self.number)
-        except (OSError, ValueError) as error:
-            raise RunDirectoryError(
-                f"{self.path / paths.ORDER} cannot be read", str(error),
-                f"merge the window's reports: clusterprof merge {self.path / paths.RANKS}",
-            ) from None  # fmt: skip
-
-    def deep(self) -> RunDirectory:
-        """The window that has the run's reports: of `--ranks auto` the one that was ordered once
-        all ranks were looked at.
-
-        Where several were, since orders came too late, the one that most ranks began, of equals
-        the last.
-        """
-        later = reversed(self.later_windows() if self.number == 1 else [])
-        found = [replace(each, attempt=self.attempt) for each in later if each.is_auto]
-        return max(found, key=RunDirectory._begun, default=self)
-
-    @property
-    def is_auto(self) -> bool:
-        """Whether this is a later window that `--ranks auto` ordered."""
-        with contextlib.suppress(RunDirectoryError):
-            order = self.order()
-            return order is not None and order.auto
-        return False
-
-    @cached_property
-    def is_deep(self) -> bool:
-        """Whether this is a later window, and its result the run's: as it was when first asked."""
-        return self.is_auto and RunDirectory(self.root, self.attempt).deep() == self
-
-    def _begun(self) -> int:
-        """How many ranks began to capture this window."""
-        order = self.order()
-        ranks = order.selection.ranks if order else ()
-        return sum("step_begin" in state for _, state in self.states_of(ranks))
-
-    @property
-    def results(self) -> RunDirectory:
-        """Where this window's result is: the run itself, of its deep window too."""
-        return RunDirectory(self.root, self.attempt) if self.is_deep else self
-
-    def window(self) -> StepWindow:
-        """The steps to profile. Raises RunDirectoryError."""
-        order = self.order()
-        return StepWindow(*order.steps) if order else self.read_manifest().window
-
-    def expected_ranks(self) -> list[int] | None:
-        """The ranks to profile; None where only the ranks know. Raises RunDirectoryError."""
-        order = self.order()
-        if order is None:
-            return self.read_manifest().expected_ranks()
-        selection = Selection.from_json(order.selection._asdict())
-        if order.profiler == "none":
-            return []
-        expected = selection.expected(self.read_manifest().world_size)
-        return None if expected is None else list(expected)
-
-    def logged(self, rank: int) -> Path:
-        """The folder with the step log of one rank, which is one for all windows."""
-        return Path(paths.rank_folder(paths.attempt_folder(str(self.root), self.attempt), rank))
-
-    @property
-    def merged(self) -> Path:
-        """The folder of what merging made."""
-        return self.results.path / paths.MERGED
-
-    @property
-    def html(self) -> Path:
-        """report.html."""
-        return self.results.path / paths.HTML
-
-    def rank(self, rank: int) -> Path:
-        """The folder of one rank."""
-        return Path(paths.rank_folder(str(self.home), rank))
-
-    @property
-    def home(self) -> Path:
-        """The folder that the attempt's ranks write to."""
-        return Path(paths.attempt_folder(str(self.path), self.attempt))
-
-    def attempts(self) -> list[RunDirectory]:
-        """The attempts that left anything, in order; the first always."""
-        found = {paths.attempt_number(name) for name in names_in(self.path)}
-        return [RunDirectory(self.path, attempt) for attempt in sorted({1, *found} - {0})]
-
-    def ranks(self) -> list[int]:
-        """The ranks that left anything, in order."""
-        folder = self.home / paths.RANKS
-        return sorted(int(name) for name in names_in(folder) if _NUMBER.fullmatch(name))
-
-    def states(self) -> dict[int, dict[str, Any]]:
-        """Each rank's state; {} for one whose state cannot be read."""
-        return {rank: states.read(str(self.rank(rank))) for rank in self.ranks()}
-
-    def states_of(self, ranks: Iterable[int]) -> Iterator[tuple[int, dict[str, Any]]]:
-        """These ranks' states; those that have left none are left out."""
-        for rank in ranks:
-            if state := states.read(str(self.rank(rank))):
-                yield rank, state
 
     def read_manifest(self) -> Manifest:
         """run.json. Raises RunDirectoryError: see `Manifest.read`."""
@@ -364,6 +245,138 @@ class RunDirectory:
             files.write_json(self.plan, plan.to_json(), indent=1)
 
 
+@dataclass(frozen=True)
+class Window:
+    """One window of a run, as one attempt of its job has captured it."""
+
+    directory: RunDirectory
+    #: from 1, which is the one that the launch asked for
+    number: int = 1
+    #: of a job whose launcher has started its ranks over (see `paths`)
+    attempt: int = 1
+
+    @classmethod
+    def at(cls, path: Path, attempt: int = 1) -> Window:
+        """The later window whose folder this is, else the first one of the run there."""
+        later = paths.window_of(str(path))
+        # A run directory may be called so as well.
+        if later and not (path / paths.MANIFEST).exists():
+            return cls(RunDirectory(path.parents[1]), later, attempt)
+        return cls(RunDirectory(path), 1, attempt)
+
+    @property
+    def path(self) -> Path:
+        """Its folder: the run directory, or `windows/2` in it."""
+        root = self.directory.path
+        return Path(paths.window_folder(str(root), self.number)) if self.number > 1 else root
+
+    @property
+    def folder(self) -> Path:
+        """The folder in it that the attempt's ranks write to."""
+        return Path(paths.attempt_folder(str(self.path), self.attempt))
+
+    def rank(self, rank: int) -> Path:
+        """The folder of one rank."""
+        return Path(paths.rank_folder(str(self.folder), rank))
+
+    def logged(self, rank: int) -> Path:
+        """The folder with the step log of one rank, which is one for all windows."""
+        return self.directory.first(self.attempt).rank(rank)
+
+    def attempts(self) -> list[Window]:
+        """The same window in the attempts that left anything, in order; in the first always."""
+        numbers = {paths.attempt_number(name) for name in names_in(self.path)}
+        return [replace(self, attempt=number) for number in sorted({1, *numbers} - {0})]
+
+    def ranks(self) -> list[int]:
+        """The ranks that left anything, in order."""
+        names = names_in(self.folder / paths.RANKS)
+        return sorted(int(name) for name in names if _NUMBER.fullmatch(name))
+
+    def states(self) -> dict[int, dict[str, Any]]:
+        """Each rank's state; {} for one whose state cannot be read."""
+        return {rank: states.read(str(self.rank(rank))) for rank in self.ranks()}
+
+    def states_of(self, ranks: Iterable[int]) -> Iterator[tuple[int, dict[str, Any]]]:
+        """These ranks' states; those that have left none are left out."""
+        for rank in ranks:
+            if state := states.read(str(self.rank(rank))):
+                yield rank, state
+
+    def order(self) -> LaterWindow | None:
+        """What a later window is to capture; None for the first. Raises RunDirectoryError."""
+        if self.number == 1:
+            return None
+        try:
+            return later_window.read(str(self.directory.path), self.number)
+        except (OSError, ValueError) as error:
+            raise RunDirectoryError(
+                f"{self.path / paths.ORDER} cannot be read", str(error),
+                f"merge the window's reports: clusterprof merge {self.path / paths.RANKS}",
+            ) from None  # fmt: skip
+
+    def window(self) -> StepWindow:
+        """The steps to profile. Raises RunDirectoryError."""
+        order = self.order()
+        return StepWindow(*order.steps) if order else self.directory.read_manifest().window
+
+    def expected_ranks(self) -> list[int] | None:
+        """The ranks to profile; None where only the ranks know. Raises RunDirectoryError."""
+        order, manifest = self.order(), self.directory.read_manifest()
+        if order is None:
+            return manifest.expected_ranks()
+        if order.profiler == "none":
+            return []
+        selection = Selection.from_json(order.selection._asdict())
+        expected = selection.expected(manifest.world_size)
+        return None if expected is None else list(expected)
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether this is a later window that `--ranks auto` ordered."""
+        with contextlib.suppress(RunDirectoryError):
+            order = self.order()
+            return order is not None and order.auto
+        return False
+
+    def deep(self) -> Window:
+        """The window that has the run's reports: of `--ranks auto` the one that was ordered once
+        all ranks were looked at.
+
+        Where several were, since orders came too late, the one that most ranks began, of equals
+        the last.
+        """
+        later = self.directory.later_windows(self.attempt) if self.number == 1 else []
+        ordered = [window for window in reversed(later) if window.is_auto]
+        return max(ordered, key=Window._begun, default=self)
+
+    def _begun(self) -> int:
+        """How many ranks began to capture this window."""
+        order = self.order()
+        ranks = order.selection.ranks if order else ()
+        return sum("step_begin" in state for _, state in self.states_of(ranks))
+
+    @cached_property
+    def is_deep(self) -> bool:
+        """Whether this is a later window, and its result the run's: as it was when first asked."""
+        return self.is_auto and self.directory.first(self.attempt).deep() == self
+
+    @property
+    def results(self) -> Window:
+        """Whose folder has this window's result: of the deep window the run's first."""
+        return self.directory.first(self.attempt) if self.is_deep else self
+
+    @property
+    def merged(self) -> Path:
+        """The folder of what merging made."""
+        return self.results.path / paths.MERGED
+
+    @property
+    def html(self) -> Path:
+        """report.html."""
+        return self.results.path / paths.HTML
+
+
 @contextlib.contextmanager
 def writing(path: Path, option: str = "--run-dir DIR") -> Iterator[None]:
     """Turn an error of the file system into one with a next step, `option`."""
@@ -377,7 +390,7 @@ def writing(path: Path, option: str = "--run-dir DIR") -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def merging(run: RunDirectory) -> Iterator[None]:
+def merging(run: Window) -> Iterator[None]:
     """Be the only merge that writes into `run`; waits, and says so, while another one does.
 
     Its files are of one merge then. On a file system without locks each file is still whole.
@@ -489,7 +502,7 @@ def _taken(path: Path, more: str = "") -> RunDirectoryTaken:
     )
 
 
-def create(path: Path, *, force: bool = False) -> RunDirectory:
+def create(path: Path, *, force: bool = False) -> Window:
     """Make a new run directory, for its owner only. Raises RunDirectoryError where one exists.
 
     With `force` an earlier *run directory* of that name is removed; anything else never is.
@@ -508,22 +521,22 @@ def create(path: Path, *, force: bool = False) -> RunDirectory:
             (path / paths.WINDOWS).mkdir()  # the ranks look for later windows in it
         except FileExistsError:  # another run was faster
             raise _taken(path) from None
-    return RunDirectory(path)
+    return RunDirectory(path).first()
 
 
-def opened(path: Path) -> RunDirectory:
-    """An existing run directory. Raises RunDirectoryError for none, or one with links."""
+def opened(path: Path) -> Window:
+    """The window of an existing run directory, or a later one by its own folder. Raises RunDirectoryError for none, or one with links."""
     if not path.is_dir():
         raise RunDirectoryError(f"{path} is not a directory", "name a folder below runs/")
-    run = RunDirectory(path.absolute())
-    manifest = run.read_manifest()
+    window = Window.at(path.absolute())
+    root, manifest = window.directory.path, window.directory.read_manifest()
     try:
-        for home in (run.root, run.root / paths.WINDOWS, path, *path.glob("attempt-*")):
+        for home in (root, root / paths.WINDOWS, path, *path.glob("attempt-*")):
             for folder in (home, home / paths.RANKS, home / paths.TABLES):
                 _check_no_link_in(folder)
     except OSError as error:
         raise RunDirectoryError(f"{path} cannot be read: {error}", "try again later") from error
-    return run if run.number > 1 else RunDirectory(path.absolute(), manifest.attempt)
+    return window if window.number > 1 else replace(window, attempt=manifest.attempt)
 
 
 def _check_no_link_in(folder: Path) -> None:

@@ -46,9 +46,9 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     _add_the_launchers(theirs, verb)
     this.check_passed_on(options, theirs)
     command = given_program(verb, own, program)
+    origins = settings.settle(arguments, this, words, verb)
     if wrong := wrong_codes(arguments.fail_on):
         return wrong
-    origins = settings.settle(arguments, this, words, verb)
     by_default = {name for name, origin in origins.items() if origin == "default"}
     arguments.given = settings.as_words(this, arguments, _ANEW | by_default)
 

@@ -19,13 +19,14 @@ import importlib
 import os
 import stat
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from clusterprof import launchers, masking
+from clusterprof.agent.contracts import documents
 from clusterprof.agent.contracts import files as contents
-from clusterprof.arguments import GONE, path, shortest
+from clusterprof.arguments import path, shortest
 from clusterprof.console import say
 from clusterprof.errors import UsageError
 from clusterprof.run_directory import others_can_write
@@ -57,11 +58,10 @@ def settle(
     `this` has the options of `verb` and `words` are the command line that it parsed. Raises
     UsageError for a file that cannot be used.
     """
-    actions = {action.dest: action for action in this._actions if action.option_strings}
     flags = {word.partition("=")[0] for word in words}
-    from_files = read(verb, actions, files())
+    from_files = read(verb, this, files())
     origins = {}
-    for name, action in actions.items():
+    for name, action in options_of(this).items():
         variable, default = SETTINGS.get(name, ("", None))
         is_set = name in SETTINGS and getattr(arguments, name) is not None
         if is_set or flags & {*action.option_strings}:
@@ -80,6 +80,11 @@ def settle(
         # These steps are to be captured, and a look would have to come before them.
         arguments.ranks, origins["ranks"] = "0", f"as {origins['steps']} was given"
     return origins
+
+
+def options_of(this: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+    """A parser's options, by the names of their values."""
+    return {action.dest: action for action in this._actions if action.option_strings}
 
 
 def as_words(
@@ -113,11 +118,12 @@ def _own() -> Path:
 
 
 def read(
-    verb: str, actions: Mapping[str, argparse.Action], places: Sequence[Path]
+    verb: str, this: argparse.ArgumentParser, places: Sequence[Path]
 ) -> dict[str, tuple[Any, Path]]:
-    """The settings of files for this verb, and which file each is of: of one file its own table
-    comes before all else, and of several the first. Raises UsageError.
+    """The settings of files for this verb, whose options `this` has, and which file each is of: of
+    one file its own table comes before all else, and of several the first. Raises UsageError.
     """
+    options = options_of(this)
     settings: dict[str, tuple[Any, Path]] = {}
     for file in places:
         content, is_own = _content(file), file == _own()
@@ -131,16 +137,38 @@ def read(
                            "what is for all of them stands before any table")  # fmt: skip
         for key, value in [*tables.get(verb, {}).items(), *general.items()]:
             name = key.replace("-", "_")
-            action = None if name in _NOT_IN_FILES else actions.get(name)
-            if action is None:
-                raise _refused(file, f"{key} is no setting", _near(key, actions))
-            is_figure = action.nargs == 0 or action.choices or action.type in (int, float)
-            if not (is_own or is_figure or name in _TEXTS):
+            option = options.get(name)
+            is_figure = option and (
+                option.nargs == 0 or option.choices or option.type in (int, float)
+            )
+            if not name or name in _NOT_IN_FILES:
+                raise _refused(file, f"{key} is no setting", "give it on the command line")
+            if option and not (is_own or is_figure or name in _TEXTS):
                 what = f"{key} would name a program, a file, a host or a variable"
                 raise _refused(file, what, f"your own settings may: {shortest(_own())}")
-            if name not in settings:
-                settings[name] = _value(file, key, value, action), file
+            try:
+                settings.setdefault(name, (_value(this, option, key, value), file))
+            except UsageError as error:
+                raise _refused(file, f"{key} = {value!r}: {error.what}", *error.details) from None
     return settings
+
+
+def _value(
+    this: argparse.ArgumentParser, option: argparse.Action | None, key: str, value: Any
+) -> Any:
+    """An option's value, as its parser makes it of what a file says. Raises UsageError."""
+    flag = f"--{key.replace('_', '-')}"
+    if option is None:
+        return this.parse_args([flag])  # which says that there is none, and what may be meant
+    texts = ([str],) if isinstance(option.default, list) else ()
+    if not documents.fits(value, bool if option.nargs == 0 else (str, int, float, *texts)):
+        raise UsageError(
+            "a flag is true or false, any other option has one value",
+            "or a list of texts, where it may be repeated",
+        )
+    values = value if isinstance(value, list) else [value]
+    words = [flag] * value if option.nargs == 0 else [f"{flag}={each}" for each in values]
+    return getattr(this.parse_args(words), option.dest)
 
 
 def _content(file: Path) -> dict[str, Any]:
@@ -164,38 +192,6 @@ def _names(file: Path, value: Any) -> Iterator[str]:
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
         raise _refused(file, f"{_HARMLESS} is a list of options", f'write {_HARMLESS} = ["lr"]')
     yield from (each.lstrip("-").replace("_", "-") for each in value)
-
-
-def _value(file: Path, key: str, value: Any, action: argparse.Action) -> Any:
-    """A file's value as the option's. Raises UsageError."""
-    if isinstance(action, argparse._StoreTrueAction):
-        if isinstance(value, bool):
-            return value
-        raise _refused(file, f"{key} is true or false", f"write {key} = true")
-    if isinstance(action, argparse._AppendAction):
-        if isinstance(value, list) and all(isinstance(each, str) for each in value):
-            return [action.type(each) if callable(action.type) else each for each in value]
-        raise _refused(file, f"{key} is a list of texts", f'write {key} = ["..."]')
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise _refused(file, f"{key} is one value", f'write {key} = "..."')
-    try:
-        converted = action.type(str(value)) if callable(action.type) else str(value)
-    except (ValueError, argparse.ArgumentTypeError):
-        raise _refused(file, f"{key} = {value!r} is no value of it", str(action.help)) from None
-    if action.choices is not None and converted not in action.choices:
-        choices = ", ".join(map(str, action.choices))
-        raise _refused(file, f"{key} = {value!r} is none of {choices}", "choose one of them")
-    return converted
-
-
-def _near(key: str, actions: Mapping[str, argparse.Action]) -> str:
-    import difflib
-
-    if f"--{key}" in GONE:
-        return GONE[f"--{key}"]
-    settings = [name.replace("_", "-") for name in actions if name not in _NOT_IN_FILES]
-    near = difflib.get_close_matches(key.replace("_", "-"), settings, n=1)
-    return f"did you mean {near[0]}?" if near else f"those there are: {', '.join(sorted(settings))}"
 
 
 def _refused(file: Path, what: str, *details: str) -> UsageError:

@@ -456,16 +456,15 @@ def results_of_a_run(changes: Sequence[Change]) -> None:
 def settings_of_a_project(changes: Sequence[Change]) -> None:
     """clusterprof.toml: any bytes, and values that its options have not."""
     text = 'steps = "50:60"\nhang-after = 120\nstacks = true\n[srun]\nnsys-arg = ["-x"]\n'
-    actions = {each.dest: each for each in parser_of("srun")._actions}
     with folder() as at:
         file = at / settings.FILE
         file.write_bytes(spoilt_bytes(text.encode(), changes))
         with contextlib.suppress(ClusterprofError):
-            settings.read("srun", actions, [file])
+            settings.read("srun", parser_of("srun"), [file])
         odd = [json.dumps(str(ODD[what % len(ODD)])) for _, what in changes]
         file.write_text("\n".join(f"hang-after = {each}" for each in odd[:1]), errors="replace")
         with contextlib.suppress(ClusterprofError):
-            settings.read("srun", actions, [file])
+            settings.read("srun", parser_of("srun"), [file])
 
 
 @target

@@ -81,16 +81,27 @@ def test_every_option_can_be_set_and_one_that_is_given_its_default_is_given(
     assert "--hang-after" not in planned(capsys, "--hang-after", "60")
 
 
+def test_conditions_of_a_file_are_those_of_the_option(places: tuple[Path, Path]) -> None:
+    project, _ = places
+    this = launch.parser("run")
+    project.write_text('fail-on = ["critical,saved>5%", "straggler.*"]\n')
+    given = this.parse_args(["--fail-on=critical,saved>5%", "--fail-on=straggler.*"])
+    assert settings.read("run", this, [project])["fail_on"][0] == given.fail_on
+    assert len(given.fail_on) == 3
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('stepz = "5:9"', ("stepz", "did you mean steps?")),
+        ('stepz = "5:9"', ("stepz", "did you mean --steps?")),
         ("force = true", ("force",)),
         ('profiler = "troch"', ("troch", "nsys")),
         ("hang-after = 'soon'", ("hang-after", "soon")),
         ("stacks = 1", ("stacks", "true")),
         ("beacons = 16", ("beacons", "it is gone", "--clock-probe")),
-        ('fail-on = "x"', ("fail-on", "list")),
+        ("fail-on = [1]", ("fail-on", "list")),
+        ("fail-on = ['saved>lots']", ("fail-on", "saved>lots")),
+        ("steps = false", ("steps", "one value")),
         ("steps = [5, 9]", ("steps", "one value")),
         ('[clusterprof]\nsteps = "5:9"', ("[clusterprof]", "torchrun", "before any table")),
         ("steps = ", ("https://toml.io",)),
@@ -141,12 +152,12 @@ def test_only_the_user_s_own_file_names_a_program_a_file_a_host_or_a_variable(
     places: tuple[Path, Path], key: str
 ) -> None:
     project, user = places
-    actions = {each.dest: each for each in launch.parser("ssh")._actions if each.option_strings}
+    this = launch.parser("ssh")
     for file in (project, user):
         file.write_text(f"{key} = {json.dumps(_NAMES_MORE[key])}\n")
-    assert key.replace("-", "_") in settings.read("ssh", actions, [user])
+    assert key.replace("-", "_") in settings.read("ssh", this, [user])
     with pytest.raises(UsageError, match=f"{key} would name"):
-        settings.read("ssh", actions, [project])
+        settings.read("ssh", this, [project])
 
 
 def test_a_user_s_own_file_that_a_group_can_write_is_not_read(
@@ -154,13 +165,13 @@ def test_a_user_s_own_file_that_a_group_can_write_is_not_read(
 ) -> None:
     project, user = places
     project.write_text("max-steps = 50\n")
-    actions = {each.dest: each for each in launch.parser("run")._actions if each.option_strings}
+    this = launch.parser("run")
     for file in (project, user):
         file.chmod(0o664)
     monkeypatch.setattr(run_directory, "_own_group", lambda group: True)
-    assert {*settings.read("run", actions, settings.files())} == {"max_steps", "profiler"}
+    assert {*settings.read("run", this, settings.files())} == {"max_steps", "profiler"}
     monkeypatch.setattr(run_directory, "_own_group", lambda group: False)
-    assert {*settings.read("run", actions, settings.files())} == {"max_steps"}
+    assert {*settings.read("run", this, settings.files())} == {"max_steps"}
 
 
 def test_a_settings_file_that_is_another_one_once_it_is_opened_is_checked_as_that_one(
@@ -173,8 +184,8 @@ def test_a_settings_file_that_is_another_one_once_it_is_opened_is_checked_as_tha
     other.chmod(0o666)
     opened = files.opened
     monkeypatch.setattr(files, "opened", lambda path, **more: opened(other, **more))
-    actions = {each.dest: each for each in launch.parser("run")._actions if each.option_strings}
-    assert settings.read("run", actions, [project]) == {}
+    this = launch.parser("run")
+    assert settings.read("run", this, [project]) == {}
 
 
 def test_the_user_s_own_file_alone_says_whose_values_are_harmless(
@@ -184,10 +195,10 @@ def test_the_user_s_own_file_alone_says_whose_values_are_harmless(
     monkeypatch.setattr(masking, "harmless", set())
     for file in (project, user):
         file.write_text('harmless = ["--batch_size", "lr"]\n')
-    assert settings.read("run", {}, [user]) == {}
+    assert settings.read("run", launch.parser("run"), [user]) == {}
     assert masking.harmless == {"batch-size", "lr"}
-    with pytest.raises(UsageError, match="harmless is no setting"):
-        settings.read("run", {}, [project])
+    with pytest.raises(UsageError, match="harmless"):
+        settings.read("run", launch.parser("run"), [project])
     user.write_text("harmless = 'lr'\n")
     with pytest.raises(UsageError, match="harmless is a list of options"):
-        settings.read("run", {}, [user])
+        settings.read("run", launch.parser("run"), [user])
