@@ -50,7 +50,7 @@ def _merged(
         causes=(Cause("host", late, 8_000_000),),
     )  # fmt: skip
     made = run_directory.create(folder)
-    made.write_manifest(
+    made.directory.write_manifest(
         {"schema_version": 1, "launcher": "torchrun", "world_size": ranks, "window": [10, 20],
          "selection": parse_ranks("0")._replace(ranks=())._asdict()}
     )  # fmt: skip

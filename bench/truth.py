@@ -223,7 +223,7 @@ def studied(path: Path) -> Results:
         return study(gathered.ranks, gathered.missing, gathered.warnings).results
     with tempfile.TemporaryDirectory() as place:
         run = run_directory.opened(shutil.copytree(path, Path(place) / path.name))
-        outcomes = collect(run, run.read_manifest().expected_ranks(), patience_s=0)
+        outcomes = collect(run, run.directory.read_manifest().expected_ranks(), patience_s=0)
         return merge_run(run, outcomes).results
 
 

@@ -24,7 +24,7 @@ from clusterprof.analysis.model.accounts import ACCOUNTS
 from clusterprof.errors import ReportError, UsageError
 from clusterprof.export import merged_tables
 from clusterprof.results import Results
-from clusterprof.run_directory import RunDirectory
+from clusterprof.run_directory import Window
 from clusterprof.tables import ACTIVITY, NAME, required
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def load(path: str | os.PathLike[str]) -> Run:
 
     Raises ReportError where it was not merged, or cannot be read.
     """
-    return Run(merged_tables.read(RunDirectory(Path(path).expanduser())))
+    return Run(merged_tables.read(Window.at(Path(path).expanduser())))
 
 
 class Run:
@@ -308,9 +308,9 @@ class Run:
         from clusterprof import merge_run
         from clusterprof.collect.outcomes import collect
 
-        run = RunDirectory(self.path)
-        if run.manifest.is_file():
-            run = RunDirectory(self.path, run.read_manifest().attempt).deep()
+        run = Window.at(self.path)
+        if run.directory.manifest.is_file():
+            run = Window.at(self.path, run.directory.read_manifest().attempt).deep()
             return merge_run.merged(
                 run, collect(run, run.expected_ranks(), patience_s=0, write=False)
             )

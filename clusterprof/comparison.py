@@ -52,7 +52,7 @@ from clusterprof.results import (
     StepParts,
     StepTimes,
 )
-from clusterprof.run_directory import RunDirectory
+from clusterprof.run_directory import Window
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -110,7 +110,7 @@ def measured(given: Path) -> MeasuredRun:
     Raises ReportError where it was not merged, or its results are damaged.
     """
     try:
-        run = RunDirectory(given) if given.is_dir() else None
+        run = Window.at(given) if given.is_dir() else None
         file = run.merged / paths.RESULTS if run is not None else given
         exists = file.exists()
     except OSError as error:
@@ -123,12 +123,12 @@ def measured(given: Path) -> MeasuredRun:
         )
     results = results_json.read(file)
     kept = of_results(str(given), results)
-    if run is not None and run.manifest.is_file():
+    if run is not None and run.directory.manifest.is_file():
         with contextlib.suppress(ClusterprofError):  # what is damaged is no reason to refuse
-            manifest = run.read_manifest()
+            manifest = run.directory.read_manifest()
             kept["program"] = _program(manifest.again)
             kept["world_size"] = kept["world_size"] or manifest.world_size
-            run = RunDirectory(given, manifest.attempt)
+            run = Window.at(given, manifest.attempt)
             blocks, kept["outside_steps"] = clean_steps(run, results)
             kept["outside_ns"] = [round(ns) for ns in blocks.tolist()]
     return kept
@@ -177,14 +177,14 @@ def _program(again: Sequence[str]) -> str:
     return Path(program[0]).name if program else ""
 
 
-def clean_steps(run: RunDirectory, results: Results) -> tuple[Floats, int]:
+def clean_steps(run: Window, results: Results) -> tuple[Floats, int]:
     """The mean step (ns) of each block of steps outside of all windows, and how many steps.
 
     By the log of the rank whose mean step is the middle one: ranks that wait for each other have
     one pace. Steps after a window count only where they are as before it, by the run's own account
     of what profiling cost. Empty where there are too few.
     """
-    windows = [window.window() for window in (run, *run.later_windows())]
+    windows = [window.window() for window in (run, *run.directory.later_windows())]
     cost = results["capture"]
     stays = cost is not None and any(map(_stays_longer, (cost["profiled"], cost["unprofiled"])))
     until = run.deep().window().first if stays else math.inf

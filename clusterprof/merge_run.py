@@ -15,7 +15,7 @@ from clusterprof.agent.contracts import files, identity, paths
 from clusterprof.collect.outcomes import Outcome
 from clusterprof.console import say
 from clusterprof.results import RANKS, Suspect
-from clusterprof.run_directory import Manifest, RunDirectory, writing
+from clusterprof.run_directory import Manifest, Window, writing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,9 +39,7 @@ _LEFT_S = 600.0
 _PACKERS = 2
 
 
-def merge_run(
-    run: RunDirectory, outcomes: Sequence[Outcome], engine: Engine | None = None
-) -> Study:
+def merge_run(run: Window, outcomes: Sequence[Outcome], engine: Engine | None = None) -> Study:
     """Merge the collected reports of a run and write the results into the run directory.
 
     `engine` reads them, by default processes of this host.
@@ -55,7 +53,7 @@ def merge_run(
     return made
 
 
-def merged(run: RunDirectory, outcomes: Sequence[Outcome], engine: Engine | None = None) -> Study:
+def merged(run: Window, outcomes: Sequence[Outcome], engine: Engine | None = None) -> Study:
     """Merge the collected reports of a run, and write nothing."""
     from clusterprof.align.clock.measured import known_clocks
     from clusterprof.errors import ReportError
@@ -76,7 +74,7 @@ def merged(run: RunDirectory, outcomes: Sequence[Outcome], engine: Engine | None
     if not sources:  # who shares a run may have put its reports, scrubbed, anywhere in it
         with contextlib.suppress(ReportError):
             sources = find_sources([run.path])
-    manifest = run.read_manifest()
+    manifest = run.directory.read_manifest()
     # a report without the environment does not say how large its job was
     size = manifest.world_size
     gathered = gather(sources, engine=engine, world_size=size) if sources else Gathered([], [], [])
@@ -95,7 +93,7 @@ def merged(run: RunDirectory, outcomes: Sequence[Outcome], engine: Engine | None
     # Profilers start in the window's first step and stop after its last one.
     disturbed = [window.first, window.end, window.end + 1] if there else []
     job = job_record(run, manifest)
-    shallow, silent = all_ranks(replace(run.results, attempt=run.attempt), disturbed, job)
+    shallow, silent = all_ranks(run.results, disturbed, job)
     ranks = gathered.ranks
     if shallow is None and any(len(ranks) == tables.info.world_size for tables in ranks):
         silent = []  # each rank was profiled
@@ -112,14 +110,14 @@ def merged(run: RunDirectory, outcomes: Sequence[Outcome], engine: Engine | None
     return replace(made, job=replace(job, shallow=made.shallow))
 
 
-def job_record(run: RunDirectory, manifest: Manifest | None = None) -> Job:
+def job_record(run: Window, manifest: Manifest | None = None) -> Job:
     """What the run directory tells of all its ranks; a damaged log leaves its rank out."""
     from clusterprof.collect.outcomes import newest_step_log
     from clusterprof.errors import ReportError
     from clusterprof.ingest.rank_steps import beside_log, read_log, read_pace
     from clusterprof.report.whole_job import Job
 
-    whole = replace(run.results, attempt=run.attempt)
+    whole = run.results
     states = whole.states() | run.states()
     hosts = {rank: str(state["host"]) for rank, state in states.items() if state.get("host")}
     steps, paces = {}, {}
@@ -147,7 +145,7 @@ def job_record(run: RunDirectory, manifest: Manifest | None = None) -> Job:
     )
 
 
-def again(run: RunDirectory, manifest: Manifest) -> list[str]:
+def again(run: Window, manifest: Manifest) -> list[str]:
     """The command line that starts the run again (`Manifest.again`).
 
     Ranks that their process group numbers started as children of the program: torch.profiler alone
@@ -174,7 +172,7 @@ class Look(NamedTuple):
     steps: Sequence[int] = ()
 
 
-def look(run: RunDirectory) -> Look:
+def look(run: Window) -> Look:
     """Look at all ranks of a run by their flight recorders alone.
 
     What cannot be read is a warning; where no rank left a recorder there are no ranks.
@@ -194,7 +192,7 @@ def look(run: RunDirectory) -> Look:
 
 
 def all_ranks(
-    run: RunDirectory, disturbed: Sequence[int] = (), job: Job | None = None
+    run: Window, disturbed: Sequence[int] = (), job: Job | None = None
 ) -> tuple[Shallow | None, list[str]]:
     """What the flight recorders of a run's ranks show, and warnings; None where there are none.
 
@@ -210,7 +208,7 @@ def all_ranks(
     from clusterprof.probe import measurement
 
     try:
-        flight = read_dumps(find_dumps(run.home))
+        flight = read_dumps(find_dumps(run.folder))
     except ReportError as error:
         why = flights(run)[1] or error.what
         return None, [f"ranks that were not profiled cannot be compared: {why}"]
@@ -304,7 +302,7 @@ def merge_dumps(dumps: Sequence[tuple[Path, int | None]], ranks: Mapping[Path, i
     }
 
 
-def save(made: Study, run: RunDirectory) -> None:
+def save(made: Study, run: Window) -> None:
     """Write results, tables and page into `run`. Raises RunDirectoryError."""
     from concurrent.futures import ThreadPoolExecutor
 
@@ -371,7 +369,7 @@ def write_page(made: Study, target: Path, title: str) -> None:
     )
 
 
-def page_again(run: RunDirectory, results: Results, *, anonymous: bool = False) -> str:
+def page_again(run: Window, results: Results, *, anonymous: bool = False) -> str:
     """The page of a run that was merged before, from what merging wrote. Raises ReportError.
 
     `anonymous`: without hosts, paths and programs' arguments.
@@ -388,11 +386,11 @@ def page_again(run: RunDirectory, results: Results, *, anonymous: bool = False) 
     lanes = run.merged / "lanes.parquet"
     spans = read_table(lanes, SPANS) if lanes.is_file() else None
     job = None
-    if run.manifest.is_file():
+    if run.directory.manifest.is_file():
         run = run_directory.opened(run.path).deep()
         shallow = run.merged / "shallow.parquet"
         table = read_table(shallow, SHALLOW) if shallow.is_file() else None
-        job = replace(job_record(run, run.read_manifest()), shallow=table)
+        job = replace(job_record(run, run.directory.read_manifest()), shallow=table)
     title = run.results.path.name
     if anonymous:
         names = hidden.host_names(results, job.hosts.values() if job else ())
@@ -428,13 +426,13 @@ def write_table(table: pa.Table, target: Path) -> None:
     mapped.release()
 
 
-def tell_results(made: Study, run: RunDirectory) -> None:
+def tell_results(made: Study, run: Window) -> None:
     """The verdict on stdout, and where the page is on stderr."""
     print_verdict(made.results, run)
     say(f"wrote {run.html}")
 
 
-def print_verdict(results: Results, run: RunDirectory | None) -> None:
+def print_verdict(results: Results, run: Window | None) -> None:
     """The verdict as text on stdout; where a person looks at it, coloured, and with the values of
     the commands that are to be pasted.
     """
@@ -447,12 +445,12 @@ def print_verdict(results: Results, run: RunDirectory | None) -> None:
     console.styled(page.rstrip("\n") + "\n", text.CODES)
 
 
-def _with_values(results: Results, run: RunDirectory) -> Results:
+def _with_values(results: Results, run: Window) -> Results:
     """The results with the values in their commands that the launch kept for its user alone."""
     from clusterprof.errors import RunDirectoryError
 
     try:
-        manifest = RunDirectory(run.root).read_manifest()
+        manifest = run.directory.read_manifest()
     except RunDirectoryError:
         return results  # of reports that clusterprof did not launch
     masked, whole = (

@@ -95,11 +95,11 @@ class Manifest:
                 f"{path} has another schema than this clusterprof's {SCHEMA_VERSION}",
                 "use the clusterprof that made it, or merge its reports: clusterprof merge FILES",
             )
-        found = cls(path, content)
+        manifest = cls(path, content)
         for key, form in _FORM.items():
             if key in content and not documents.fits(content[key], form):
-                raise found.damaged(f"{key!r} is invalid")
-        return found
+                raise manifest.damaged(f"{key!r} is invalid")
+        return manifest
 
     def record(self, **members: Any) -> None:
         """Add members and write the file by rename. Raises RunDirectoryError (no space)."""
@@ -154,18 +154,18 @@ class Manifest:
 
         Its values are masked (`masking.again`): `whole` has them.
         """
-        known = [*self.content.get("again", [])]
-        if known or self.launcher is None:
-            return known
+        words = [*self.content.get("again", [])]
+        if words or self.launcher is None:
+            return words
         return ["clusterprof", self.launcher, RANKS, "...", "--", "PROGRAM..."]
 
     @property
     def whole(self) -> list[str]:
         """The same with its values, where they are still known, and to this user."""
         with contextlib.suppress(OSError, ValueError):
-            found = documents.load(self.path.with_name(paths.AGAIN), ours=True)
-            if documents.fits(found, {"again": [str]}):
-                return [*found["again"]]
+            kept = documents.load(self.path.with_name(paths.AGAIN), ours=True)
+            if documents.fits(kept, {"again": [str]}):
+                return [*kept["again"]]
         return self.again
 
     @property
@@ -194,7 +194,7 @@ class Manifest:
 
         With those that had an outcome before: one whose folder was deleted since is missing.
         """
-        before = {each["rank"] for each in self.content.get("outcomes", [])}
+        before = {outcome["rank"] for outcome in self.content.get("outcomes", [])}
         return sorted(before.union(self.selection.expected(self.world_size) or ())) or None
 
 
@@ -230,9 +230,9 @@ class RunDirectory:
 
     def write_manifest(self, content: Mapping[str, Any]) -> Manifest:
         """Write run.json, whose members `Manifest.record` adds to. Raises RunDirectoryError."""
-        made = Manifest(self.manifest, {})
-        made.record(**content)
-        return made
+        manifest = Manifest(self.manifest, {})
+        manifest.record(**content)
+        return manifest
 
     def write_again(self, words: list[str]) -> None:
         """Write again.json, which no other user can read. Raises RunDirectoryError."""
@@ -322,13 +322,13 @@ class Window:
 
     def expected_ranks(self) -> list[int] | None:
         """The ranks to profile; None where only the ranks know. Raises RunDirectoryError."""
-        order, manifest = self.order(), self.directory.read_manifest()
+        order = self.order()
         if order is None:
-            return manifest.expected_ranks()
+            return self.directory.read_manifest().expected_ranks()
         if order.profiler == "none":
             return []
         selection = Selection.from_json(order.selection._asdict())
-        expected = selection.expected(manifest.world_size)
+        expected = selection.expected(self.directory.read_manifest().world_size)
         return None if expected is None else list(expected)
 
     @property
@@ -450,8 +450,8 @@ def exposed(path: Path) -> Path | None:
     """
     for folder in path.absolute().parents:
         with contextlib.suppress(OSError):
-            there = folder.stat()
-            if others_can_write(there) and not there.st_mode & stat.S_ISVTX:
+            status = folder.stat()
+            if others_can_write(status) and not status.st_mode & stat.S_ISVTX:
                 return folder
     return None
 
@@ -459,15 +459,15 @@ def exposed(path: Path) -> Path | None:
 def names_in(folder: Path) -> list[str]:
     """What is in a folder; nothing where that cannot be seen: a job's end does not wait for it."""
     try:
-        return [each.name for each in folder.iterdir()]
+        return [path.name for path in folder.iterdir()]
     except OSError:
         return []
 
 
-def others_can_write(there: os.stat_result) -> bool:
+def others_can_write(status: os.stat_result) -> bool:
     """Whether other users than its owner may write to a file or folder."""
-    group = bool(there.st_mode & stat.S_IWGRP) and not _own_group(there.st_gid)
-    return group or bool(there.st_mode & stat.S_IWOTH)
+    group = bool(status.st_mode & stat.S_IWGRP) and not _own_group(status.st_gid)
+    return group or bool(status.st_mode & stat.S_IWOTH)
 
 
 def _own_group(group: int) -> bool:
@@ -512,7 +512,7 @@ def create(path: Path, *, force: bool = False) -> Window:
     with writing(path):
         if replaced:
             shutil.rmtree(path)
-        for parent in reversed([each for each in path.parents if not each.exists()]):
+        for parent in reversed([above for above in path.parents if not above.exists()]):
             parent.mkdir(0o775, exist_ok=True)  # whoever may write there may rename the run
         path.mkdir(exist_ok=True)
         path.chmod(0o700)
@@ -525,7 +525,7 @@ def create(path: Path, *, force: bool = False) -> Window:
 
 
 def opened(path: Path) -> Window:
-    """The window of an existing run directory, or a later one by its own folder. Raises RunDirectoryError for none, or one with links."""
+    """The window in this folder (`Window.at`). Raises RunDirectoryError for none, or with links."""
     if not path.is_dir():
         raise RunDirectoryError(f"{path} is not a directory", "name a folder below runs/")
     window = Window.at(path.absolute())
@@ -560,8 +560,8 @@ def bytes_of(path: Path) -> int:
     """
     files_of = [Path(here, name) for here, _, names in os.walk(path) for name in names]
     sizes: dict[tuple[int, int], int] = {}
-    for each in files_of or [path]:
+    for file in files_of or [path]:
         with contextlib.suppress(OSError):
-            there = each.lstat()
-            sizes[there.st_dev, there.st_ino] = there.st_size
+            status = file.lstat()
+            sizes[status.st_dev, status.st_ino] = status.st_size
     return sum(sizes.values())

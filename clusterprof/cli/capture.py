@@ -23,7 +23,7 @@ from clusterprof.collect import live_windows
 from clusterprof.console import say
 from clusterprof.errors import RunDirectoryError, UsageError
 from clusterprof.launch.planning import MOST_STEPS
-from clusterprof.run_directory import Manifest, RunDirectory
+from clusterprof.run_directory import Manifest, Window
 
 #: How often --wait looks whether the window is over.
 LOOK_S = 1.0
@@ -66,7 +66,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     arguments = parser(verb).parse_args(list(own))
     times = checked_times(arguments.when, arguments.steps)
     run = run_directory.opened(arguments.run)
-    manifest = run.read_manifest()
+    manifest = run.directory.read_manifest()
     log_s = check(run, manifest)
     selection = checked_ranks(run, manifest, arguments.ranks)
     if times and not slows(run, times, log_s):
@@ -109,11 +109,11 @@ def checked_times(when: str | None, steps: str) -> float | None:
     return float(condition[1])
 
 
-def slows(run: RunDirectory, times: float, log_s: float, clock: Clock = REAL) -> bool:
+def slows(run: Window, times: float, log_s: float, clock: Clock = REAL) -> bool:
     """Wait until the job's steps take longer; False where it ends before."""
     say(f"waiting until steps take longer than {times:g} times the usual")
     while (slow := live_windows.slower(run, times)) is None:
-        if live_windows.is_silent(run) or run.read_manifest().ended:
+        if live_windows.is_silent(run) or run.directory.read_manifest().ended:
             return False
         clock.sleep(max(LOOK_S, log_s / 2))
     now, usual = (words.duration(each) for each in (slow.step_ns, slow.usual_ns))
@@ -122,12 +122,12 @@ def slows(run: RunDirectory, times: float, log_s: float, clock: Clock = REAL) ->
     return True
 
 
-def check(run: RunDirectory, manifest: Manifest) -> int:
+def check(run: Window, manifest: Manifest) -> int:
     """How often the ranks look for an order, s. Raises RunDirectoryError where none does."""
     if run.number > 1:
         raise RunDirectoryError(
             f"{run.path} is a later window of a run",
-            f"name the run: clusterprof capture {run.root}",
+            f"name the run: clusterprof capture {run.directory.path}",
         )
     if manifest.ended:
         raise RunDirectoryError(
@@ -145,9 +145,9 @@ def check(run: RunDirectory, manifest: Manifest) -> int:
             "have that user order the window",
         )
     try:
-        for_agent = plan.read(str(run.plan))
+        for_agent = plan.read(str(run.directory.plan))
     except (OSError, ValueError) as error:
-        raise RunDirectoryError(f"{run.plan} cannot be read", str(error)) from None
+        raise RunDirectoryError(f"{run.directory.plan} cannot be read", str(error)) from None
     if not for_agent.log_s:
         raise RunDirectoryError(
             f"the ranks of {run.path} look for no order: its clusterprof was an older one",
@@ -161,7 +161,7 @@ def check(run: RunDirectory, manifest: Manifest) -> int:
     return for_agent.log_s
 
 
-def checked_ranks(run: RunDirectory, manifest: Manifest, text: str | None) -> Selection:
+def checked_ranks(run: Window, manifest: Manifest, text: str | None) -> Selection:
     """The ranks to profile. Raises UsageError for those that the job does not have."""
     if text is None:
         selection = (run.deep().order() or manifest).selection
@@ -175,7 +175,7 @@ def checked_ranks(run: RunDirectory, manifest: Manifest, text: str | None) -> Se
     return selection
 
 
-def checked_steps(run: RunDirectory, text: str, log_s: int) -> tuple[StepWindow, float]:
+def checked_steps(run: Window, text: str, log_s: int) -> tuple[StepWindow, float]:
     """The steps to capture, and about when they begin, s from now. Raises UsageError."""
     possible = live_windows.possible(run, log_s, REAL.wall_ns() / 1e9)
     first = possible.first

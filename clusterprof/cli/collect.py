@@ -15,7 +15,7 @@ from clusterprof.collect.outcomes import collect_attempts, flights, import_raw
 from clusterprof.console import say
 from clusterprof.errors import ReportError, UsageError
 from clusterprof.launch.run_job import print_outcomes
-from clusterprof.run_directory import RunDirectory, SshRecord
+from clusterprof.run_directory import SshRecord, Window
 
 
 def parser(verb: str) -> Parser:
@@ -46,7 +46,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     installed_nsys.prefer(arguments.nsys)
     run = chosen_window(run_directory.opened(arguments.run), arguments.window)
     check_over(run)
-    manifest = run.read_manifest()
+    manifest = run.directory.read_manifest()
     if any(host["left"] for host in manifest.hosts):
         from clusterprof.collect.over_ssh import gather_left
 
@@ -73,17 +73,17 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     return 0
 
 
-def chosen_window(run: RunDirectory, number: int | None) -> RunDirectory:
+def chosen_window(run: Window, number: int | None) -> Window:
     """The run's window with this number; None for that of its result. Raises UsageError where there
     is none.
     """
     if number is None:
         return run.deep()
-    windows = {each.number: each for each in (run, *run.later_windows())}
+    windows = {each.number: each for each in (run, *run.directory.later_windows())}
     if number not in windows:
         raise UsageError(
-            f"{run.root} has no window {number}, only {words.listed(sorted(windows))}",
-            f"clusterprof status {run.root} lists them",
+            f"{run.directory.path} has no window {number}, only {words.listed(sorted(windows))}",
+            f"clusterprof status {run.directory.path} lists them",
         )
     return windows[number]
 

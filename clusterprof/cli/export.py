@@ -14,7 +14,7 @@ from clusterprof.cli import Parser, verb_parser
 from clusterprof.console import say
 from clusterprof.errors import UsageError
 from clusterprof.export.merged_tables import Merged, read
-from clusterprof.run_directory import RunDirectory, bytes_of, writing
+from clusterprof.run_directory import Window, bytes_of, writing
 
 #: a trace is at most so large, MB: what Perfetto's page opens in seconds
 MOST_MB = 100
@@ -113,7 +113,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     """Write a merged run in one format; the run stays as it is."""
     arguments = parser(verb).parse_args([*own, *(program or ())])
     chosen = FORMATS[arguments.format]
-    run = RunDirectory(arguments.run.absolute())
+    run = Window.at(arguments.run.absolute())
     target: Path = arguments.output or Path(run.path.name + chosen.ending)
     check_free(target, arguments.force, _is_ours)
     merged = read(run)

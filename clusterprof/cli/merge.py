@@ -129,7 +129,7 @@ def _merge(arguments: argparse.Namespace, engine: Engine) -> int:
 
 def _is_run(folder: Path) -> bool:
     try:
-        return run_directory.RunDirectory(folder.absolute()).manifest.is_file()
+        return run_directory.Window.at(folder.absolute()).directory.manifest.is_file()
     except OSError:
         return False  # it may not be seen, which its reader says
 
@@ -171,7 +171,7 @@ def _hang(dumps: Sequence[tuple[Path, int | None]], arguments: argparse.Namespac
     return int(bool(arguments.fail_on and results["hang"]))
 
 
-def _output(arguments: argparse.Namespace) -> run_directory.RunDirectory | None:
+def _output(arguments: argparse.Namespace) -> run_directory.Window | None:
     """The folder of --output; made here, so that its errors come before the work."""
     from clusterprof.report import results_json
 
@@ -180,7 +180,7 @@ def _output(arguments: argparse.Namespace) -> run_directory.RunDirectory | None:
 
     def is_ours(folder: Path) -> bool:
         try:
-            results_json.read(run_directory.RunDirectory(folder).merged / paths.RESULTS)
+            results_json.read(run_directory.Window.at(folder).merged / paths.RESULTS)
         except ReportError:
             return False
         return True
@@ -190,7 +190,7 @@ def _output(arguments: argparse.Namespace) -> run_directory.RunDirectory | None:
         check_free(folder, arguments.force, is_ours)
     with run_directory.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    return run_directory.RunDirectory(folder)
+    return run_directory.Window.at(folder)
 
 
 def _given_ranks(given: Sequence[str]) -> dict[Path, int]:

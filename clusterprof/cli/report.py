@@ -11,7 +11,7 @@ from clusterprof.agent.contracts import files, paths
 from clusterprof.arguments import check_free, path
 from clusterprof.cli import Parser, verb_parser
 from clusterprof.console import say
-from clusterprof.run_directory import RunDirectory, writing
+from clusterprof.run_directory import Window, writing
 
 
 def parser(verb: str) -> Parser:
@@ -41,7 +41,7 @@ def parser(verb: str) -> Parser:
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     """Print or write what a run that was merged before has found."""
     arguments = parser(verb).parse_args(list(own))
-    run = RunDirectory(arguments.run.absolute())
+    run = Window.at(arguments.run.absolute())
     results_file = run.merged / paths.RESULTS
     from clusterprof import merge_run
     from clusterprof.report import csv_table, markdown, results_json, text

@@ -19,7 +19,7 @@ from clusterprof.cli import Parser, verb_parser
 from clusterprof.console import say
 from clusterprof.errors import ReportError, RunDirectoryError, UsageError
 from clusterprof.launch.earlier_runs import runs_in
-from clusterprof.run_directory import Manifest, RunDirectory, bytes_of
+from clusterprof.run_directory import Manifest, Window, bytes_of
 
 SCHEMA_VERSION = 1
 _AGE = re.compile(r"(\d{1,4})([hdw])")
@@ -90,7 +90,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     return 0
 
 
-def look(run: RunDirectory, manifest: Manifest) -> Run:
+def look(run: Window, manifest: Manifest) -> Run:
     """What one run's files say of it."""
     from clusterprof.report import results_json
 
@@ -104,7 +104,7 @@ def look(run: RunDirectory, manifest: Manifest) -> Run:
     if manifest.ended:
         state = "ended" if manifest.exit_status == 0 else f"ended with {manifest.exit_status}"
     else:
-        written = [run.path, run.manifest, *map(run.rank, run.ranks()[:8])]
+        written = [run.path, run.directory.manifest, *map(run.rank, run.ranks()[:8])]
         newest_s = max(path.stat().st_mtime for path in written)
         is_silent = dt.datetime.now().timestamp() - newest_s > _SILENT.total_seconds()
         state = "interrupted" if is_silent else "running"

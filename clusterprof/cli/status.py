@@ -21,7 +21,7 @@ from clusterprof.collect.live_windows import LATEST_B, SILENT_S, current, logged
 from clusterprof.errors import RunDirectoryError
 from clusterprof.launch import live_hang
 from clusterprof.launch.live_hang import LiveHang
-from clusterprof.run_directory import RunDirectory
+from clusterprof.run_directory import Window
 
 WATCH_S = 2.0
 #: columns: a line each, as programs read them
@@ -213,13 +213,13 @@ class Status:
         return {"schema_version": SCHEMA_VERSION, **content}
 
 
-def look(run: RunDirectory) -> Status:
+def look(run: Window) -> Status:
     """Read the run directory as it is now. Raises RunDirectoryError where it is none."""
-    manifest = run.read_manifest()
+    manifest = run.directory.read_manifest()
     expected = set(manifest.selection.expected(manifest.world_size) or ())
     if run.number > 1:
-        run = RunDirectory(run.root, manifest.attempt)
-    later = [_window(each) for each in run.later_windows()]
+        run = run.directory.first(manifest.attempt)
+    later = [_window(each) for each in run.directory.later_windows()]
     if manifest.ended is None:
         run = run.attempts()[-1]
     states = run.states()
@@ -231,7 +231,7 @@ def look(run: RunDirectory) -> Status:
     )  # fmt: skip
 
 
-def _window(run: RunDirectory) -> WindowStatus | None:
+def _window(run: Window) -> WindowStatus | None:
     """A later window; None where its order cannot be read."""
     try:
         order = run.order()
@@ -248,7 +248,7 @@ def _window(run: RunDirectory) -> WindowStatus | None:
     )  # fmt: skip
 
 
-def _rank(run: RunDirectory, rank: int, state: dict[str, Any], expected: bool) -> RankStatus:
+def _rank(run: Window, rank: int, state: dict[str, Any], expected: bool) -> RankStatus:
     folder, steps = run.rank(rank), state.get("steps")
     if not isinstance(steps, int):
         rows, blocks = logged(folder, LATEST_B)

@@ -16,7 +16,7 @@ from clusterprof.agent.contracts import files
 from clusterprof.cli import Parser, verb_parser
 from clusterprof.console import say
 from clusterprof.errors import ReportError, UsageError
-from clusterprof.run_directory import RunDirectory
+from clusterprof.run_directory import Window
 
 #: bytes; a page of a thousand ranks has some millions
 _MOST = 1 << 30
@@ -52,7 +52,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     arguments = parser(verb).parse_args([*own, *(program or ())])
     if not 0 <= arguments.port <= 65535:
         raise UsageError(f"--port {arguments.port} is no port", "leave it out: one that is free")
-    page = RunDirectory(arguments.run.absolute()).html
+    page = Window.at(arguments.run.absolute()).html
     if not arguments.run.exists():
         raise ReportError(f"{arguments.run} does not exist", "check the path")
     if not page.is_file():

@@ -22,7 +22,7 @@ from clusterprof.agent.contracts.states import State
 from clusterprof.arguments import Selection, StepWindow
 from clusterprof.collect.outcomes import Outcome, flights, newest_step_log
 from clusterprof.errors import RunDirectoryError
-from clusterprof.run_directory import RunDirectory, writing
+from clusterprof.run_directory import Window, writing
 
 #: Without an update for so long a rank may be gone: step logs are written once a minute, at the
 #: end of a step.
@@ -56,9 +56,9 @@ class Pace(NamedTuple):
         return self.steps + math.ceil(max(0.0, at_s - self.at_s) / self.step_s)
 
 
-def current(run: RunDirectory) -> RunDirectory:
+def current(run: Window) -> Window:
     """The run, or a later window of it, in the latest attempt."""
-    return replace(run, attempt=RunDirectory(run.root).attempts()[-1].attempt)
+    return replace(run, attempt=run.directory.first().attempts()[-1].attempt)
 
 
 def silent_s(folder: Path) -> float:
@@ -70,7 +70,7 @@ def silent_s(folder: Path) -> float:
     return time.time() - newest
 
 
-def trains(run: RunDirectory, rank: int) -> bool:
+def trains(run: Window, rank: int) -> bool:
     """Whether this rank's program runs, by what it has written."""
     folder = run.logged(rank)
     state = State.of(states.read(str(folder)))
@@ -79,19 +79,19 @@ def trains(run: RunDirectory, rank: int) -> bool:
     return state is not None and not ended and silent_s(folder) < SILENT_S
 
 
-def is_silent(run: RunDirectory) -> bool:
+def is_silent(run: Window) -> bool:
     """Whether ranks have reported in, and none of them runs any more."""
     run = current(run)
     ranks = run.ranks()
     return bool(ranks) and not any(trains(run, rank) for rank in ranks)
 
 
-def going_on(run: RunDirectory) -> list[int]:
+def going_on(run: Window) -> list[int]:
     """The ranks that may yet leave something of a later window; none where it is over."""
-    manifest, order = run.read_manifest(), run.order()
+    manifest, order = run.directory.read_manifest(), run.order()
     if order is None or manifest.ended:
         return []
-    run, root = current(run), current(RunDirectory(run.root))
+    run, root = current(run), current(run.directory.first())
     states_of = run.states()
     if order.profiler == "none":
         there, _ = flights(run)
@@ -108,14 +108,15 @@ def going_on(run: RunDirectory) -> list[int]:
     return [rank for rank in profiled if rank not in over and trains(root, rank)]
 
 
-def of_running(run: RunDirectory, outcomes: Sequence[Outcome]) -> list[Outcome]:
+def of_running(run: Window, outcomes: Sequence[Outcome]) -> list[Outcome]:
     """What was collected of a window; of ranks that may yet leave a report, that they run.
 
     The state in which such a rank is tells what happened to it only once the job has ended.
     """
-    if run.read_manifest().ended:
+    if run.directory.read_manifest().ended:
         return [*outcomes]
-    why = f"its program still runs: merge again when it has ended (clusterprof status {run.root})"
+    status = f"clusterprof status {run.directory.path}"
+    why = f"its program still runs: merge again when it has ended ({status})"
     return [
         replace(outcome, reason=why)
         if outcome.report is None and trains(run, outcome.rank)
@@ -124,12 +125,12 @@ def of_running(run: RunDirectory, outcomes: Sequence[Outcome]) -> list[Outcome]:
     ]
 
 
-def check_over(run: RunDirectory) -> None:
+def check_over(run: Window) -> None:
     """Raise RunDirectoryError for a later window that ranks may still capture."""
     if going := going_on(run):
         raise RunDirectoryError(
-            f"window {run.number} of {run.root} is not over on {words.ranks(going)}",
-            f"clusterprof status {run.root} shows how far each rank is",
+            f"window {run.number} of {run.directory.path} is not over on {words.ranks(going)}",
+            f"clusterprof status {run.directory.path} shows how far each rank is",
         )
 
 
@@ -179,7 +180,7 @@ class Slower(NamedTuple):
     usual_ns: int
 
 
-def slower(run: RunDirectory, times: float) -> Slower | None:
+def slower(run: Window, times: float) -> Slower | None:
     """The rank whose latest steps are most above its usual, if they are above `times` that.
 
     Steps inside of windows do not count: a profiler makes them longer.
@@ -244,7 +245,7 @@ class Possible(NamedTuple):
         return pace.at_s + (step - pace.steps) * pace.step_s
 
 
-def possible(run: RunDirectory, log_s: float, now_s: float) -> Possible:
+def possible(run: Window, log_s: float, now_s: float) -> Possible:
     """What can be captured by an order that is written now, where ranks look each `log_s`.
 
     Raises RunDirectoryError where no rank's steps are known.
@@ -254,7 +255,7 @@ def possible(run: RunDirectory, log_s: float, now_s: float) -> Possible:
     paces = [pace for rank in ranks if (pace := pace_of(run.logged(rank)))]
     if not paces:
         raise RunDirectoryError(
-            f"no rank of {run.root} has written its steps yet",
+            f"no rank of {run.directory.path} has written its steps yet",
             f"try again in {log_s:g} s: step logs are written that often",
         )
     then_s = now_s + (1 + FASTER) * log_s + ON_ITS_WAY_S
@@ -263,17 +264,17 @@ def possible(run: RunDirectory, log_s: float, now_s: float) -> Possible:
     return Possible(max(max(pace.steps_at(then_s) for pace in paces) + 1, free), paces)
 
 
-def _windows(run: RunDirectory) -> Iterator[tuple[int, int]]:
+def _windows(run: Window) -> Iterator[tuple[int, int]]:
     """The steps [first, end) of each window that is there already."""
-    for window_run in (RunDirectory(run.root), *RunDirectory(run.root).later_windows()):
+    for window_run in (run.directory.first(), *run.directory.later_windows()):
         with contextlib.suppress(RunDirectoryError):  # obeyed by no rank
             window = window_run.window()
             yield window.first, window.end
 
 
 def order(
-    run: RunDirectory, steps: StepWindow, selection: Selection, profiler: str, auto: bool = False
-) -> RunDirectory:
+    run: Window, steps: StepWindow, selection: Selection, profiler: str, auto: bool = False
+) -> Window:
     """Write the order for the run's next window; `auto`: its result is the run's.
 
     Raises RunDirectoryError.
@@ -281,12 +282,12 @@ def order(
     user = f"user {os.getuid()}"
     with contextlib.suppress(KeyError, OSError):
         user = getpass.getuser()
-    run = RunDirectory(run.root)
-    number = max((window.number for window in run.later_windows()), default=1)
+    run = run.directory.first()
+    number = max((window.number for window in run.directory.later_windows()), default=1)
     with writing(run.path / paths.WINDOWS, "another run"):
         while True:
             number += 1
-            ordered = RunDirectory(run.path / paths.WINDOWS / str(number))
+            ordered = Window(run.directory, number)
             try:
                 ordered.path.mkdir(parents=True)
                 break

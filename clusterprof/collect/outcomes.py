@@ -16,7 +16,7 @@ from clusterprof.agent import nsys
 from clusterprof.agent.contracts import documents, paths, states
 from clusterprof.agent.contracts.states import State
 from clusterprof.agent.contracts.timing import REAL, Clock
-from clusterprof.run_directory import RunDirectory
+from clusterprof.run_directory import Window
 from clusterprof.words import ranks as named_ranks
 
 #: A shared filesystem may show a file, and a guard may finish, a little after the launcher ended.
@@ -73,13 +73,13 @@ class Outcome:
 
 
 def collect_attempts(
-    run: RunDirectory,
+    run: Window,
     expected: Iterable[int] | None,
     *,
     patience_s: float = PATIENCE_S,
     finishing_s: float = FINISHING_S,
     write: bool = True,
-) -> tuple[RunDirectory, list[Outcome]]:
+) -> tuple[Window, list[Outcome]]:
     """The outcomes in the attempt that is to be merged, and that attempt; `write` as in `collect`.
 
     An elastic launcher starts all ranks over when one has failed. Reports of two attempts do not
@@ -114,7 +114,7 @@ def collect_attempts(
 
 
 def collect(
-    run: RunDirectory,
+    run: Window,
     expected: Iterable[int] | None,
     *,
     patience_s: float = PATIENCE_S,
@@ -201,9 +201,7 @@ def reports_in(folder: Path) -> list[Path]:
     return sorted(reports, key=lambda path: _REPORTS.index(path.name))
 
 
-def _outcome(
-    run: RunDirectory, rank: int, content: dict[str, Any] | None, present: list[int]
-) -> Outcome:
+def _outcome(run: Window, rank: int, content: dict[str, Any] | None, present: list[int]) -> Outcome:
     """The outcome of one rank, by the content of its state.json.
 
     `content` is None for a rank without a folder; those that have one are `present`.
@@ -242,7 +240,7 @@ def _outcome(
     return Outcome(rank, State.LOST, reason, host, steps=steps)
 
 
-def _lost(run: RunDirectory, folder: Path, state: State | None, reason: str) -> str:
+def _lost(run: Window, folder: Path, state: State | None, reason: str) -> str:
     """Why a rank has no report, by its last state and the reason given there."""
     if state is not None and state.has_report:
         return (
@@ -277,7 +275,7 @@ def _write(folder: Path, content: dict[str, Any] | None, outcome: Outcome) -> No
         states.advance(str(folder), outcome.state, **facts)
 
 
-def flights(run: RunDirectory) -> tuple[list[int], str]:
+def flights(run: Window) -> tuple[list[int], str]:
     """The ranks that left their flight recorder, and why the first of the others did not."""
     states = run.states()
     there = [
@@ -296,7 +294,7 @@ def newest_step_log(folder: Path) -> Path | None:
     return logs[-1] if logs else None
 
 
-def import_raw(run: RunDirectory, *, patience_s: float = IMPORT_S) -> Iterator[tuple[int, str]]:
+def import_raw(run: Window, *, patience_s: float = IMPORT_S) -> Iterator[tuple[int, str]]:
     """Have nsys' importer make the reports of all ranks that have only a raw one, in turn.
 
     Yields rank and problem; "" where it is a report now.

@@ -31,7 +31,7 @@ from clusterprof.collect.answers import Description, Listing, Offered
 from clusterprof.collect.connection import Answer, RemoteCommand, SshHost
 from clusterprof.errors import HostError, RunDirectoryError
 from clusterprof.launchers.support.job import Host, OverSsh
-from clusterprof.run_directory import Manifest, RunDirectory
+from clusterprof.run_directory import Manifest, Window
 from clusterprof.words import ranks as named_ranks
 
 _AGENT = Path(far_side.__file__).resolve().parents[1]
@@ -243,7 +243,7 @@ def start(host: RemoteHost, there: OverSsh, argv: Sequence[str], output: Output)
 
 
 def gather(
-    run: RunDirectory, hosts: Sequence[RemoteHost], stop: Callable[[], bool] = lambda: False
+    run: Window, hosts: Sequence[RemoteHost], stop: Callable[[], bool] = lambda: False
 ) -> None:
     """Fetch every host's rank folders into `run` and remove our folder there.
 
@@ -276,7 +276,7 @@ def gather(
 
 
 def gather_left(
-    run: RunDirectory, manifest: Manifest, config: Path | None, python: str
+    run: Window, manifest: Manifest, config: Path | None, python: str
 ) -> list[RemoteHost]:
     """Fetch what an interrupted run left on its hosts, by `hosts` of its run.json.
 
@@ -288,7 +288,7 @@ def gather_left(
     for entry in manifest.hosts:
         if wrong := answers.unfit(entry, _LEFT):
             raise RunDirectoryError(
-                f"{run.manifest} is damaged: its hosts are invalid ({wrong})",
+                f"{run.directory.manifest} is damaged: its hosts are invalid ({wrong})",
                 f"copy the hosts' files below {run.path} yourself, then: clusterprof merge "
                 f"{run.path}",
             )
@@ -347,7 +347,7 @@ def _accepted(host: RemoteHost, listing: Listing, claims: Mapping[tuple[int, int
 class _Transfer(NamedTuple):
     """How files come from the hosts into the run directory."""
 
-    run: RunDirectory
+    run: Window
     stop: Callable[[], bool]
 
     def retried(self, host: RemoteHost, act: Callable[[RemoteHost], Listing]) -> Listing:
@@ -413,7 +413,7 @@ class _Transfer(NamedTuple):
         return whole
 
 
-def name_missing(run: RunDirectory, missing: Mapping[int, tuple[str, str]]) -> None:
+def name_missing(run: Window, missing: Mapping[int, tuple[str, str]]) -> None:
     """Note in a rank's state why there is no report from its host: `rank -> (host, reason)`."""
     for rank, (host, reason) in missing.items():
         folder = run.rank(rank)

@@ -20,7 +20,7 @@ from clusterprof.analysis.model.accounts import ACCOUNTS
 from clusterprof.errors import ReportError
 from clusterprof.report import results_json
 from clusterprof.results import Results
-from clusterprof.run_directory import RunDirectory
+from clusterprof.run_directory import Window
 from clusterprof.tables import SCHEMAS, read_table
 
 
@@ -93,7 +93,7 @@ class Merged:
         return read_table(file, SCHEMAS[name], columns) if file.is_file() else None
 
 
-def read(run: RunDirectory) -> Merged:
+def read(run: Window) -> Merged:
     """A run that was merged before. Raises ReportError where it was not, or is damaged."""
     file = run.merged / paths.RESULTS
     if not file.is_file():

@@ -17,7 +17,7 @@ from clusterprof import masking
 from clusterprof.agent.contracts import paths
 from clusterprof.errors import ClusterprofError, ReportError
 from clusterprof.results import Results
-from clusterprof.run_directory import Manifest, RunDirectory
+from clusterprof.run_directory import Manifest, Window
 
 #: So many of the newest runs are looked through for one of the same program.
 MOST = 50
@@ -26,18 +26,18 @@ MOST = 50
 TELLING = 2
 
 
-def runs_in(parent: Path) -> list[tuple[RunDirectory, Manifest]]:
+def runs_in(parent: Path) -> list[tuple[Window, Manifest]]:
     """The user's own runs in a folder, the newest first; what is damaged is left out."""
     runs = []
     with contextlib.suppress(OSError), os.scandir(parent) as entries:
         for entry in entries:
-            run = RunDirectory(Path(entry.path))
+            run = Window.at(Path(entry.path))
             # A pipe, or a link of somebody else's, would be waited for or followed.
             with contextlib.suppress(OSError, ClusterprofError):
-                there = run.manifest.lstat()
+                there = run.directory.manifest.lstat()
                 ours = stat.S_ISREG(there.st_mode) and there.st_uid == os.geteuid()
                 if ours and entry.is_dir(follow_symlinks=False):
-                    manifest = run.read_manifest()
+                    manifest = run.directory.read_manifest()
                     runs.append((manifest.began, run, manifest))
     return [(run, manifest) for _, run, manifest in sorted(runs, key=lambda each: each[0])[::-1]]
 
@@ -45,7 +45,7 @@ def runs_in(parent: Path) -> list[tuple[RunDirectory, Manifest]]:
 class Earlier(NamedTuple):
     """The latest merged run of a program, and what it says of how to capture the next one."""
 
-    run: RunDirectory
+    run: Window
     results: Results
 
     @property

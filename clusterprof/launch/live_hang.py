@@ -16,7 +16,7 @@ from clusterprof.agent.contracts.timing import REAL, Clock
 from clusterprof.console import say
 from clusterprof.errors import ReportError
 from clusterprof.results import HangResults
-from clusterprof.run_directory import RunDirectory
+from clusterprof.run_directory import Window
 
 #: How often a job is looked at, by the states of so many ranks: a job hangs as a whole.
 LOOK_S = 5.0
@@ -76,7 +76,7 @@ class LiveHang:
         return {"ranks": [asdict(each) for each in self.ranks], "results": self.results}
 
 
-def look(run: RunDirectory) -> LiveHang | None:
+def look(run: Window) -> LiveHang | None:
     """What hangs in the run's last attempt; None for nothing."""
     from clusterprof.ingest.flight.all_dumps import find_dumps
     from clusterprof.merge_run import merge_dumps
@@ -86,13 +86,13 @@ def look(run: RunDirectory) -> LiveHang | None:
         return None
     try:
         dumped_ranks = [each.rank for each in ranks if each.no_dump is None]
-        dumps = [pair for pair in find_dumps(run.home, hang=True) if pair[1] in dumped_ranks]
+        dumps = [pair for pair in find_dumps(run.folder, hang=True) if pair[1] in dumped_ranks]
         return LiveHang(ranks, merge_dumps(dumps, {}))
     except ReportError:
         return LiveHang(ranks, None)
 
 
-def _hanging(run: RunDirectory, ranks: list[int]) -> Iterator[HangingRank]:
+def _hanging(run: Window, ranks: list[int]) -> Iterator[HangingRank]:
     for rank, state in run.states_of(ranks):
         hangs = state.get("hangs")
         if hangs is not None and hangs["until_ns"] is None:
@@ -100,7 +100,7 @@ def _hanging(run: RunDirectory, ranks: list[int]) -> Iterator[HangingRank]:
             yield HangingRank(rank, **members)
 
 
-def watch(run: RunDirectory, clock: Clock = REAL) -> None:
+def watch(run: Window, clock: Clock = REAL) -> None:
     """Say of each hang what the job waits for, as long as it runs: again if more ranks hang."""
     before: set[int] = set()
     reported: set[int] = set()

@@ -17,7 +17,7 @@ from clusterprof.collect import live_windows
 from clusterprof.collect.outcomes import flights
 from clusterprof.console import say
 from clusterprof.launch.planning import LaunchPlan
-from clusterprof.run_directory import RunDirectory
+from clusterprof.run_directory import Window
 
 if TYPE_CHECKING:
     from clusterprof.merge_run import Look
@@ -30,7 +30,7 @@ TRIES = 3
 PATIENCE_S = 10.0
 
 
-def look_first(plan: LaunchPlan, run: RunDirectory, clock: Clock = REAL) -> None:
+def look_first(plan: LaunchPlan, run: Window, clock: Clock = REAL) -> None:
     """Wait for the first window's end, look at all ranks, and order the second window: again where
     the order came too late, since steps got shorter or the run directory is slow.
     """
@@ -66,7 +66,7 @@ def look_first(plan: LaunchPlan, run: RunDirectory, clock: Clock = REAL) -> None
 
 
 def wait_for_order(
-    window: RunDirectory, ranks: Sequence[int], every_s: float, seconds: float, clock: Clock = REAL
+    window: Window, ranks: Sequence[int], every_s: float, seconds: float, clock: Clock = REAL
 ) -> tuple[list[int], set[int]]:
     """Wait until the ranks to be captured have the order, or one had it too late.
 
@@ -83,7 +83,7 @@ def wait_for_order(
         complete = len(states) == len(ranks)
 
 
-def wait_for_ranks(plan: LaunchPlan, run: RunDirectory, clock: Clock = REAL) -> int:
+def wait_for_ranks(plan: LaunchPlan, run: Window, clock: Clock = REAL) -> int:
     """Wait until all ranks have left what is to be looked at, or most have and the others are
     not coming; returns how many ranks there are, 0 where one is captured already.
     """

@@ -33,7 +33,7 @@ from clusterprof.launch.planning import GATE_FAILED, PROFILE_FAILED, LaunchPlan
 from clusterprof.launch.stop import BeforeSrunKills, TimeLimit
 from clusterprof.launchers.support.command_line import find_program
 from clusterprof.results import RANKS
-from clusterprof.run_directory import Manifest, RunDirectory
+from clusterprof.run_directory import Manifest, Window
 
 #: seconds for late files of a job that got a signal to end: its reports were waited for before
 HASTY_S = 1.0
@@ -57,7 +57,7 @@ def run(plan: LaunchPlan, again: Callable[[int], LaunchPlan], turn: int = 1) -> 
     return launch(launcher, plan, directory, manifest)
 
 
-def launch(launcher: str, plan: LaunchPlan, run: RunDirectory, manifest: Manifest) -> int:
+def launch(launcher: str, plan: LaunchPlan, run: Window, manifest: Manifest) -> int:
     """Run the job, then collect and merge its reports; returns the job's status."""
     show_command(plan.job.command)
     srun = plan.job.launcher == "srun"
@@ -96,14 +96,14 @@ def launch(launcher: str, plan: LaunchPlan, run: RunDirectory, manifest: Manifes
     return GATE_FAILED if status == 0 and plan.arguments.fail_on else status
 
 
-def begin(plan: LaunchPlan) -> tuple[RunDirectory, Manifest]:
+def begin(plan: LaunchPlan) -> tuple[Window, Manifest]:
     """Make the run directory and print what will be profiled. Raises RunDirectoryError."""
     run = run_directory.create(plan.run, force=plan.arguments.force)
     if (first := run_directory.first_start(plan.run, os.environ)) is not None:
         say(f"this job was restarted; reports of its first start: clusterprof collect {first}")
-    run.write_plan(plan.for_agent)
-    run.write_again(masking.suspected(plan.again))
-    manifest = run.write_manifest(first_members(plan))
+    run.directory.write_plan(plan.for_agent)
+    run.directory.write_again(masking.suspected(plan.again))
+    manifest = run.directory.write_manifest(first_members(plan))
     if (parent := run_directory.exposed(run.path)) is not None:
         say(f"other users can rename what is in {parent} (no sticky bit), this run directory "
             "included: ranks then run unprofiled, and reports may be lost; choose another place "
@@ -125,7 +125,7 @@ def begin(plan: LaunchPlan) -> tuple[RunDirectory, Manifest]:
 
 
 def conclude(
-    plan: LaunchPlan, run: RunDirectory, manifest: Manifest, status: int,
+    plan: LaunchPlan, run: Window, manifest: Manifest, status: int,
     patience_s: float = PATIENCE_S, finishing_s: float = FINISHING_S, in_haste: bool = False,
 ) -> int:  # fmt: skip
     """Collect and merge the reports of a job that has ended; returns the status to end with.
@@ -184,11 +184,11 @@ def conclude(
                 f"this is a bug in clusterprof; the reports are in {shortest(run.path)}",
                 f"to see where: clusterprof merge --debug {shortest(run.path)}",
             )
-    for later in run.later_windows():
+    for later in run.directory.later_windows():
         ordered = (later.path / paths.ORDER).exists()
         if ordered and not later.is_auto and not later.html.exists():
             say(f"window {later.number} was captured later: clusterprof collect "
-                f"{shortest(run.root)} --window {later.number}")  # fmt: skip
+                f"{shortest(run.directory.path)} --window {later.number}")  # fmt: skip
     if plan.arguments.fail_on and not merged:
         say("--fail-on could not be checked: nothing was merged")
     if plan.arguments.strict and status == 0 and not complete:
@@ -234,7 +234,7 @@ def now_text() -> str:
     return dt.datetime.now(dt.timezone.utc).isoformat(timespec="milliseconds")
 
 
-def print_outcomes(run: RunDirectory, outcomes: Sequence[Outcome]) -> bool:
+def print_outcomes(run: Window, outcomes: Sequence[Outcome]) -> bool:
     """Print one line per missing or incomplete report; returns whether all reports are there."""
     collected = [rank for rank in outcomes if rank.state is State.COLLECTED]
     lost = [rank for rank in outcomes if rank.state is State.LOST]

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from clusterprof import words
@@ -18,7 +19,7 @@ from clusterprof.agent.contracts.timing import REAL, Clock
 from clusterprof.collect.outcomes import reports_in
 from clusterprof.console import say
 from clusterprof.errors import RunDirectoryError
-from clusterprof.run_directory import RunDirectory
+from clusterprof.run_directory import Window
 
 #: How long a signal may wait for the reports. A job that gets a signal ends at most 10 s later than
 #: without us; the rest of them is for the launcher's own end and for collecting.
@@ -38,7 +39,7 @@ class BeforeSrunKills:
     """
 
     def __init__(
-        self, run: RunDirectory, expected: Sequence[int] | None, longer_s: int = 0,
+        self, run: Window, expected: Sequence[int] | None, longer_s: int = 0,
         clock: Clock = REAL,
     ) -> None:  # fmt: skip
         """`longer_s`: what the reports may take longer, see `NsysPlan.longer_s`."""
@@ -76,18 +77,18 @@ def request_stop(run: Path, reason: str) -> None:
         files.write(run / paths.CLOSE, reason + "\n")
 
 
-def _request(run: RunDirectory, reason: str) -> None:
+def _request(run: Window, reason: str) -> None:
     with contextlib.suppress(OSError):
         request_stop(run.path, reason)
 
 
-def unsaved(run: RunDirectory, expected: Sequence[int] | None) -> list[int]:
+def unsaved(run: Window, expected: Sequence[int] | None) -> list[int]:
     """The ranks that have a window open, or whose report is not yet in the run directory."""
     run = run.attempts()[-1]
     windows = [(run, expected)]
-    for later in run.later_windows():
+    for later in run.directory.later_windows():
         with contextlib.suppress(RunDirectoryError):  # its order cannot be read
-            window = RunDirectory(later.path, run.attempt)
+            window = replace(later, attempt=run.attempt)
             windows.append((window, window.expected_ranks()))
     ranks = []
     for window, chosen in windows:
@@ -110,7 +111,7 @@ class TimeLimit:
     """
 
     def __init__(
-        self, run: RunDirectory, expected: Sequence[int] | None, margin_s: float | None,
+        self, run: Window, expected: Sequence[int] | None, margin_s: float | None,
         clock: Clock = REAL,
     ) -> None:  # fmt: skip
         """`margin_s`: None for the default, see `margin`."""
@@ -163,7 +164,7 @@ def margin(limit_s: float | None) -> float:
     return 60.0 if limit_s is None else min(60.0, limit_s / 10)
 
 
-def slurm_job(run: RunDirectory, expected: Sequence[int] | None) -> str | None:
+def slurm_job(run: Window, expected: Sequence[int] | None) -> str | None:
     """The Slurm job that this runs in, or that srun has made; None where there is none (yet)."""
     if inside := os.environ.get("SLURM_JOB_ID"):
         return inside

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from clusterprof import words
 from clusterprof.agent.contracts import documents, files, paths
 from clusterprof.errors import MergeError, ReportError
-from clusterprof.run_directory import RunDirectory
+from clusterprof.run_directory import Window
 
 if TYPE_CHECKING:
     from clusterprof.tables import RankTables
@@ -164,7 +164,7 @@ def parsed(document: Mapping[str, Any]) -> Measurement:
     return Measurement(tuple(bounds), str(document.get("method") or ""), tuple(notes))
 
 
-def gathered(run: RunDirectory) -> Measurement | None:
+def gathered(run: Window) -> Measurement | None:
     """Gather the probers' measurements into clock_probe.json; None where nothing was measured.
 
     A clock_probe.json that is there already (an earlier merge, or `clusterprof clock --output`)
@@ -173,24 +173,24 @@ def gathered(run: RunDirectory) -> Measurement | None:
     ReportError for a clock_probe.json that is none, OSError where it cannot be written.
     """
     measured = measured_so_far(run)
-    for attempt in RunDirectory(run.root).attempts() if run.number == 1 else ():
+    for attempt in run.directory.first().attempts() if run.number == 1 else ():
         for folder in map(attempt.rank, attempt.ranks()):
             with contextlib.suppress(OSError):
                 (folder / paths.PROBE_ADDRESS).unlink()
-        files.remove(attempt.home / paths.PROBED)
+        files.remove(attempt.folder / paths.PROBED)
     if measured is not None:
         measured.write(run.path / paths.CLOCK_PROBE)
     return measured
 
 
-def measured_so_far(run: RunDirectory) -> Measurement | None:
+def measured_so_far(run: Window) -> Measurement | None:
     """The probers' measurements, also while they measure; None where there are none.
 
     Raises ReportError for a clock_probe.json that is none.
     """
-    places = dict.fromkeys(folder / paths.CLOCK_PROBE for folder in (run.root, run.path))
+    places = dict.fromkeys(folder / paths.CLOCK_PROBE for folder in (run.directory.path, run.path))
     measurements = [read(path) for path in places if path.is_file()]
-    for attempt in RunDirectory(run.root).attempts():
+    for attempt in run.directory.first().attempts():
         for folder in map(attempt.rank, attempt.ranks()):
             document = _json(folder / paths.PROBE)
             if isinstance(document, dict):
@@ -201,13 +201,13 @@ def measured_so_far(run: RunDirectory) -> Measurement | None:
     return Measurement(tuple(dict.fromkeys(every.bounds)), every.method, every.notes)
 
 
-def of_run(run: RunDirectory, ranks: Iterable[int]) -> dict[int, dict[str, Any]]:
+def of_run(run: Window, ranks: Iterable[int]) -> dict[int, dict[str, Any]]:
     """What each rank's agent wrote of its clocks, and before: when the probers measured, maybe."""
 
-    def written(attempt: RunDirectory, rank: int) -> dict[str, Any]:
+    def written(attempt: Window, rank: int) -> dict[str, Any]:
         return {name: _json(attempt.rank(rank) / file) for name, file in _FILES.items()}
 
-    attempts = RunDirectory(run.root).attempts()
+    attempts = run.directory.first().attempts()
     before = [attempt for attempt in attempts if attempt.attempt <= run.attempt and attempt != run]
     return {
         rank: {**written(run, rank), "before": [written(attempt, rank) for attempt in before]}

@@ -513,7 +513,7 @@ def exports_of_a_run(changes: Sequence[Change]) -> None:
     """results.json and the tables of a merged run, exported in every format."""
     made = study_of_a_job()
     with folder() as at:
-        run = run_directory.RunDirectory(at / "run")
+        run = run_directory.Window.at(at / "run")
         run.path.mkdir()
         merge_run.save(made, run)
         files = sorted(run.path.rglob("*.parquet"))

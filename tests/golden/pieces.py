@@ -21,7 +21,7 @@ from clusterprof import __version__, merge_run
 from clusterprof.cli import main
 from clusterprof.cli.export import FORMATS
 from clusterprof.report import results_json, text
-from clusterprof.run_directory import RunDirectory
+from clusterprof.run_directory import Window
 from clusterprof.study import Study
 from clusterprof.tables import SCHEMAS
 from golden.hashes import by_column, by_key, digest, of_value
@@ -57,7 +57,7 @@ def of_tables(result: Study) -> Hashes:
     return hashes
 
 
-def of_page(run: RunDirectory) -> Hashes:
+def of_page(run: Window) -> Hashes:
     """What the page of a saved run embeds, by element and key."""
     hashes: Hashes = {}
     for name, content in _EMBEDDED.findall(run.html.read_text()):
@@ -70,7 +70,7 @@ def of_page(run: RunDirectory) -> Hashes:
     return hashes
 
 
-def of_exports(run: RunDirectory, target: Path) -> Hashes:
+def of_exports(run: Window, target: Path) -> Hashes:
     """All formats of `clusterprof export`, each by what it consists of."""
     hashes: Hashes = {}
     target.mkdir()
@@ -87,7 +87,7 @@ def without_version(value: Mapping[str, Any]) -> dict[str, Any]:
     return {key: inner for key, inner in value.items() if key != _WITHOUT}
 
 
-def save(result: Study, run: RunDirectory) -> None:
+def save(result: Study, run: Window) -> None:
     """Write tables, results and page, as merging does."""
     run.path.mkdir(exist_ok=True)
     merge_run.save(result, run)

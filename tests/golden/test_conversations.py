@@ -15,7 +15,7 @@ import pytest
 
 from clusterprof import run_directory
 from clusterprof.agent.contracts import processes
-from clusterprof.run_directory import RunDirectory
+from clusterprof.run_directory import Window
 from golden import nsys_of_a_recording
 from golden.plans import planned
 from golden.program import Program, without_times
@@ -45,11 +45,11 @@ def fake_nsys(folder: Path, name: str) -> Path:
     return nsys
 
 
-def run_of(line: str) -> RunDirectory:
+def run_of(line: str) -> Window:
     """The run directory of a command line, before anything has run."""
     _, (plan,) = planned(line.split())
     run = run_directory.create(plan.run)
-    run.write_plan(plan.for_agent)
+    run.directory.write_plan(plan.for_agent)
     return run
 
 
@@ -78,8 +78,9 @@ def test_a_guard_answers_what_it_did_and_ends_as_the_program(
     nsys = fake_nsys(tmp_path, name)
     run = run_of(f"run --ranks 0 --profiler nsys --nsys {nsys} --run-dir run -- train.py")
     guard = subprocess.Popen(
-        [*processes.part("guard"), str(run.plan), "0", "train.py"], start_new_session=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        [*processes.part("guard"), str(run.directory.plan), "0", "train.py"],
+        start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )  # fmt: skip
     try:
         printed, _ = guard.communicate(timeout=PATIENCE_S)
@@ -100,7 +101,9 @@ def test_a_program_says_to_its_guard_and_its_writer_what_it_did(
     options = "--ranks 0 --profiler nsys --steps 3:6 --step-on loop:step --run-dir run"
     run = run_of(f"run {options} --nsys {nsys} -- train.py")
     of_program = [entry for entry in writer if entry["peer"] == 1]
-    program = Program(tmp_path, run.plan, sum(entry.get("steps", 0) for entry in of_program))
+    program = Program(
+        tmp_path, run.directory.plan, sum(entry.get("steps", 0) for entry in of_program)
+    )
     try:
         status = program.run(replies_by_request(guard))
     finally:

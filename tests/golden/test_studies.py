@@ -14,7 +14,7 @@ from simulate.cases import KINDS, cases
 from clusterprof import merge_run
 from clusterprof.collect.outcomes import collect
 from clusterprof.ingest import gather
-from clusterprof.run_directory import RunDirectory
+from clusterprof.run_directory import Window
 from clusterprof.study import Study, study
 from golden import pieces
 from golden.hashes import lines
@@ -74,9 +74,9 @@ def test_a_study_is_as_it_was(
     golden(name, f"{lines(hashes)}\n{pieces.of_text(result)}")
 
 
-def studied(name: str) -> tuple[Study, RunDirectory]:
+def studied(name: str) -> tuple[Study, Window]:
     """The study of a case, and the run directory in which it would be saved."""
-    run = RunDirectory(Path("run"))
+    run = Window.at(Path("run"))
     if name in JOBS:
         kind, seed = JOBS[name]
         (case,) = cases([kind], range(seed, seed + 1))
@@ -85,7 +85,7 @@ def studied(name: str) -> tuple[Study, RunDirectory]:
         return study([tables for tables in ranks if tables.rank in profiled]), run
     if name in RUNS:
         shutil.copytree(RECORDINGS / RUNS[name], run.path)
-        outcomes = collect(run, run.read_manifest().expected_ranks(), patience_s=0)
+        outcomes = collect(run, run.directory.read_manifest().expected_ranks(), patience_s=0)
         return merge_run.merged(run, outcomes), run
     Path("reports").symlink_to(RECORDINGS / REPORTS[name])
     gathered = gather([Path("reports")])

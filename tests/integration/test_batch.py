@@ -189,13 +189,13 @@ def test_over_four_nodes_a_task_that_is_killed_costs_no_report_and_its_node_is_n
 
 
 @pytest.fixture
-def merged_alone(run_clusterprof: Run, workdir: Path) -> tuple[run_directory.RunDirectory, str]:
+def merged_alone(run_clusterprof: Run, workdir: Path) -> tuple[run_directory.Window, str]:
     """A run of three ranks, and the results that one process makes of it."""
     run = run_directory.create(workdir / "run")
     for rank in range(3):
         rank_states.advance(str(run.rank(rank)), "captured", chosen=True)
         shutil.copy(RECORDING / f"rank{rank}.json.gz", run.rank(rank) / "trace.json.gz")
-    run.write_manifest({"schema_version": 1, "selection": parse_ranks("all")._asdict(),
+    run.directory.write_manifest({"schema_version": 1, "selection": parse_ranks("all")._asdict(),
                         "world_size": 3, "window": [5, 10]})  # fmt: skip
     alone = run_clusterprof(["merge", "--json", "run"])
     assert alone.returncode == 0, alone
@@ -206,7 +206,7 @@ def merged_alone(run_clusterprof: Run, workdir: Path) -> tuple[run_directory.Run
 def test_a_merge_job_over_two_nodes_leads_to_the_results_of_one_process(
     run_command: Run,
     workdir: Path,
-    merged_alone: tuple[run_directory.RunDirectory, str],
+    merged_alone: tuple[run_directory.Window, str],
     slurm: dict[str, str],
     wait_for: Callable[[str], str],
 ) -> None:
@@ -230,7 +230,7 @@ def test_a_merge_job_over_two_nodes_leads_to_the_results_of_one_process(
 def test_the_documented_merge_over_four_nodes_leads_to_the_results_of_one_process(
     run_command: Run,
     workdir: Path,
-    merged_alone: tuple[run_directory.RunDirectory, str],
+    merged_alone: tuple[run_directory.Window, str],
     slurm: dict[str, str],
 ) -> None:
     page = (ROOT / "docs" / "cluster.md").read_text()

@@ -29,7 +29,7 @@ from clusterprof.align.columns import integers
 from clusterprof.cli import main
 from clusterprof.export import tracks
 from clusterprof.ingest import find_sources, gather
-from clusterprof.run_directory import RunDirectory
+from clusterprof.run_directory import Window
 from clusterprof.study import Study, study
 from clusterprof.tables import RankTables
 
@@ -177,7 +177,7 @@ def opened(browser: Browser) -> Callable[[bytes], dict[str, Any]]:
 def exported(made: Study, folder: Path) -> bytes:
     run, target = folder / "run", folder / "trace"
     run.mkdir()
-    merge_run.save(made, RunDirectory(run))
+    merge_run.save(made, Window.at(run))
     assert main.run(["export", str(run), "--format", "perfetto", "-o", str(target)]) == 0
     return target.read_bytes()
 

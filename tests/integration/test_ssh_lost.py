@@ -190,7 +190,9 @@ def test_a_connection_lost_for_good_leaves_the_rest_there_and_says_where(
              "left": each.folder}
         ],
     }  # fmt: skip
-    over_ssh.gather_left(run, Manifest(run.manifest, manifest), ssh_hosts.config, job.there.python)
+    over_ssh.gather_left(
+        run, Manifest(run.directory.manifest, manifest), ssh_hosts.config, job.there.python
+    )
     assert manifest["hosts"][0]["left"] == ""
     assert len(list(run.rank(0).iterdir())) == 5
 

@@ -15,14 +15,14 @@ from clusterprof.arguments import parse_ranks
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> run_directory.RunDirectory:
+def run(tmp_path: Path) -> run_directory.Window:
     """A run of three ranks, all profiled, that has been collected."""
     made = run_directory.create(tmp_path / "run")
     for rank in range(3):
         states.advance(str(made.rank(rank)), "captured", chosen=True)
         trace = json.dumps(content(rank, world_size=3)).encode()
         (made.rank(rank) / "trace.json.gz").write_bytes(gzip.compress(trace))
-    made.write_manifest(
+    made.directory.write_manifest(
         {
             "schema_version": 1,
             "launcher": "torchrun",

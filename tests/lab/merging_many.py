@@ -21,7 +21,7 @@ from clusterprof.ingest import read_report, reduced
 from clusterprof.ingest.engines import Engine, Processes
 from clusterprof.launch import tasks
 from clusterprof.merge_run import merge_reports, save
-from clusterprof.run_directory import RunDirectory
+from clusterprof.run_directory import Window
 
 #: what may have become of a rank's report
 STATES = ("whole", "whole", "gone", "garbage", "cut", "reduced", "reduced", "cut tables")
@@ -58,7 +58,7 @@ def _put(report: Path, target: Path, state: str) -> None:
 def merge(cases: Sequence[Path], out: Path, engine: Engine) -> int:
     """Merge each case into a folder of its name below `out`."""
     for case in cases:
-        made = RunDirectory(out / case.name)
+        made = Window.at(out / case.name)
         made.path.mkdir(parents=True)
         try:
             save(merge_reports([case], {}, engine=engine), made)

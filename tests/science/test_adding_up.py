@@ -17,7 +17,7 @@ from clusterprof.collect.outcomes import collect
 from clusterprof.merge_run import merge_run
 from clusterprof.report import summary
 from clusterprof.results import Results
-from clusterprof.run_directory import RunDirectory
+from clusterprof.run_directory import Window
 from clusterprof.study import Study
 
 KINDS = ["healthy, tensor parallel", "pipeline bubble", "serial AllReduce", "culprit not profiled"]
@@ -37,7 +37,7 @@ def test_the_figures_of_simulated_jobs_add_up(
 
 
 def test_the_figures_of_a_rank_that_may_delay_no_other_add_up(tmp_path: Path) -> None:
-    run = RunDirectory(shutil.copytree(FOLDER / "pairs" / "late-host", tmp_path / "run"))
+    run = Window.at(shutil.copytree(FOLDER / "pairs" / "late-host", tmp_path / "run"))
     results = merge_run(run, collect(run, run.expected_ranks(), patience_s=0)).results
     adds_up(results)
     [late] = [each for each in results["findings"] if each["code"] == "straggler.host"]

@@ -171,10 +171,10 @@ def test_the_command_names_a_peer_of_the_group_whatever_the_groups_are_called() 
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> run_directory.RunDirectory:
+def run(tmp_path: Path) -> run_directory.Window:
     """A run of eight ranks over gloo that profiled none."""
     made = run_directory.create(tmp_path / "run")
-    made.write_manifest(
+    made.directory.write_manifest(
         {"schema_version": 1, "launcher": "torchrun", "world_size": 8, "window": [10, 22],
          "selection": parse_ranks("0")._replace(ranks=())._asdict()}
     )  # fmt: skip
@@ -183,7 +183,7 @@ def run(tmp_path: Path) -> run_directory.RunDirectory:
 
 
 def test_a_run_without_profiled_ranks_is_merged(
-    run: run_directory.RunDirectory, capsys: pytest.CaptureFixture[str]
+    run: run_directory.Window, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert merge.main("merge", [str(run.path), "--fail-on", "critical"], None) == 1
     assert capsys.readouterr().out.startswith("Rank 3 delays")
@@ -195,7 +195,7 @@ def test_a_run_without_profiled_ranks_is_merged(
 
 @pytest.mark.parametrize(("source", "profiler"), [("process group", "torch"), ("torchrun", "nsys")])
 def test_the_next_command_names_a_profiler_that_can_capture_these_ranks(
-    run: run_directory.RunDirectory, source: str, profiler: str
+    run: run_directory.Window, source: str, profiler: str
 ) -> None:
     states.advance(str(run.rank(0)), "counted", identity=source)
     (finding,) = merge_run.merge_run(run, []).results["findings"]
@@ -234,7 +234,7 @@ BAD: dict[str, Callable[[bytes], tuple[str, bytes]]] = {
 
 @pytest.mark.parametrize("what", BAD)
 def test_dumps_that_cannot_be_used_are_named_and_the_rest_is_merged(
-    run: run_directory.RunDirectory, what: str
+    run: run_directory.Window, what: str
 ) -> None:
     good = run.rank(6) / paths.FLIGHT
     name, content = BAD[what](good.read_bytes())

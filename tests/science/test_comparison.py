@@ -241,14 +241,14 @@ def test_runs_are_assumed_to_differ_as_measured_programs_do(recordings: Path) ->
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> run_directory.RunDirectory:
+def run(tmp_path_factory: pytest.TempPathFactory) -> run_directory.Window:
     """A run of four ranks over gloo that profiled none, to be read only."""
     return made_run(tmp_path_factory.mktemp("compared") / "run", replace(JOB, seed=946_000))
 
 
-def made_run(folder: Path, job: Job) -> run_directory.RunDirectory:
+def made_run(folder: Path, job: Job) -> run_directory.Window:
     made = run_directory.create(folder)
-    made.write_manifest(
+    made.directory.write_manifest(
         {"schema_version": 1, "launcher": "torchrun", "world_size": job.world, "window": [60, 64],
          "selection": parse_ranks("0")._replace(ranks=())._asdict(),
          "again": ["clusterprof", "torchrun", "{ranks}", "--", "python", "work/train.py", "--x"]}
@@ -258,7 +258,7 @@ def made_run(folder: Path, job: Job) -> run_directory.RunDirectory:
     return made
 
 
-def test_step_logs_outside_the_window_tell_the_pace(run: run_directory.RunDirectory) -> None:
+def test_step_logs_outside_the_window_tell_the_pace(run: run_directory.Window) -> None:
     made = comparison.measured(run.path)
     # steps 0 to 84 without the first three, the window of four, and eight behind it
     assert made["outside_steps"] == 85 - 3 - 4 - 8
@@ -269,7 +269,7 @@ def test_step_logs_outside_the_window_tell_the_pace(run: run_directory.RunDirect
 
 
 def test_a_baseline_keeps_runs_to_compare_with(
-    run: run_directory.RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: run_directory.Window, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     slow = made_run(tmp_path / "slow", replace(JOB, layer_ns=2 * JOB.layer_ns, seed=946_001))
     store = ["--store", str(tmp_path / "store")]
@@ -293,7 +293,7 @@ def test_a_baseline_keeps_runs_to_compare_with(
 
 
 def test_another_job_is_compared_with_a_warning_and_never_gated(
-    run: run_directory.RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: run_directory.Window, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = made_run(tmp_path / "other", replace(JOB, dp=8, seed=946_002))
     assert compare.main("compare", [str(run.path), str(other.path)], None) == 0
@@ -400,7 +400,7 @@ def test_the_noise_that_hides_a_limit_is_said(capsys: pytest.CaptureFixture[str]
 
 
 def test_the_page_has_the_same_and_neither_script_nor_address(
-    run: run_directory.RunDirectory, tmp_path: Path
+    run: run_directory.Window, tmp_path: Path
 ) -> None:
     page = tmp_path / "page.html"
     line = [str(run.path), str(run.path), "--html", str(page)]

@@ -30,7 +30,7 @@ from clusterprof import merge_run
 from clusterprof.cli import export, main
 from clusterprof.export import chrome, commands, flat_tables, merged_tables, tracks, wire
 from clusterprof.report import results_json
-from clusterprof.run_directory import RunDirectory
+from clusterprof.run_directory import Window
 from clusterprof.study import Study, study
 from clusterprof.tables import RankTables
 
@@ -39,7 +39,7 @@ RIGHT_TO_LEFT = "\u202egnp.exe"
 
 def saved(made: Study, folder: Path) -> Path:
     folder.mkdir()
-    merge_run.save(made, RunDirectory(folder))
+    merge_run.save(made, Window.at(folder))
     return folder
 
 
@@ -237,7 +237,7 @@ def test_the_trace_says_how_far_its_clock_may_be_wrong(run: Path, tmp_path: Path
 def test_the_shortest_are_left_out_where_not_all_fits_and_the_trace_says_so(
     straggler: Study, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    merged = merged_tables.read(RunDirectory(run))
+    merged = merged_tables.read(Window.at(run))
     whole = exported(run, "perfetto", tmp_path / "whole")
     limit = whole.stat().st_size * 4 // 5
     chosen = tracks.survey(merged, limit)
@@ -316,7 +316,7 @@ def test_many_ranks_stay_within_the_size(straggler: Study, tmp_path: Path, count
     }
     run = tmp_path / "run"
     run.mkdir()
-    merge_run.save(replace(straggler, ranks=(), results=results), RunDirectory(run))
+    merge_run.save(replace(straggler, ranks=(), results=results), Window.at(run))
     for tables in many:
         folder = run / "tables" / f"{tables.rank:05d}"
         folder.mkdir(parents=True)
@@ -456,7 +456,7 @@ def test_arrows_join_the_members_of_each_collective_in_their_order(
 
 
 def test_chrome_json_stays_within_its_size(run: Path, tmp_path: Path) -> None:
-    merged = merged_tables.read(RunDirectory(run))
+    merged = merged_tables.read(Window.at(run))
     limit = exported(run, "chrome-json", tmp_path / "whole").stat().st_size * 4 // 5
     chosen = tracks.survey(merged, limit, json=True)
     with (tmp_path / "t").open("wb") as file:

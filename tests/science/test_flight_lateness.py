@@ -210,7 +210,7 @@ def test_sends_tell_the_stages_of_pipelines() -> None:
 
 def test_a_run_without_flight_recorders_says_why(tmp_path: Path) -> None:
     run = run_directory.create(tmp_path / "run")
-    run.write_manifest({"schema_version": 1, "selection": parse_ranks("0")._asdict()})
+    run.directory.write_manifest({"schema_version": 1, "selection": parse_ranks("0")._asdict()})
     states.advance(str(run.rank(0)), "counted", flight="torch 2.3 has its flight recorder off")
     assert merge_run.look(run)[:4] == ((), [], [], [])
     (warning,) = merge_run.look(run).warnings

@@ -246,7 +246,7 @@ def test_a_file_name_s_odd_bytes_are_read_as_they_were_written(tmp_path: Path) -
     assert documents.load(str(path)) == {"argv": ["train\udcff.py"]}
 
 
-def a_run(tmp_path: Path, **manifest: Any) -> run_directory.RunDirectory:
+def a_run(tmp_path: Path, **manifest: Any) -> run_directory.Window:
     run = run_directory.create(tmp_path / "run")
     written: dict[str, Any] = {
         "schema_version": 1, "window": [1, 5], "world_size": 2, "launcher": "torchrun",
@@ -254,7 +254,7 @@ def a_run(tmp_path: Path, **manifest: Any) -> run_directory.RunDirectory:
         "profiler": {"name": "torch", "version": "2", "path": None},
         "began": "2026-01-02T03:04:05.000+00:00", "ended": None, "exit_status": None,
     }  # fmt: skip
-    run.write_manifest({**written, **manifest})
+    run.directory.write_manifest({**written, **manifest})
     for rank in range(2):
         folder = run.rank(rank)
         folder.mkdir()
@@ -320,7 +320,7 @@ def test_marks_that_are_none_say_nothing_of_a_clock() -> None:
 
 def test_a_run_json_nested_without_end_is_said_to_be(tmp_path: Path) -> None:
     run = a_run(tmp_path)
-    run.manifest.write_text(NESTED)
+    run.directory.manifest.write_text(NESTED)
     with pytest.raises(RunDirectoryError, match=r"run\.json cannot be read"):
         run_directory.opened(run.path)
 

@@ -17,7 +17,7 @@ from clusterprof.agent.contracts import files, paths, states
 from clusterprof.cli import collect, export, merge, report, runs, status
 from clusterprof.errors import ClusterprofError, ReportError
 from clusterprof.ingest.reports import read_ranks
-from clusterprof.run_directory import RunDirectory
+from clusterprof.run_directory import Window
 
 #: what is laid at once: none of it keeps the rest from being read
 FILES = {
@@ -40,7 +40,7 @@ RECORDINGS = Path(__file__).parents[1] / "data/recordings"
 SECRET = "the reader's own"
 
 
-def all_verbs(run: RunDirectory) -> None:
+def all_verbs(run: Window) -> None:
     """Whatever reads a run does so; an error in words is as good as a result."""
     for verb in (status, merge, collect, runs, report):
         where = run.path.parent if verb is runs else run.path
@@ -51,7 +51,7 @@ def all_verbs(run: RunDirectory) -> None:
         export.main("export", [str(run.path), "--format=csv", "--force", f"-o{out}"], None)
 
 
-def places(run: RunDirectory, names: list[str]) -> list[Path]:
+def places(run: Window, names: list[str]) -> list[Path]:
     """Where the files are, none of which is there now; with a step log, for its pace to be read."""
     steps = run.rank(1) / paths.STEPS
     steps.write_text("step,begin_ns,end_ns\n1,10,20\n")
@@ -63,7 +63,7 @@ def places(run: RunDirectory, names: list[str]) -> list[Path]:
 
 
 @pytest.mark.parametrize("names", FILES.values(), ids=FILES)
-def test_nothing_waits_for_a_pipe(run: RunDirectory, names: list[str]) -> None:
+def test_nothing_waits_for_a_pipe(run: Window, names: list[str]) -> None:
     for place in places(run, names):
         os.mkfifo(place)
     all_verbs(run)
@@ -71,7 +71,7 @@ def test_nothing_waits_for_a_pipe(run: RunDirectory, names: list[str]) -> None:
 
 @pytest.mark.parametrize("names", FILES.values(), ids=FILES)
 def test_no_link_is_followed_to_what_is_the_reader_s_alone(
-    run: RunDirectory, names: list[str], capsys: pytest.CaptureFixture[str]
+    run: Window, names: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     secret = run.path.parent / "secret"
     # as the content of each kind of file would be read, its words shown
@@ -86,12 +86,12 @@ def test_no_link_is_followed_to_what_is_the_reader_s_alone(
 
 
 def test_no_text_of_a_run_makes_a_line_of_its_own(
-    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+    run: Window, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lie = "x\nforged: a line\r\nforged: another\x85forged\u2028forged"
     for rank, state in enumerate(("lost", "captured", "armed")):
         states.advance(str(run.rank(rank)), state, lie, host=lie, not_reduced=lie, report_at=lie)
-    manifest = run.read_manifest()
+    manifest = run.directory.read_manifest()
     manifest.record(launcher=lie, again=["clusterprof", lie], world_size=4, ended=None)
     hang = {"step": 3, "since_ns": 10**18, "until_ns": None, "line": lie, "no_dump": lie}
     states.advance(str(run.rank(0)), "lost", lie, hangs=hang)
@@ -104,7 +104,7 @@ def test_no_text_of_a_run_makes_a_line_of_its_own(
 
 @pytest.mark.parametrize("name", ["trace.json.gz", "reduced/activity.parquet", "rank.sqlite"])
 def test_a_report_that_is_shortened_while_it_is_read_costs_its_rank_alone(
-    run: RunDirectory, name: str, monkeypatch: pytest.MonkeyPatch
+    run: Window, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = run.rank(1)
     if name == "rank.sqlite":

@@ -31,11 +31,11 @@ from clusterprof.results import RANKS
 RECORDING = Path(__file__).parents[1] / "data" / "recordings" / "nsys-2025.3" / "ddp"
 
 
-def results(run: run_directory.RunDirectory) -> Any:
+def results(run: run_directory.Window) -> Any:
     return json.loads((run.merged / "results.json").read_text())
 
 
-def test_a_profiled_rank_whose_folder_is_gone_is_missing(run: run_directory.RunDirectory) -> None:
+def test_a_profiled_rank_whose_folder_is_gone_is_missing(run: run_directory.Window) -> None:
     assert merge.main("merge", [str(run.path)], None) == 0
     assert results(run)["missing"] == []
     shutil.rmtree(run.rank(2))
@@ -46,7 +46,7 @@ def test_a_profiled_rank_whose_folder_is_gone_is_missing(run: run_directory.RunD
 
 
 def test_what_is_wrong_with_a_rank_that_has_a_report_is_in_the_results(
-    run: run_directory.RunDirectory,
+    run: run_directory.Window,
 ) -> None:
     why = "the program ended inside the window (the program ended with status 139)"
     states.advance(str(run.rank(1)), "collected", why)
@@ -55,7 +55,7 @@ def test_what_is_wrong_with_a_rank_that_has_a_report_is_in_the_results(
 
 
 def test_merges_of_one_run_at_once_do_not_disturb_each_other(
-    run: run_directory.RunDirectory,
+    run: run_directory.Window,
 ) -> None:
     problems: list[Exception] = []
 
@@ -76,7 +76,7 @@ def test_merges_of_one_run_at_once_do_not_disturb_each_other(
 
 
 def test_of_two_merges_at_once_the_second_waits_and_says_so(
-    run: run_directory.RunDirectory, capfd: pytest.CaptureFixture[str]
+    run: run_directory.Window, capfd: pytest.CaptureFixture[str]
 ) -> None:
     second = threading.Thread(target=merge.main, args=("merge", [str(run.path)], None))
     with run_directory.merging(run):
@@ -93,7 +93,7 @@ def test_of_two_merges_at_once_the_second_waits_and_says_so(
 
 
 def test_a_rank_that_still_captures_is_missing_and_stays_as_it_is(
-    run: run_directory.RunDirectory,
+    run: run_directory.Window,
 ) -> None:
     Path(run.rank(2), "trace.json.gz").unlink()
     Path(run.rank(2), "state.json").unlink()
@@ -107,7 +107,7 @@ def test_a_rank_that_still_captures_is_missing_and_stays_as_it_is(
 
 
 def test_a_run_that_others_may_not_lock_is_merged_all_the_same(
-    run: run_directory.RunDirectory, monkeypatch: pytest.MonkeyPatch
+    run: run_directory.Window, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def none(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
@@ -175,7 +175,7 @@ def test_force_replaces_a_measurement_of_clocks_and_nothing_else(tmp_path: Path)
 
 @pytest.mark.parametrize("where", ["the rank's folder", "its folder without a state", "one folder"])
 def test_a_run_whose_reports_are_scrubbed_exports_is_read(
-    run: run_directory.RunDirectory, where: str
+    run: run_directory.Window, where: str
 ) -> None:
     for rank in range(3):
         (run.rank(rank) / "trace.json.gz").unlink()
@@ -191,7 +191,7 @@ def test_a_run_whose_reports_are_scrubbed_exports_is_read(
 
 
 def test_reports_without_the_environment_are_of_the_ranks_and_the_world_of_their_run(
-    run: run_directory.RunDirectory,
+    run: run_directory.Window,
 ) -> None:
     # as nsys leaves it out with --discard-environment
     for rank in range(3):
@@ -202,19 +202,19 @@ def test_reports_without_the_environment_are_of_the_ranks_and_the_world_of_their
             database.execute("DELETE FROM META_DATA_CAPTURE WHERE name LIKE '%ENVIRONMENT%'")
             database.commit()
     manifest = json.loads(Path(run.path, "run.json").read_text())
-    run.write_manifest({**manifest, "world_size": 4})
+    run.directory.write_manifest({**manifest, "world_size": 4})
     assert merge.main("merge", [str(run.path)], None) == 0
     found = [(each["rank"], each["world_size"]) for each in results(run)["ranks"]]
     assert found == [(0, 4), (1, 4), (2, 4)]
 
 
 def test_a_recommended_command_has_its_values_for_who_launched_the_run_alone(
-    run: run_directory.RunDirectory,
+    run: run_directory.Window,
 ) -> None:
     whole = ["clusterprof", "torchrun", RANKS, "--rdzv-id", "x y", "--", "train.py", "--lr", "0.1"]
     masked = masking.again(whole, RANKS)
-    run.read_manifest().record(again=masked)
-    run.write_again(whole)
+    run.directory.read_manifest().record(again=masked)
+    run.directory.write_again(whole)
     begin = "clusterprof torchrun --ranks 3 "
     found: Any = {"findings": [{"next": begin + shlex.join(masked[3:])}, {"next": ""}]}
     shown = merge_run._with_values(found, run)["findings"]

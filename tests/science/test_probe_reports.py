@@ -20,7 +20,7 @@ from clusterprof.cli import merge
 from clusterprof.errors import MergeError, ReportError, UsageError
 from clusterprof.probe import measurement
 from clusterprof.probe.measurement import Bound, Measurement, of_reports
-from clusterprof.run_directory import RunDirectory
+from clusterprof.run_directory import Window
 from clusterprof.study import study
 from clusterprof.tables import RankTables
 
@@ -138,8 +138,8 @@ def test_a_rank_whose_host_s_clock_was_set_inside_the_run_is_named_in_the_result
 def test_a_clock_that_was_set_after_the_first_window_is_seen_in_a_later_one(
     tmp_path: Path, set_by: int
 ) -> None:
-    run, ranks = RunDirectory(tmp_path), on_hosts("a", "a", "b", "b")[1:3]
-    later = RunDirectory(tmp_path / paths.WINDOWS / "2")
+    run, ranks = Window.at(tmp_path), on_hosts("a", "a", "b", "b")[1:3]
+    later = Window.at(tmp_path / paths.WINDOWS / "2")
     begin, boot = ranks[0].info.begin_ns, 5_000 * MS
     for rank, name, more in ((1, "boot0 a", 0), (2, "boot1 b", set_by)):
         for window, at in ((run, begin - 1_000 * MS), (later, begin)):
@@ -184,7 +184,7 @@ def test_a_run_directory_has_measurements_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_look_at_a_job_that_runs_leaves_its_probers_what_they_meet_by(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path)
+    run = Window.at(tmp_path)
     run.rank(1).mkdir(parents=True)
     found = measured("gpu-01", "gpu-02")
     found.write(run.rank(1) / paths.PROBE)

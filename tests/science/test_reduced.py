@@ -77,13 +77,13 @@ def test_results_are_the_same_from_the_tables_as_from_the_reports(
     assert results(read()) == results(without)
 
 
-def merged(run: run_directory.RunDirectory) -> Any:
+def merged(run: run_directory.Window) -> Any:
     assert merge.main("merge", [str(run.path)], None) == 0
     return json.loads((run.merged / "results.json").read_text())
 
 
 def test_a_run_is_merged_from_its_tables_where_its_reports_are_gone(
-    run: run_directory.RunDirectory,
+    run: run_directory.Window,
 ) -> None:
     first = merged(run)
     for rank in range(3):
@@ -97,7 +97,7 @@ def test_a_run_is_merged_from_its_tables_where_its_reports_are_gone(
 
 
 def test_a_trace_beside_a_report_that_was_dropped_does_not_take_its_place(
-    run: run_directory.RunDirectory,
+    run: run_directory.Window,
 ) -> None:
     # of a rank without a GPU: nsys' report and a trace of the same window
     folder = run.rank(0)
@@ -164,7 +164,7 @@ SPOIL = [cut, damaged, other_schema, without_a_table, no_json, foreign_name]
 
 @pytest.mark.parametrize("spoil", long_but([cut, foreign_name], SPOIL))
 def test_tables_that_cannot_be_used_cost_their_rank_alone_and_are_named(
-    spoil: Callable[[Path], str], run: run_directory.RunDirectory, capsys: Any
+    spoil: Callable[[Path], str], run: run_directory.Window, capsys: Any
 ) -> None:
     merged(run)
     report = run.rank(1) / "trace.json.gz"
@@ -190,7 +190,7 @@ def test_tables_that_cannot_be_used_cost_their_rank_alone_and_are_named(
 
 
 def test_a_table_that_a_rank_keeps_is_not_written_a_second_time(
-    run: run_directory.RunDirectory, monkeypatch: pytest.MonkeyPatch
+    run: run_directory.Window, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (run.rank(2) / "steps.csv").write_text("step,begin_ns,end_ns\n")
     first = merged(run)
@@ -220,7 +220,7 @@ def test_a_table_that_a_rank_keeps_is_not_written_a_second_time(
 
 
 def test_what_a_killed_reducer_has_left_counts_nowhere_and_goes(
-    run: run_directory.RunDirectory,
+    run: run_directory.Window,
 ) -> None:
     left = run.rank(1) / ".reduced.0123456789abcdef.tmp"
     left.mkdir()
@@ -236,7 +236,7 @@ def test_what_a_killed_reducer_has_left_counts_nowhere_and_goes(
 
 
 def test_tables_that_a_file_system_shows_late_are_waited_for(
-    run: run_directory.RunDirectory,
+    run: run_directory.Window,
 ) -> None:
     merged(run)
     folder = run.rank(1)
@@ -251,7 +251,7 @@ def test_tables_that_a_file_system_shows_late_are_waited_for(
 
 
 def test_a_report_that_this_host_has_no_nsys_for_is_named_and_the_others_are_merged(
-    run: run_directory.RunDirectory, monkeypatch: pytest.MonkeyPatch
+    run: run_directory.Window, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report = run.rank(1) / "report.nsys-rep"
     (run.rank(1) / "trace.json.gz").rename(run.path / "elsewhere")
@@ -301,7 +301,7 @@ def test_what_fails_while_tables_are_written_leaves_those_before(
 
 
 def test_a_report_that_changes_under_the_reader_is_named(
-    run: run_directory.RunDirectory, monkeypatch: pytest.MonkeyPatch
+    run: run_directory.Window, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changing = run.rank(1) / "trace.json.gz"
     read = reports.assemble

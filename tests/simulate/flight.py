@@ -16,7 +16,7 @@ from clusterprof.agent.contracts import paths, states
 from clusterprof.align.clock.readings import RankReadings, Reading
 from clusterprof.ingest.flight.all_dumps import Flight
 from clusterprof.ingest.flight.dump import ENTRIES, Group
-from clusterprof.run_directory import RunDirectory
+from clusterprof.run_directory import Window
 from clusterprof.tables import STEPS
 from simulate.job import Job
 from simulate.machine import Machine
@@ -168,7 +168,7 @@ def _clocks(job: Job, clocks: Any) -> tuple[dict[int, RankReadings], dict[str, A
     return readings, {"bounds": bounds}
 
 
-def leave(run: RunDirectory, made: Recorded, entries: int = 0) -> None:
+def leave(run: Window, made: Recorded, entries: int = 0) -> None:
     """Leave in a run's folder what the ranks' agents would: dumps, step logs, states.
 
     With `entries` the steps are repeated until each rank has so many calls, the times and numbers

@@ -10,23 +10,23 @@ import pytest
 from clusterprof import run_directory
 from clusterprof.agent.contracts import paths, states
 from clusterprof.collect.outcomes import collect_attempts
-from clusterprof.run_directory import RunDirectory
+from clusterprof.run_directory import Window
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
+def run(tmp_path: Path) -> Window:
     return run_directory.create(tmp_path / "run")
 
 
-def rank_left(run: RunDirectory, attempt: int, rank: int, state: str, **facts: Any) -> None:
+def rank_left(run: Window, attempt: int, rank: int, state: str, **facts: Any) -> None:
     """A profiled rank's folder in one attempt; with a report where its state says so."""
-    folder = RunDirectory(run.path, attempt).rank(rank)
+    folder = Window.at(run.path, attempt).rank(rank)
     states.advance(str(folder), state, chosen=True, **facts)
     if state in ("finishing", "captured"):
         (folder / "report.nsys-rep").write_bytes(b"report")
 
 
-def test_each_attempt_has_a_folder_and_all_belong_to_one_run(run: RunDirectory) -> None:
+def test_each_attempt_has_a_folder_and_all_belong_to_one_run(run: Window) -> None:
     assert paths.attempt_of({}) == 1
     assert paths.attempt_of({"TORCHELASTIC_RESTART_COUNT": "0"}) == 1
     assert paths.attempt_of({"TORCHELASTIC_RESTART_COUNT": "2"}) == 3
@@ -50,16 +50,16 @@ def test_each_attempt_has_a_folder_and_all_belong_to_one_run(run: RunDirectory) 
     ],
 )
 def test_a_rank_captures_again_unless_it_has_had_the_whole_window(
-    run: RunDirectory, before: dict[str, Any], again: bool
+    run: Window, before: dict[str, Any], again: bool
 ) -> None:
     rank_left(run, 1, 0, **before)
-    folder = RunDirectory(run.path, 2).rank(0)
+    folder = Window.at(run.path, 2).rank(0)
     assert states.captured_before(str(folder)) is not again
 
 
 @pytest.mark.parametrize("best", [1, 2])
 def test_the_attempt_with_most_whole_windows_is_merged_and_the_others_stay(
-    run: RunDirectory, best: int
+    run: Window, best: int
 ) -> None:
     for attempt in (1, 2):
         for rank in (0, 1):
@@ -67,16 +67,16 @@ def test_the_attempt_with_most_whole_windows_is_merged_and_the_others_stay(
     rank_left(run, 3, 0, "waiting")
     taken, outcomes = collect_attempts(run, [0, 1], patience_s=0)
     assert taken.attempt == best
-    folder = RunDirectory(run.path, best)
+    folder = Window.at(run.path, best)
     assert [one.report for one in outcomes] == [
         folder.rank(rank) / "report.nsys-rep" for rank in (0, 1)
     ]
     for attempt in (1, 2):
-        assert states.read(str(RunDirectory(run.path, attempt).rank(0)))["state"] == "collected"
+        assert states.read(str(Window.at(run.path, attempt).rank(0)))["state"] == "collected"
 
 
 def test_of_attempts_with_as_many_whole_windows_the_one_with_most_reports_is_merged(
-    run: RunDirectory,
+    run: Window,
 ) -> None:
     for attempt, ranks in ((1, 2), (2, 3), (3, 1)):
         for rank in range(ranks):
@@ -84,11 +84,11 @@ def test_of_attempts_with_as_many_whole_windows_the_one_with_most_reports_is_mer
     assert collect_attempts(run, [0, 1, 2], patience_s=0)[0].attempt == 2
 
 
-def test_reports_of_two_attempts_are_not_merged_with_each_other(run: RunDirectory) -> None:
+def test_reports_of_two_attempts_are_not_merged_with_each_other(run: Window) -> None:
     rank_left(run, 1, 0, "captured", whole=True)
     rank_left(run, 1, 1, "captured", whole=True)
     rank_left(run, 1, 2, "capturing")
-    states.advance(str(RunDirectory(run.path, 2).rank(0)), "counting", chosen=False)
+    states.advance(str(Window.at(run.path, 2).rank(0)), "counting", chosen=False)
     rank_left(run, 2, 2, "captured", whole=True)
     taken, outcomes = collect_attempts(run, [0, 1, 2], patience_s=0)
     assert taken.attempt == 1
@@ -96,8 +96,8 @@ def test_reports_of_two_attempts_are_not_merged_with_each_other(run: RunDirector
     assert "attempt 2 " in outcomes[2].reason
 
 
-def test_a_run_is_read_as_it_was_merged(run: RunDirectory) -> None:
-    run.write_manifest({"schema_version": run_directory.SCHEMA_VERSION, "attempt": 2})
+def test_a_run_is_read_as_it_was_merged(run: Window) -> None:
+    run.directory.write_manifest({"schema_version": run_directory.SCHEMA_VERSION, "attempt": 2})
     assert run_directory.opened(run.path).rank(0) == run.path / "attempt-2/ranks/00000"
-    run.write_manifest({"schema_version": run_directory.SCHEMA_VERSION})
+    run.directory.write_manifest({"schema_version": run_directory.SCHEMA_VERSION})
     assert run_directory.opened(run.path).attempt == 1

@@ -47,7 +47,7 @@ def test_a_fault_while_merging_keeps_the_job_s_status_and_says_where_the_reports
     states.advance(str(run.rank(0)), "captured", chosen=True)
     (run.rank(0) / "report.nsys-rep").write_bytes(b"report")
     plan = of_rank_0()
-    manifest = run.write_manifest({"schema_version": 1})
+    manifest = run.directory.write_manifest({"schema_version": 1})
     monkeypatch.setattr(merge_run, "merge_run", fault)
     assert run_job.conclude(plan, run, manifest, 7) == 7
     printed = capsys.readouterr().err
@@ -67,7 +67,7 @@ def test_a_job_that_failed_keeps_its_status_whatever_is_asked_of_its_reports(
 ) -> None:
     run = run_directory.create(tmp_path / "run")
     states.advance(str(run.rank(0)), "lost", chosen=True)
-    manifest = run.write_manifest({"schema_version": 1})
+    manifest = run.directory.write_manifest({"schema_version": 1})
     ended = run_job.conclude(of_rank_0(**asked), run, manifest, failed, patience_s=0)
     assert ended == (failed or status)
 
@@ -93,7 +93,10 @@ def test_a_report_that_is_written_is_waited_for_as_long_as_nsys_may_take(
     )
     monkeypatch.setattr(run_job, "unless_stalled", lambda task, _: task())
     monkeypatch.setattr(run_job, "conclude", lambda *words: given.extend(words[4:6]) or 0)
-    assert run_job.launch("mpirun", plan, run, run.write_manifest({"schema_version": 1})) == 0
+    assert (
+        run_job.launch("mpirun", plan, run, run.directory.write_manifest({"schema_version": 1}))
+        == 0
+    )
     assert given == [3, finishing_s]
 
 
@@ -150,7 +153,7 @@ def test_the_next_run_gets_what_this_one_was_given_by_options_and_environment(
 
 def test_status_of_ranks_that_all_came_equally_far_gives_one_number(tmp_path: Path) -> None:
     run = run_directory.create(tmp_path / "run")
-    run.write_manifest(
+    run.directory.write_manifest(
         {"schema_version": 1, "began": "2026-01-02T03:04:05+00:00", "world_size": 2,
          "ended": "2026-01-02T03:05:05+00:00", "exit_status": 0, "window": [10, 15],
          "selection": parse_ranks("0")._replace(ranks=())._asdict()}

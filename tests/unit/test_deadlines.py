@@ -242,7 +242,7 @@ def test_a_task_is_given_up_where_its_file_system_stalls_and_never_for_its_lengt
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> run_directory.RunDirectory:
+def run(tmp_path: Path) -> run_directory.Window:
     """A run whose rank 0 is inside its window."""
     made = run_directory.create(tmp_path / "run")
     states.advance(str(made.rank(0)), "capturing", chosen=True)
@@ -250,7 +250,7 @@ def run(tmp_path: Path) -> run_directory.RunDirectory:
 
 
 def test_a_signal_waits_for_reports_no_longer_than_it_may(
-    run: run_directory.RunDirectory, clock: ManualClock, capsys: pytest.CaptureFixture[str]
+    run: run_directory.Window, clock: ManualClock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = stop.BeforeSrunKills(run, [0], longer_s=4, clock=clock)
     began = clock.now()
@@ -261,7 +261,7 @@ def test_a_signal_waits_for_reports_no_longer_than_it_may(
 
 @pytest.mark.parametrize(("apart_s", "kills"), [(0.9, True), (1.0, False)])
 def test_two_interrupts_kill_where_they_come_within_a_second(
-    run: run_directory.RunDirectory, clock: ManualClock, apart_s: float, kills: bool
+    run: run_directory.Window, clock: ManualClock, apart_s: float, kills: bool
 ) -> None:
     before = stop.BeforeSrunKills(run, [0], clock=clock)
     before(signal.SIGINT, lambda: True)
@@ -271,7 +271,7 @@ def test_two_interrupts_kill_where_they_come_within_a_second(
 
 @pytest.mark.parametrize(("margin_s", "closed_at"), [(None, 540.0), (100.0, 500.0)])
 def test_the_windows_are_closed_before_the_time_limit(
-    run: run_directory.RunDirectory, clock: ManualClock, monkeypatch: pytest.MonkeyPatch,
+    run: run_directory.Window, clock: ManualClock, monkeypatch: pytest.MonkeyPatch,
     margin_s: float | None, closed_at: float,
 ) -> None:  # fmt: skip
     began = clock.now()

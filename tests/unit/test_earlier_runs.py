@@ -20,7 +20,7 @@ from clusterprof.cli import main
 from clusterprof.launch.earlier_runs import latest, runs_in
 from clusterprof.report import results_json
 from clusterprof.results import NODES, RANKS, CaptureCost, Finding
-from clusterprof.run_directory import RunDirectory
+from clusterprof.run_directory import Window
 from clusterprof.tables import SCHEMAS
 
 PROGRAM = ("train.py", "--layers", "8", "--api-key", "hunter2")
@@ -43,10 +43,10 @@ def cost(after_ms: int) -> CaptureCost:
 def earlier(
     parent: Path, name: str, program: Sequence[str] = PROGRAM, minute: int = 0,
     merged: bool = True, launches: str = "", **results: Any,
-) -> RunDirectory:  # fmt: skip
+) -> Window:  # fmt: skip
     """A run that has ended, with these members of its results; `launches`: a call of its ranks."""
     run = run_directory.create(parent / name)
-    run.write_manifest(
+    run.directory.write_manifest(
         {"schema_version": 1, "began": f"2026-01-02T03:{minute:02d}:05+00:00", "window": [10, 15],
          "selection": parse_ranks("0")._asdict(),
          "again": ["clusterprof", "torchrun", "--", *program] if program else []}
@@ -69,12 +69,12 @@ def masked(program: Sequence[str]) -> list[str]:
     return masking.suspected(program)
 
 
-def launch_bound(parent: Path, program: Sequence[str]) -> RunDirectory | None:
+def launch_bound(parent: Path, program: Sequence[str]) -> Window | None:
     found = latest(parent, program)
     return found.run if found and found.launch_bound else None
 
 
-def with_graphs(parent: Path, program: Sequence[str]) -> RunDirectory | None:
+def with_graphs(parent: Path, program: Sequence[str]) -> Window | None:
     found = latest(parent, program)
     return found.run if found and found.graphs else None
 
@@ -110,13 +110,13 @@ def test_what_is_damaged_linked_or_another_user_s_says_nothing(tmp_path: Path) -
     run = earlier(tmp_path, "a", masked(PROGRAM), findings=[bound()])
     (tmp_path / "linked").symlink_to(run.path)
     (tmp_path / "file").touch()
-    os.mkfifo(run_directory.create(tmp_path / "waits").manifest)
-    run_directory.create(tmp_path / "damaged").manifest.write_text('{"schema_version": 1')
+    os.mkfifo(run_directory.create(tmp_path / "waits").directory.manifest)
+    run_directory.create(tmp_path / "damaged").directory.manifest.write_text('{"schema_version": 1')
     assert [found.path for found, _ in runs_in(tmp_path)] == [run.path]
     (run.merged / paths.RESULTS).write_text("{}")
     assert launch_bound(tmp_path, PROGRAM) is None
     if os.geteuid() == 0:
-        os.chown(run.manifest, 12345, 12345)
+        os.chown(run.directory.manifest, 12345, 12345)
         assert runs_in(tmp_path) == []
 
 

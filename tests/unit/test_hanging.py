@@ -31,7 +31,7 @@ from clusterprof.agent.rank.recorder import Recorder
 from clusterprof.agent.rank.steps import Counter
 from clusterprof.ingest.flight.all_dumps import find_dumps
 from clusterprof.launch import live_hang
-from clusterprof.run_directory import RunDirectory
+from clusterprof.run_directory import Window
 
 S = 1_000_000_000
 DUMP = b'{"entries": []}'
@@ -176,13 +176,13 @@ def test_a_rank_that_hangs_leaves_its_dump_and_where_it_is_and_goes_on(
         assert gzip.decompress((rank.rank / paths.HANG).read_bytes()) == DUMP
         assert find_dumps(rank.run, hang=True) == [(rank.rank / paths.HANG, 3)]
         assert find_dumps(rank.run) == []
-    live = live_hang.look(RunDirectory(rank.run))
+    live = live_hang.look(Window.at(rank.run))
     assert live is not None
     assert [(each.rank, each.step) for each in live.ranks] == [(3, 3)]
     rank.counter.say()
     rank.counter.flush()
     assert rank.state(until_known=True)["until_ns"] > found["since_ns"]
-    assert live_hang.look(RunDirectory(rank.run)) is None
+    assert live_hang.look(Window.at(rank.run)) is None
     rank.end()
 
 

@@ -28,7 +28,7 @@ from clusterprof.collect import live_windows
 from clusterprof.collect.outcomes import Outcome
 from clusterprof.errors import RunDirectoryError, UsageError
 from clusterprof.ingest.rank_steps import read_log
-from clusterprof.run_directory import RunDirectory
+from clusterprof.run_directory import Window
 
 NONE = Selection("0", "ranks", (0,))
 THREE = Selection("3", "ranks", (3,))
@@ -118,17 +118,18 @@ def test_the_folders_of_a_later_window_are_those_of_the_run(tmp_path: Path) -> N
     later = paths.in_window(first, 3)
     assert later == "/runs/x/windows/3/attempt-2/ranks/00008"
     assert paths.run_of_rank(later) == paths.run_of_rank(first) == "/runs/x"
-    run = RunDirectory(tmp_path)
-    assert (run.number, run.root, run.later_windows()) == (1, tmp_path, [])
+    run = Window.at(tmp_path)
+    assert (run.number, run.path, run.directory.later_windows()) == (1, tmp_path, [])
     ordered(tmp_path, 2, 30, 40)
-    (window,) = run.later_windows()
-    assert (window.number, window.root) == (2, tmp_path)
+    (window,) = run.directory.later_windows()
+    assert (window.number, window.directory.path) == (2, tmp_path)
     assert window.rank(8) == tmp_path / "windows/2/ranks/00008"
     assert window.logged(8) == tmp_path / "ranks/00008"
     assert (window.window().first, window.window().end) == (30, 40)
     # A run directory of that name is one.
+    assert Window.at(window.path) == window
     (window.path / paths.MANIFEST).write_text("{}")
-    assert window.number == 1
+    assert Window.at(window.path).number == 1
 
 
 # --- the writer
@@ -325,11 +326,11 @@ def test_an_order_that_makes_no_sense_to_the_rank_hurts_no_step(
 # --- which steps can be captured
 
 
-def job(run: Path, ended: str | None = None, **members: Any) -> RunDirectory:
+def job(run: Path, ended: str | None = None, **members: Any) -> Window:
     """A run directory of a job of two ranks."""
-    made = RunDirectory(run)
+    made = Window.at(run)
     made.path.mkdir(exist_ok=True)
-    made.write_manifest(
+    made.directory.write_manifest(
         {"schema_version": 1, "selection": NONE._asdict(), "window": [10, 13], "world_size": 2,
          "began": "2026-01-02T03:04:05+00:00", "ended": ended, "exit_status": None, **members}
     )  # fmt: skip
@@ -337,7 +338,7 @@ def job(run: Path, ended: str | None = None, **members: Any) -> RunDirectory:
 
 
 def at_work(
-    run: RunDirectory, rank: int, steps: int, each_s: float, now_s: float, stalled_s: float = 0
+    run: Window, rank: int, steps: int, each_s: float, now_s: float, stalled_s: float = 0
 ) -> None:
     """What a rank leaves that has made `steps` steps by now; it stalled in the last but one."""
     folder = run.rank(rank)
@@ -364,7 +365,7 @@ def test_a_window_begins_where_no_rank_has_been_once_it_has_the_order(tmp_path: 
     ordered(run.path, 2, 5_000, 5_010)
     assert live_windows.possible(run, 60, now_s).first == 5_010
     # A log that is a minute old says less: the rank has gone on since.
-    later = live_windows.possible(RunDirectory(run.path), 60, now_s + 600)
+    later = live_windows.possible(Window.at(run.path), 60, now_s + 600)
     assert later.first == pytest.approx(1000 + (600 + wait_s) / 0.1, abs=3)
 
 
@@ -379,7 +380,7 @@ def test_a_window_begins_at_the_first_step_that_no_rank_has_begun_once_it_has_th
     assert live_windows.possible(run, 60, now_s).first == begun + 1
 
 
-def paced(run: RunDirectory, rank: int, *stretches: tuple[int, int]) -> None:
+def paced(run: Window, rank: int, *stretches: tuple[int, int]) -> None:
     """The steps of a rank: stretches of so many, each of so many ms; from 500 on in blocks."""
     folder = run.rank(rank)
     states.advance(str(folder), "counting")
@@ -424,14 +425,14 @@ def test_of_two_windows_ordered_by_auto_the_result_is_of_the_one_that_most_ranks
     for number, first in ((2, 30), (3, 50)):
         ordered(run.path, number, first, first + 5, selection=both, auto=True)
     ordered(run.path, 4, 90, 95, selection=both)
-    late, again, asked = run.later_windows()
+    late, again, asked = run.directory.later_windows()
     assert run.deep() == again, "neither was begun: the last"
     states.advance(str(late.rank(0)), "captured", chosen=True, step_begin=30)
     states.advance(str(late.rank(1)), "lost", "too late", chosen=True, late=True)
     assert (run.deep(), late.is_deep) == (late, True)
     for rank in (0, 1):
         states.advance(str(again.rank(rank)), "captured", chosen=True, step_begin=50)
-    late, again, asked = run.later_windows()
+    late, again, asked = run.directory.later_windows()
     assert (run.deep(), late.is_deep, again.is_deep) == (again, False, True)
     assert (again.results, late.results, asked.results) == (run, late, asked)
     lines = status.render(status.look(run), everyone=False).splitlines()[-3:]
@@ -496,7 +497,7 @@ def test_a_window_is_over_once_no_rank_can_capture_it_any_more(tmp_path: Path) -
     for rank in (0, 1):
         at_work(run, rank, 100, 0.1, now_s)
     ordered(run.path, 2, 200, 205, selection=Selection("0,1", "ranks", (0, 1)))
-    (window,) = run.later_windows()
+    (window,) = run.directory.later_windows()
     assert live_windows.going_on(window) == [0, 1]
     states.advance(str(window.rank(0)), "captured", chosen=True)
     assert live_windows.going_on(window) == [1]
@@ -506,9 +507,9 @@ def test_a_window_is_over_once_no_rank_can_capture_it_any_more(tmp_path: Path) -
     assert live_windows.going_on(window) == []
     # A run that has ended, and the run itself.
     ordered(run.path, 3, 300, 305, selection=Selection("0", "ranks", (0,)))
-    assert live_windows.going_on(run.later_windows()[1]) == [0]
+    assert live_windows.going_on(run.directory.later_windows()[1]) == [0]
     job(tmp_path / "run", ended="2026-01-02T03:05:05+00:00")
-    assert live_windows.going_on(run.later_windows()[1]) == []
+    assert live_windows.going_on(run.directory.later_windows()[1]) == []
     assert live_windows.going_on(run) == []
 
 

@@ -33,7 +33,7 @@ from clusterprof.launch import planning
 from clusterprof.launch.over_hosts import PIECE_B, Prefixed
 from clusterprof.launchers import ssh
 from clusterprof.launchers.support.job import CommandLine, Host, Job, OverSsh
-from clusterprof.run_directory import Manifest, RunDirectory, create
+from clusterprof.run_directory import Manifest, Window, create
 
 WORDS = [
     "a b",
@@ -286,7 +286,7 @@ class FakeSsh:
 
 
 def fetched(
-    run: RunDirectory, files: dict[str, bytes], **claims: dict[str, Any]
+    run: Window, files: dict[str, bytes], **claims: dict[str, Any]
 ) -> tuple[RemoteHost, FakeSsh]:
     fake = FakeSsh(files, {path.replace("_at_", "/"): what for path, what in claims.items()})
     each = RemoteHost(Host("h1", "h1"), fake, "python", Description("h1"), "/tmp/clusterprof-1")  # type: ignore[arg-type]
@@ -552,7 +552,7 @@ def test_a_run_directory_that_says_odd_things_of_its_hosts_is_refused(
 ) -> None:
     run = create(tmp_path / "run")
     ssh_record = {"config": None, "timeout_s": 1, "python": "python"}
-    manifest = Manifest(run.manifest, {"ssh": ssh_record, "hosts": [{**LEFT, **odd}]})
+    manifest = Manifest(run.directory.manifest, {"ssh": ssh_record, "hosts": [{**LEFT, **odd}]})
     with pytest.raises(RunDirectoryError, match="hosts are invalid"):
         over_ssh.gather_left(run, manifest, None, "python")
 

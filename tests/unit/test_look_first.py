@@ -27,7 +27,7 @@ from clusterprof.launch.profiling import CapturePlan
 from clusterprof.launchers.support.job import Job
 from clusterprof.merge_run import Look
 from clusterprof.results import Suspect
-from clusterprof.run_directory import RunDirectory
+from clusterprof.run_directory import Window
 
 WORLD = ("default_pg", tuple(range(16)))
 #: of four nodes with four ranks each
@@ -100,7 +100,7 @@ ARGUMENTS = argparse.Namespace(arm=None, pp=None)
 class Ranks:
     """The ranks of a job of two, while it waits: `late` of their orders come too late."""
 
-    def __init__(self, run: RunDirectory, late: int, clock: ManualClock) -> None:
+    def __init__(self, run: Window, late: int, clock: ManualClock) -> None:
         self.run = run
         self.late = late
         for rank in (0, 1):
@@ -112,7 +112,7 @@ class Ranks:
 
     def go_on(self) -> None:
         """Obey what is ordered."""
-        for window in self.run.later_windows():
+        for window in self.run.directory.later_windows():
             for rank in (0, 1):
                 late = rank == 1 and window.number - 2 < self.late
                 state = "lost" if late else "waiting"
@@ -120,9 +120,9 @@ class Ranks:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
+def run(tmp_path: Path) -> Window:
     made = run_directory.create(tmp_path / "run")
-    made.write_manifest(
+    made.directory.write_manifest(
         {"schema_version": 1, "selection": parse_ranks("auto")._asdict(), "window": [10, 15],
          "world_size": 2, "began": "2026-01-02T03:04:05+00:00", "ended": None}
     )  # fmt: skip
@@ -138,7 +138,7 @@ def run(tmp_path: Path) -> RunDirectory:
     ],
 )
 def test_an_order_that_came_too_late_is_repeated_a_few_times(
-    run: RunDirectory,
+    run: Window,
     late: int,
     windows: list[int],
     end: str,
@@ -152,15 +152,15 @@ def test_an_order_that_came_too_late_is_repeated_a_few_times(
         job=SimpleNamespace(world_size=2), arguments=ARGUMENTS, window=StepWindow(10, 15)
     )
     look_first.look_first(cast("planning.LaunchPlan", plan), run, clock)
-    assert [each.number for each in run.later_windows()] == windows
+    assert [each.number for each in run.directory.later_windows()] == windows
     assert end in capsys.readouterr().err.splitlines()[-1]
-    steps = [each.window() for each in run.later_windows()]
+    steps = [each.window() for each in run.directory.later_windows()]
     assert all(one.end <= later.first for one, later in itertools.pairwise(steps))
-    assert all(each.is_auto for each in run.later_windows())
+    assert all(each.is_auto for each in run.directory.later_windows())
 
 
 def test_ranks_of_a_job_of_unknown_size_are_looked_for_until_they_come(
-    run: RunDirectory, clock: ManualClock
+    run: Window, clock: ManualClock
 ) -> None:
     clock.plan(2.5, lambda: Ranks(run, 0, clock))
     plan = SimpleNamespace(job=SimpleNamespace(world_size=None))
@@ -169,7 +169,7 @@ def test_ranks_of_a_job_of_unknown_size_are_looked_for_until_they_come(
 
 
 def test_ranks_that_leave_their_recorders_one_after_the_other_are_waited_for(
-    run: RunDirectory, clock: ManualClock
+    run: Window, clock: ManualClock
 ) -> None:
     # Of a job of four on a slow machine three come 9 s apart, and the last one never.
     for rank in (1, 2, 3):

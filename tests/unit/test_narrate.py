@@ -25,10 +25,10 @@ def harmless(text: str) -> bool:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> run_directory.RunDirectory:
+def run(tmp_path: Path) -> run_directory.Window:
     """A run whose rank 0 is on a host of a hostile name, and lost for a hostile reason."""
     run = run_directory.create(tmp_path / "run")
-    run.write_manifest(
+    run.directory.write_manifest(
         {
             "schema_version": 1, "began": "2026-01-01T00:00:00+00:00", "window": [5, 10],
             "ended": "2026-01-01T00:01:00+00:00", "exit_status": 3, "world_size": 1,
@@ -45,7 +45,7 @@ def run(tmp_path: Path) -> run_directory.RunDirectory:
 @pytest.mark.parametrize("verb", ["status", "report"])
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_results_are_harmless(
-    verb: str, form: str, run: run_directory.RunDirectory, capsys: pytest.CaptureFixture[str]
+    verb: str, form: str, run: run_directory.Window, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.main([verb, str(run.path), *(["--json"] if form == "json" else [])]) == 0
     printed = capsys.readouterr().out
@@ -71,7 +71,7 @@ def test_what_argparse_says_is_harmless(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_our_own_colours_are_obeyed_and_no_others(
-    run: run_directory.RunDirectory,
+    run: run_directory.Window,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

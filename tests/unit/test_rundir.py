@@ -22,9 +22,9 @@ from clusterprof.collect.outcomes import DELETED, collect
 from clusterprof.errors import RunDirectoryError, RunDirectoryTaken
 
 
-def made(path: Path) -> run_directory.RunDirectory:
+def made(path: Path) -> run_directory.Window:
     run = run_directory.create(path)
-    run.write_manifest({"schema_version": 1, "selection": parse_ranks("all")._asdict()})
+    run.directory.write_manifest({"schema_version": 1, "selection": parse_ranks("all")._asdict()})
     return run
 
 
@@ -71,7 +71,7 @@ def test_force_replaces_a_run_but_never_anything_else(tmp_path: Path) -> None:
 
 def test_an_empty_directory_is_taken(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    assert made(tmp_path / "run").read_manifest().selection.kind == "all"
+    assert made(tmp_path / "run").directory.read_manifest().selection.kind == "all"
 
 
 def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
@@ -83,17 +83,17 @@ def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["", "{", "[]", json.dumps({"schema_version": 99})])
 def test_a_manifest_that_is_none_is_refused(tmp_path: Path, content: str) -> None:
     run = made(tmp_path / "run")
-    run.manifest.write_text(content)
+    run.directory.manifest.write_text(content)
     with pytest.raises(RunDirectoryError):
         run_directory.opened(run.path)
 
 
 def test_a_manifest_knows_what_was_recorded_since(tmp_path: Path) -> None:
-    run = run_directory.RunDirectory(tmp_path)
-    written = run.write_manifest({"schema_version": 1, "world_size": 4})
+    run = run_directory.Window.at(tmp_path)
+    written = run.directory.write_manifest({"schema_version": 1, "world_size": 4})
     assert (written.world_size, written.ended, written.attempt) == (4, None, 1)
     written.record(ended="2026-01-02T03:04:05+00:00", exit_status=3, attempt=2)
-    for each in (written, run.read_manifest()):
+    for each in (written, run.directory.read_manifest()):
         assert (each.ended, each.exit_status) == ("2026-01-02T03:04:05+00:00", 3)
         assert each.attempt == 2
 
@@ -103,9 +103,7 @@ def test_a_folder_without_a_manifest_is_no_run(tmp_path: Path) -> None:
         run_directory.opened(tmp_path)
 
 
-def rank(
-    run: run_directory.RunDirectory, number: int, state: str, report: bytes | None = None
-) -> None:
+def rank(run: run_directory.Window, number: int, state: str, report: bytes | None = None) -> None:
     states.advance(str(run.rank(number)), state, chosen=True)
     if report is not None:
         (run.rank(number) / "report.nsys-rep").write_bytes(report)

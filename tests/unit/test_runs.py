@@ -21,7 +21,7 @@ def made(parent: Path, name: str, days: float, ended: bool = True, merged: bool 
     """A run that began so many days ago."""
     began = dt.datetime.now(dt.timezone.utc) - dt.timedelta(days=days)
     run = run_directory.create(parent / name)
-    run.write_manifest(
+    run.directory.write_manifest(
         {"schema_version": 1, "began": began.isoformat(), "window": [10, 15],
          "ended": began.isoformat() if ended else None, "exit_status": 0 if ended else None,
          "selection": parse_ranks("0")._asdict(),

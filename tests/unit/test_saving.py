@@ -14,22 +14,22 @@ from clusterprof.arguments import StepWindow, parse_ranks
 from clusterprof.collect import live_windows
 from clusterprof.launch import stop
 from clusterprof.launch.stop import BeforeSrunKills
-from clusterprof.run_directory import RunDirectory
+from clusterprof.run_directory import Window
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
+def run(tmp_path: Path) -> Window:
     return run_directory.create(tmp_path / "run")
 
 
-def rank_is(run: RunDirectory, rank: int, state: str, *, report: bool = False) -> None:
+def rank_is(run: Window, rank: int, state: str, *, report: bool = False) -> None:
     states.advance(str(run.rank(rank)), state, chosen=True)
     if report:
         (run.rank(rank) / "report.nsys-rep").write_bytes(b"report")
 
 
 def test_only_open_windows_and_reports_that_are_being_written_are_waited_for(
-    run: RunDirectory,
+    run: Window,
 ) -> None:
     rank_is(run, 0, "waiting")
     rank_is(run, 1, "capturing")
@@ -40,8 +40,8 @@ def test_only_open_windows_and_reports_that_are_being_written_are_waited_for(
     assert stop.unsaved(run, [2, 3, 9]) == [2]
 
 
-def test_windows_that_were_ordered_later_are_waited_for_too(run: RunDirectory) -> None:
-    run.write_manifest({"schema_version": 1})
+def test_windows_that_were_ordered_later_are_waited_for_too(run: Window) -> None:
+    run.directory.write_manifest({"schema_version": 1})
     later = live_windows.order(run, StepWindow(30, 40), parse_ranks("1,3"), "torch", auto=True)
     for rank in range(4):
         rank_is(run, rank, "counting")
@@ -51,7 +51,7 @@ def test_windows_that_were_ordered_later_are_waited_for_too(run: RunDirectory) -
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGQUIT"])
 def test_srun_gets_its_signal_once_the_reports_are_home_and_the_ranks_are_told_why(
-    name: str, run: RunDirectory
+    name: str, run: Window
 ) -> None:
     rank_is(run, 0, "capturing")
     looks = []
@@ -66,25 +66,25 @@ def test_srun_gets_its_signal_once_the_reports_are_home_and_the_ranks_are_told_w
     assert [name in str(reason) for reason in looks] == [True] * 3
 
 
-def test_reports_may_take_as_much_longer_as_nsys_may(run: RunDirectory) -> None:
+def test_reports_may_take_as_much_longer_as_nsys_may(run: Window) -> None:
     by_nsys = NsysPlan("nsys", "2022.4", None, {}, [], [], [], [], start_s=60)
     assert BeforeSrunKills(run, [0], by_nsys.longer_s).saving_s == stop.SAVING_S + 54
     assert by_nsys._replace(start_s=1).longer_s == 0
 
 
-def test_somebody_who_signals_again_does_not_wait(run: RunDirectory) -> None:
+def test_somebody_who_signals_again_does_not_wait(run: Window) -> None:
     rank_is(run, 0, "capturing")
     assert BeforeSrunKills(run, [0])(signal.SIGTERM, lambda: True) == [signal.SIGTERM]
 
 
 @pytest.mark.parametrize("state", ["waiting", "captured", "lost"])
-def test_where_nothing_is_to_be_saved_no_signal_waits(run: RunDirectory, state: str) -> None:
+def test_where_nothing_is_to_be_saved_no_signal_waits(run: Window, state: str) -> None:
     rank_is(run, 0, state)
     assert BeforeSrunKills(run, [0])(signal.SIGHUP, pytest.fail) == [signal.SIGHUP]
     assert states.stop_requested(str(run.path)) is None
 
 
-def test_the_second_interrupt_within_a_second_is_the_one_that_kills(run: RunDirectory) -> None:
+def test_the_second_interrupt_within_a_second_is_the_one_that_kills(run: Window) -> None:
     rank_is(run, 0, "capturing")
     before = BeforeSrunKills(run, None)
     assert before(signal.SIGUSR1, pytest.fail) == [signal.SIGUSR1]
@@ -108,7 +108,7 @@ def test_a_short_limit_leaves_most_of_its_time_to_the_window() -> None:
 
 
 def test_the_job_is_the_one_around_us_or_the_one_that_a_rank_names(
-    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+    run: Window, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     assert stop.slurm_job(run, [3]) is None
