@@ -7,7 +7,6 @@ After that the hosts' outcomes are independent.
 from __future__ import annotations
 
 import contextlib
-import re
 import secrets
 import signal
 import sys
@@ -178,8 +177,6 @@ def printing(there: OverSsh) -> Iterator[Callable[[str], tuple[Prefixed, Prefixe
         yield output
 
 
-#: a line with its end
-_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)")
 #: A longer line is passed on in pieces of this length.
 PIECE_B = 1 << 16
 
@@ -195,7 +192,8 @@ class Prefixed:
         self._stream = stream
         self._prefix = prefix.encode()
         self._lock = lock
-        self._rest = bytearray()
+        #: of the last line, which has no end yet
+        self._rest = b""
         self._returned = False
 
     def __call__(self, data: bytes) -> None:
@@ -206,24 +204,21 @@ class Prefixed:
         if self._returned and data.startswith(b"\n"):  # the other half of a \r\n
             self._pass(b"\n")
             data = data[1:]
-        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
-        whole = b""
-        if end:
-            whole, self._rest = bytes(self._rest) + data[:end], bytearray()
-        self._rest += data[end:]
-        self._returned = not self._rest and whole.endswith(b"\r")
-        lines = _LINE.findall(whole)
+        lines = (self._rest + data).splitlines(keepends=True)
+        unended = bool(lines) and not lines[-1].endswith((b"\n", b"\r"))
+        self._rest = lines.pop() if unended else b""
+        self._returned = not unended and bool(lines) and lines[-1].endswith(b"\r")
         while len(self._rest) >= PIECE_B:
-            lines.append(bytes(self._rest[:PIECE_B]) + b"\n")
-            del self._rest[:PIECE_B]
+            lines.append(self._rest[:PIECE_B] + b"\n")
+            self._rest = self._rest[PIECE_B:]
         if lines:
             self._pass(b"".join(self._prefix + line for line in lines))
 
     def finish(self) -> None:
         """Pass on a last line that has no end."""
         if self._rest:
-            self._pass(self._prefix + bytes(self._rest) + b"\n")
-            self._rest.clear()
+            self._pass(self._prefix + self._rest + b"\n")
+            self._rest = b""
 
     def _pass(self, data: bytes) -> None:
         # The reader may be gone (`| head`): the job continues.
