@@ -12,8 +12,6 @@ from clusterprof.results import Results
 
 #: rows of a table that are shown at first: so many of either end
 ENDS = 8
-#: steps of the still table, as many as fit on paper
-_MOST_STEPS = 12
 
 
 class Ends(NamedTuple):
@@ -33,10 +31,7 @@ def ends(rows: Sequence[Any], first: int = ENDS, last: int = ENDS) -> Ends:
 
 
 def account(run: Summary) -> dict[str, Any] | None:
-    """Each rank's mean step: of many the eight that wait least, the eight that wait most, the rest.
-
-    With it the single steps of those that are shown, for paper and browsers without scripts.
-    """
+    """Each rank's mean step; of many ranks those that wait least and most stand at the ends."""
     averages = run.averages
     if not averages:
         return None
@@ -62,39 +57,6 @@ def account(run: Summary) -> dict[str, Any] | None:
         "steady": run.has_steady_steps,
         "rows": rows,
         "hosts": len({*hosts.values()}) > 1,
-        "still": _still(run, [row["rank"] for row in (*rows.first, *rows.last)]),
-    }
-
-
-def _still(run: Summary, ranks: Sequence[int]) -> dict[str, Any]:
-    """The accounts of these ranks step by step."""
-    stragglers, every = run.stragglers(), run.results["steps"]
-    steps = every[:_MOST_STEPS]
-    accounts = [(step, of) for step in steps for of in step["ranks"] if of["rank"] in ranks]
-    steady = [account["duration_ns"] for step, account in accounts if step["settled"]]
-    widest = max(steady or (account["duration_ns"] for _, account in accounts), default=1)
-    cells = {
-        (step["step"], account["rank"]): {
-            **_bar(summary.average(account["rank"], [account]), widest),
-            "steady": step["settled"],
-            "ms": words.milliseconds(account["duration_ns"]),
-        }
-        for step, account in accounts
-    }
-    caption = f"ms per step; a full bar is {words.duration(widest)}, the longest steady-state step"
-    if len(steps) < len(every):
-        caption += f"; the first {len(steps)} of {len(every)} steps"
-    return {
-        "caption": caption,
-        "steps": [{"number": step["step"], "steady": step["settled"]} for step in steps],
-        "rows": [
-            {
-                "rank": rank,
-                "named": rank in stragglers,
-                "steps": [cells.get((step["step"], rank)) for step in steps],
-            }
-            for rank in ranks
-        ],
     }
 
 

@@ -2,7 +2,8 @@
 
 The page loads nothing from anywhere and its policy forbids to; all that comes out of
 reports is escaped by the template or, in the timeline's data, kept out of the parser's
-sight. Without scripts only the timeline's interaction is missing.
+sight. Without scripts the timeline and the heatmap are missing, which they draw; the
+tables are not.
 """
 
 from __future__ import annotations
@@ -101,10 +102,8 @@ def render(
         clocks=breakdown.ends([(entry, clocks.get(entry["rank"])) for entry in ranks]),
         explained=explained or {},
         bound=summary.bound(run.pair_bound_ns) if run.pair_bound_ns else "",
-        picture=lanes.picture(timeline) if timeline else None,
-        hatch=lanes.hatch,
+        timeline=timeline,
         kinds={kind for kind, _ in timeline.spans.names} if timeline else set(),
-        timeline_notes=timeline.notes if timeline else [],
         # what the scripts read, by the id of its element
         data=data,
         heatmap="heatmap-data" in data,

@@ -1,4 +1,4 @@
-"""The timeline by rank, as data for the page's script and as one still picture.
+"""The timeline by rank, as data for the page's script, which draws it.
 
 A lane is a rank. Its rows are the program's phases, the host's threads, the device, and one for
 each communicator. In those a bar begins at the rank's arrival; it is
@@ -8,8 +8,6 @@ only where it arrives after the second-to-last by more than the two clocks may e
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,19 +17,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof import words
-from clusterprof.report.step_chart import round_times
 from clusterprof.report.summary import Summary
 from clusterprof.results import UNBOUNDED_NS, Results, steps_to_look_at
 
 Numbers = npt.NDArray[np.int64]
-Reals = npt.NDArray[np.float64]
 
 #: calls that one page carries, some 20 bytes each, of at most so many ranks
 MOST_CALLS = {64: 50_000, 2**31: 120_000}
 MOST_ROWS = 4
 #: characters of a name that the page carries: kernels of templates have thousands
 _MOST_OF_NAME = 200
-#: lanes that are open at first, and in the still picture
+#: lanes that are open at first
 MOST_LANES = 8
 #: rows of hosts and devices, in order (`lanes.parquet`)
 ROWS = ("phase", "host", "second_host", "device")
@@ -299,154 +295,6 @@ def _embedded_spans(spans: Spans, zero: int) -> dict[str, Any]:
         "merged": np.diff(merged, prepend=0).tolist(),
         "many": spans.count[merged].tolist(),
     }
-
-
-_WIDTH, _GUTTER, _TOP, _ROW, _GAP = 1000, 116, 24, 13, 9
-#: how far apart two arrivals have to be in the picture for the last to be marked
-_VISIBLE = 3
-#: the style sheet's names of what spans are; the others are their own
-_TONES = {"compute": "c", "wait": "w", "transfer": "t", "copy": "m"}
-_LABELS = {"phase": "phases", "host": "host", "second_host": "host 2", "device": "device"}
-
-
-def picture(timeline: Timeline) -> dict[str, Any]:
-    """The typical step as a still picture, for paper and for browsers without scripts.
-
-    An SVG of `width` x `height`, of the lanes that are open at first, with one path a tone.
-    """
-    step = timeline.steps[timeline.typical]
-    spans = timeline.spans
-    open_ = timeline.presets[0][1][: 2 * MOST_LANES]
-    key = spans.lane * len(ROWS) + spans.row
-    top = _TOP
-    #: where the rows of spans and of calls of each lane stand
-    tops = np.full((len(timeline.ranks), len(ROWS) + MOST_ROWS), -1)
-    lanes, rows = [], []
-    for rank in open_:
-        lane = timeline.ranks.index(rank)
-        lanes.append({"rank": rank, "top": top, "named": lane in timeline.named})
-        used = [row for row in range(len(ROWS)) if (key == lane * len(ROWS) + row).any()]
-        for row in [*used, *range(len(ROWS), len(ROWS) + timeline.rows[lane])]:
-            label = _LABELS[ROWS[row]] if row < len(ROWS) else "calls"
-            rows.append({"top": top, "height": _ROW, "label": label})
-            tops[lane, row] = top
-            top += _ROW + 1
-        top += _GAP
-    scale = (_WIDTH - _GUTTER - 4) / max(step.end - step.begin, 1)
-
-    def across(times: Numbers) -> Reals:
-        inside = np.clip(times, step.begin, step.end) - step.begin
-        return np.asarray(_GUTTER + inside * scale, np.float64)
-
-    y = tops[spans.lane, spans.row]
-    visible = np.flatnonzero((y >= 0) & (spans.end > step.begin) & (spans.start < step.end))
-    left, right, y = across(spans.start[visible]), across(spans.end[visible]), y[visible]
-    kinds = np.array([kind for kind, _ in spans.names] or [""])[spans.name[visible]]
-    paths: dict[str, str] = {}
-    for kind in dict.fromkeys(kind for kind, _ in spans.names):
-        of_kind = kinds == kind
-        if kind == "idle":
-            wide = of_kind & (right - left >= 1)
-            boxes = zip(left[wide], y[wide], (right - left)[wide], strict=True)
-            paths["hatch"] = "".join(hatch(*box, _ROW) for box in boxes)
-        else:
-            paths[_TONES.get(kind, kind)] = _bars(left[of_kind], right[of_kind], y[of_kind])
-    wide = np.flatnonzero(((kinds == "range") | (kinds == "blocked")) & (right - left > 30))
-    texts = [
-        {
-            "left": round(left[i] + 3, 1),
-            "top": y[i] + _ROW - 3,
-            "kind": kinds[i],
-            "text": _fitting(spans.names[spans.name[visible[i]]][1], right[i] - left[i]),
-        }
-        for i in wide.tolist()
-    ]
-    for tone, path in _pictured_calls(timeline, step, tops, across, scale).items():
-        paths[tone] = paths.get(tone, "") + path
-    return {
-        "title": "the window" if step.number is None else f"step {step.number}",
-        "width": _WIDTH,
-        "height": top,
-        "gutter": _GUTTER,
-        "lanes": lanes,
-        "rows": rows,
-        "ticks": _ticks(step.end - step.begin, scale),
-        "end": f"end {words.milliseconds(step.end - step.begin, 2)}",
-        "paths": paths,
-        "texts": texts,
-    }
-
-
-def _pictured_calls(
-    timeline: Timeline, step: Step, tops: Numbers, across: Callable[[Numbers], Reals], scale: float
-) -> dict[str, str]:
-    """The paths of the collectives, by tone."""
-    calls, groups = timeline.calls, timeline.groups
-    y = tops[calls.lane, len(ROWS) + calls.row]
-    shown = (y >= 0) & (calls.end > step.begin) & (calls.start < step.end)
-    of, y = calls.of[shown], y[shown]
-    last = np.clip(groups.last[of], calls.start[shown], calls.end[shown])
-    start, turn, end = across(calls.start[shown]), across(last), across(calls.end[shown])
-    alone = groups.alone[of] == 1
-    late = (groups.late[of] == calls.lane[shown]) & (groups.last[of] >= step.begin)
-    late &= groups.margin[of] * scale >= _VISIBLE
-    return {
-        "w": _bars(start[~alone], turn[~alone], y[~alone]),
-        "t": _bars(turn[~alone], end[~alone], y[~alone]),
-        "alone": _bars(start[alone], end[alone], y[alone]),
-        # triangles that point at a late arrival from above its bar, one per unit
-        "late": "".join(
-            f"M{turn[i]:.1f} {y[i] + 3}l-4 -7h8z"
-            for i in np.flatnonzero(late)[_first(np.floor(turn[late]).astype(np.int64), y[late])]
-        ),
-    }
-
-
-def _fitting(text: str, width: float) -> str:
-    """A text cut to the width of a bar of the still picture."""
-    most = max(int((width - 4) / 5.2), 1)
-    return text if len(text) <= most else text[: most - 1] + "…"
-
-
-def hatch(left: float, top: float, width: float, height: float) -> str:
-    """A path of diagonal lines that fill a box, five units apart: idle is no tone among others."""
-    lines = []
-    begin, end = math.ceil((left + top) / 5) * 5, math.ceil(left + width + top + height)
-    for total in range(begin, end, 5):
-        # the line x + y = total, where it enters and leaves the box
-        x1 = max(left, total - top - height)
-        x2 = min(left + width, total - top)
-        if x2 > x1:
-            lines.append(f"M{x1:.1f} {total - x1:.1f}L{x2:.1f} {total - x2:.1f}")
-    return "".join(lines)
-
-
-def _bars(left: Reals, right: Reals, y: Numbers) -> str:
-    """One path of rectangles; those narrower than half a unit share one per half unit."""
-    real = right - left > 0.02
-    left, right, y = left[real], right[real], y[real]
-    narrow = right - left < 0.5
-    key = np.where(narrow, np.floor(left * 2).astype(np.int64), -1 - np.arange(len(left)))
-    width = np.maximum(right - left, 0.5)
-    return "".join(
-        f"M{left[i]:.1f} {y[i]}h{width[i]:.1f}v{_ROW - 1}h-{width[i]:.1f}z" for i in _first(key, y)
-    )
-
-
-def _first(*keys: Numbers) -> Numbers:
-    """Where each combination of the keys comes first, in order."""
-    _, first = np.unique(np.stack(keys), axis=1, return_index=True)
-    return np.sort(first)
-
-
-def _ticks(span_ns: int, scale: float) -> list[tuple[float, str]]:
-    times = round_times(span_ns, span_ns / 8)
-    decimals = max(0, 6 - math.floor(math.log10(times[1])))
-    return [
-        (round(_GUTTER + ns * scale, 1), words.milliseconds(ns, min(decimals, 3)))
-        for ns in times
-        if ns * scale < _WIDTH - _GUTTER - 90
-    ]
 
 
 def _presets(run: Summary, ranks: list[int], named: list[int]) -> list[tuple[str, list[int]]]:

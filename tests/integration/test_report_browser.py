@@ -161,21 +161,23 @@ def test_the_page_fetches_nothing(ask: Callable[..., Any]) -> None:
     assert ask('return view.performance.getEntriesByType("resource").map((e) => e.name)') == []
 
 
-def test_without_scripts_everything_is_there_but_the_interaction(tab: Tab, report: Path) -> None:
+def test_without_scripts_the_tables_are_there_and_a_sentence_for_the_timeline(
+    tab: Tab, report: Path
+) -> None:
     tab.open(report, 1280, 3000, scripts=False)
     found = returned(
         tab,
         """
-        const bars = $(".still path.w").getBoundingClientRect().width;
-        return {bars, still: style(".still").display,
+        return {said: $("#timeline .unscripted").innerText, rows: page.querySelectorAll(
+                  "#account tbody tr").length, map: style("#overview").display,
                 canvas: style("#stage").display, tools: style(".tools").display,
                 copy: style("button.copy").display, script: page.documentElement.className};
         """,
     )
     assert found["script"] == ""
-    assert found["still"] == "block"
-    assert found["bars"] > 100
-    assert [found["canvas"], found["tools"], found["copy"]] == ["none", "none", "none"]
+    assert "did not run" in found["said"]
+    assert found["rows"] >= 4
+    assert {found[each] for each in ("map", "canvas", "tools", "copy")} == {"none"}
 
 
 @pytest.mark.usefixtures("report")
@@ -267,11 +269,29 @@ def test_dark_mode_follows_the_reader(tab: Tab, report: Path) -> None:
     assert brightness["dark"] < 150
 
 
-def test_on_paper_the_timeline_is_a_drawing_and_not_a_bitmap(tab: Tab, report: Path) -> None:
+def test_on_paper_timeline_and_heatmap_are_light_and_fine_and_then_as_before(
+    tab: Tab, report: Path
+) -> None:
     tab.open(report, 1280, 900)
+    in_scheme(tab, "dark")
+    look = """
+        await painted().then(painted);
+        const canvas = $("#canvas"), copy = page.createElement("canvas");
+        const ink = copy.getContext("2d", {willReadFrequently: true});
+        ink.drawImage(canvas, 0, 0);  // its head is bare
+        const fine = ["#heatmap", "#canvas"].map((each) => $(each).width / $(each).clientWidth);
+        return [...fine.map(Math.round), ink.getImageData(4, 4, 1, 1).data[0]];
+    """
+    before = returned(tab, look)
+    assert before[-1] < 60
+    on_paper = returned(tab, f"""dispatchEvent(new Event("beforeprint")); {look}""")
+    assert on_paper[:2] == [3, 3]
+    assert on_paper[-1] > 240
+    assert returned(tab, f"""dispatchEvent(new Event("afterprint")); {look}""") == before
     paper = base64.b64decode(tab.call("Page.printToPDF", printBackground=True)["data"])
     assert paper.startswith(b"%PDF")
-    assert b"/Subtype /Image" not in paper
+    wide = [int(width) for width in re.findall(rb"/Subtype /Image\s*/Width (\d+)", paper)]
+    assert max(wide) > 2000
     assert 2 <= len(re.findall(rb"/Type /Page\b", paper)) <= 6
 
 

@@ -88,5 +88,15 @@ const clusterprof = (() => {
   });
   addEventListener("afterprint", () => { for (const each of opened) each.open = false; });
 
-  return { data, ms, bytes, css, element, state: parsed, hash, go, remember, onState, arrive, copy };
+  // Canvases are drawn for paper, in its colours and as fine as a printer's dots, and then again for
+  // the screen.
+  const root = document.documentElement, onPaper = () => root.classList.contains("on-paper");
+  const density = () => (onPaper() ? 3 : devicePixelRatio || 1);
+  const onPrint = (redraw) => {
+    const turned = (paper) => () => { root.classList.toggle("on-paper", paper); redraw(); };
+    addEventListener("beforeprint", turned(true));
+    addEventListener("afterprint", turned(false));
+  };
+
+  return { onPaper, density, onPrint, data, ms, bytes, css, element, state: parsed, hash, go, remember, onState, arrive, copy };
 })();

@@ -2,7 +2,7 @@
 // ranks than lines; a click or Enter shows the rank and the step in the timeline.
 (() => {
   "use strict";
-  const { element, css, ms, go, onState } = clusterprof;
+  const { element, css, ms, go, onState, density, onPrint } = clusterprof;
   const data = clusterprof.data("heatmap-data");
   if (!data) return;
   const canvas = document.getElementById("heatmap"), scale = document.getElementById("heat-scale");
@@ -102,7 +102,7 @@
   }
 
   function draw() {
-    const width = canvas.clientWidth, ratio = devicePixelRatio || 1;
+    const width = canvas.clientWidth, ratio = density();
     if (!width) return;
     const context = canvas.getContext("2d");
     context.font = `12px ${getComputedStyle(document.body).fontFamily}`;
@@ -322,7 +322,9 @@
     draw();
   });
   new ResizeObserver(draw).observe(canvas.parentElement);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { small = null; draw(); });
+  const recoloured = () => { small = null; draw(); };
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recoloured);
+  onPrint(recoloured);
   show();
   document.documentElement.dataset.heatmap = "drawn";
 })();

@@ -1,6 +1,6 @@
 // The timeline by rank: what hosts and devices did, and the collectives.
 (() => {
-  const { css, bytes, element } = clusterprof;
+  const { css, bytes, element, density, onPaper, onPrint } = clusterprof;
   const data = clusterprof.data("timeline-data");
   const byId = (id) => document.getElementById(id);
   const canvas = byId("canvas");
@@ -10,7 +10,7 @@
   const tip = byId("tip"), announcement = byId("announcement"), details = byId("details");
   const chooser = byId("step"), beside = byId("beside"), preset = byId("preset"), search = byId("search");
   const holder = byId("drawing");
-  const TOP = 40, GAP = 12, LEAST = 20, CALL_ROW = 14;
+  const TOP = 40, GAP = 12, LEAST = 20, CALL_ROW = 14, PAGE = 1500;
   const HEIGHTS = { phase: 15, host: 13, second_host: 13, device: 15 };
   const LABELS = { phase: "phases", host: "host", second_host: "host 2", device: "device" };
   const WHAT = {
@@ -130,7 +130,7 @@
     tops = [TOP];
     for (const lane of shown) tops.push(tops[tops.length - 1] + rowsOf[lane].height + GAP);
     size.total = tops[tops.length - 1];
-    size.height = Math.min(size.total, Math.max(260, Math.round(innerHeight * .76)));
+    size.height = Math.min(size.total, onPaper() ? PAGE : Math.max(260, Math.round(innerHeight * .76)));
     canvas.style.height = `${size.height}px`;
     scroller.style.maxHeight = `${size.height}px`;
     filler.style.height = `${size.total - size.height}px`;
@@ -152,9 +152,9 @@
     const names = ["ink", "soft", "line", "track", "card", "late", "idle", "compute", "wait", "transfer", "copy",
       "range", "cuda", "cuda_wait", "blocked", "thread_wait", "python", "op", "page"];
     tones = Object.fromEntries(names.map((name) => [name, css(`--${name === "copy" ? "copies" : name}`)]));
-    const ratio = window.devicePixelRatio || 1;
+    const ratio = density();
     fit();
-    if (size.width <= size.gutter) return;  // hidden, as in print
+    if (size.width <= size.gutter) return;  // hidden
     canvas.width = Math.round(size.width * ratio);
     canvas.height = Math.round(size.height * ratio);
     const scrolled = scroller.scrollTop;
@@ -455,7 +455,7 @@
   // The whole step of the first lane in view, with the window on it.
   const overview = { of: "", picture: null };
   function drawMinimap() {
-    const ratio = window.devicePixelRatio || 1, ink = minimap.getContext("2d"), panel = panels[0];
+    const ratio = density(), ink = minimap.getContext("2d"), panel = panels[0];
     const tall = 22, wide = size.width - size.gutter - 8, until = panel.length;
     minimap.width = Math.round(size.width * ratio);
     minimap.height = Math.round(tall * ratio);
@@ -1030,6 +1030,7 @@
 
   new ResizeObserver(layout).observe(holder);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", ask);
+  onPrint(() => { layout(); draw(); });
   chooser.value = String(data.typical);
   // Two steps side by side need the width of two.
   beside.value = data.worst >= 0 && holder.clientWidth >= 800 ? String(data.worst) : "";
