@@ -379,8 +379,7 @@ def page_again(run: Window, results: Results, *, anonymous: bool = False) -> str
     from clusterprof.analysis.findings.registry import explained
     from clusterprof.report import anonymous as hidden
     from clusterprof.report import html
-    from clusterprof.spans import SPANS
-    from clusterprof.tables import read_table
+    from clusterprof.tables import SPANS, read_table
 
     collectives = read_table(run.merged / "collectives.parquet", PLACED)
     lanes = run.merged / "lanes.parquet"

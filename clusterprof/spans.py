@@ -22,16 +22,14 @@ from clusterprof.analysis.model.host_time import STEP_RANGES
 from clusterprof.analysis.model.intervals import Intervals, union
 from clusterprof.mapped import release
 from clusterprof.results import Results, steps_to_look_at
-from clusterprof.tables import NAME, required
+from clusterprof.tables import SPAN_ROWS, SPANS
 
 #: the number of each name
 Names = dict[str, int]
 #: spans of one row of many ranks: the row, and each one's kind, name, start and end
 _Row = tuple[int, Ints, Ints, Ints, Ints]
 
-#: rows of a rank: the program's ranges, the two threads that launch most, and the device
-ROWS = ("phase", "host", "second_host", "device")
-_PHASE, _HOST, _SECOND_HOST, _DEVICE = range(len(ROWS))
+_PHASE, _HOST, _SECOND_HOST, _DEVICE = range(len(SPAN_ROWS))
 
 #: what a span is, by row: of the device in the order in which one covers the next
 KINDS = (
@@ -48,26 +46,6 @@ _OF_DEVICE = np.array([_COMPUTE, _TRANSFER, _COPY, _COPY])
 _OF_HOST = {"cuda": _CUDA, "os": _BLOCKED, "python": _PYTHON, "range": _RANGE, "op": _OP}
 #: calls of the system by which a thread waits until another has work for it
 _OF_THREADS = r"(?i)pthread_cond|pthread_join|futex|sem_wait|sem_timedwait|poll|epoll|select"
-
-#: One row per span. Spans of a rank and row do not overlap. A span shorter than `merged_below_ns`
-#: may stand for `count` of them of one kind that lie within two such lengths, one behind the other;
-#: the name is that of the longest. Times are on the reference rank's clock at the step's begin and
-#: pass as on the rank's own, so that lengths are those of the account.
-SPANS = pa.schema(
-    [
-        required("rank", pa.int32()),
-        #: null beside the steps that are drawn: while other ranks are in one, this one is before or
-        #: behind it
-        pa.field("step", pa.int64()),
-        required("row", NAME),
-        required("kind", NAME),
-        required("name", NAME),
-        required("start_ns", pa.int64()),
-        required("end_ns", pa.int64()),
-        required("count", pa.int32()),
-        required("merged_below_ns", pa.int64()),
-    ]
-)
 
 _BESIDE = -(2**62)
 
@@ -162,7 +140,7 @@ def _of_steps(dataset: Dataset, steps: Sequence[int], names: Names, at_once: int
             continue
         block = _of_block(_Block(dataset, k, until, begin[windows], end[windows]), waits, names)
         # which step a span is in, and from there the reference rank's clock
-        last = np.searchsorted(rank, block[_LANE] // len(ROWS), side="right") - 1
+        last = np.searchsorted(rank, block[_LANE] // len(SPAN_ROWS), side="right") - 1
         window = np.minimum(np.searchsorted(end, block[_START], side="right"), last)
         block[_STEP], block[_START] = step[window], block[_START] + ahead[window]
         yield block
@@ -226,7 +204,7 @@ def _of_block(block: _Block, waits: Intervals, names: Names) -> Ints:
     rows = []
     for row, kind, text, start, stop in [device, *_host(block, calls)]:
         single = np.ones_like(start)
-        lane = axis.back(start)[0] * len(ROWS) + row
+        lane = axis.back(start)[0] * len(SPAN_ROWS) + row
         rows.append(np.stack([lane, single, kind, text, start, stop - start, single]))
     drawn = np.concatenate(rows, axis=1)
     drawn = drawn[:, np.argsort(drawn[_LANE], kind="stable")]
@@ -378,8 +356,8 @@ def _numbered(drawn: Ints, texts: Sequence[str], names: Names) -> Ints:
 
     They are numbered as they come: by rank, the device before the host, and kind.
     """
-    rank, row = np.divmod(drawn[_LANE], len(ROWS))
-    key = (rank * len(ROWS) + (row + 1) % len(ROWS)) * len(KINDS) + drawn[_OF_KIND]
+    rank, row = np.divmod(drawn[_LANE], len(SPAN_ROWS))
+    key = (rank * len(SPAN_ROWS) + (row + 1) % len(SPAN_ROWS)) * len(KINDS) + drawn[_OF_KIND]
     first = np.full(len(texts), 2**62)
     np.minimum.at(first, drawn[_NAME], key)
     number = np.zeros(len(texts), dtype=np.int64)
@@ -449,7 +427,7 @@ def _sorted(lane: Ints, number: Ints, *keys: Ints) -> Ints:
 
 
 def _table(dataset: Dataset, drawn: Ints, names: Sequence[str], bound: int) -> pa.Table:
-    rank, row = np.divmod(drawn[_LANE], len(ROWS))
+    rank, row = np.divmod(drawn[_LANE], len(SPAN_ROWS))
 
     def named(numbers: Ints, texts: Sequence[str]) -> pa.DictionaryArray:
         return pa.DictionaryArray.from_arrays(numbers.astype(np.int32), pa.array(texts))
@@ -457,7 +435,7 @@ def _table(dataset: Dataset, drawn: Ints, names: Sequence[str], bound: int) -> p
     columns = {
         "rank": np.asarray(dataset.ranks, dtype=np.int32)[rank],
         "step": pa.array(drawn[_STEP], mask=drawn[_STEP] == _BESIDE),
-        "row": named(row, ROWS),
+        "row": named(row, SPAN_ROWS),
         "kind": named(drawn[_OF_KIND], KINDS),
         "name": named(drawn[_NAME], names or [""]),
         "start_ns": drawn[_START],

@@ -46,8 +46,8 @@ from clusterprof.results import (
     Results,
     StepEntry,
 )
-from clusterprof.spans import SPANS, spans
-from clusterprof.tables import RankTables
+from clusterprof.spans import spans
+from clusterprof.tables import SPANS, RankTables
 from clusterprof.words import counted
 from clusterprof.words import ranks as rank_list
 
@@ -69,7 +69,7 @@ class Study:
     dataset: Dataset
     #: what is known of the job besides; None where the reports are not of a run of clusterprof
     job: Job | None = None
-    #: schema `clusterprof.spans.SPANS`
+    #: schema `clusterprof.tables.SPANS`
     lanes: pa.Table = field(default_factory=SPANS.empty_table)
 
 

@@ -145,6 +145,28 @@ SCHEMAS = {
     "host_calls": HOST_CALLS,
 }
 
+#: rows of a rank in `SPANS`: the program's ranges, the two threads that launch most, and the device
+SPAN_ROWS = ("phase", "host", "second_host", "device")
+#: One row per span. Spans of a rank and row do not overlap. A span shorter than `merged_below_ns`
+#: may stand for `count` of them of one kind that lie within two such lengths, one behind the other;
+#: the name is that of the longest. Times are on the reference rank's clock at the step's begin and
+#: pass as on the rank's own, so that lengths are those of the account.
+SPANS = pa.schema(
+    [
+        required("rank", pa.int32()),
+        #: null beside the steps that are drawn: while other ranks are in one, this one is before or
+        #: behind it
+        pa.field("step", pa.int64()),
+        required("row", NAME),
+        required("kind", NAME),
+        required("name", NAME),
+        required("start_ns", pa.int64()),
+        required("end_ns", pa.int64()),
+        required("count", pa.int32()),
+        required("merged_below_ns", pa.int64()),
+    ]
+)
+
 
 @dataclass(frozen=True)
 class ReportInfo:

@@ -69,13 +69,13 @@ def render(
     timeline = lanes.build(run, collectives, spans)
     what_if = overview.what_if(run)
     data = {
-        "timeline-data": lanes.embedded(timeline, run) if timeline else None,
+        "timeline-data": timeline.data if timeline else None,
         "heatmap-data": heatmap.embedded(run, collectives, job),
         "what-if-data": overview.ticked(what_if),
         "results-data": provenance.embedded(results),
     }
     data = {name: content for name, content in data.items() if content is not None}
-    script = "".join(map(templates.part, _SCRIPTS))
+    script = "".join(map(templates.asset, _SCRIPTS))
     clocks = {entry["rank"]: entry for entry in results["clock"]["ranks"]}
     # those whose clocks are known least come first
     ranks = sorted(results["ranks"], key=lambda entry: entry["rank"])
@@ -86,7 +86,7 @@ def render(
         title=title,
         run=run,
         results=results,
-        style="".join(map(templates.part, _STYLES)),
+        style="".join(map(templates.asset, _STYLES)),
         script=script,
         # what the page's policy allows to run: this script and no other
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -103,7 +103,7 @@ def render(
         explained=explained or {},
         bound=summary.bound(run.pair_bound_ns) if run.pair_bound_ns else "",
         timeline=timeline,
-        kinds={kind for kind, _ in timeline.spans.names} if timeline else set(),
+        kinds=timeline.kinds if timeline else set(),
         # what the scripts read, by the id of its element
         data=data,
         heatmap="heatmap-data" in data,

@@ -8,6 +8,7 @@ only where it arrives after the second-to-last by more than the two clocks may e
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ import pyarrow.compute as pc
 from clusterprof import words
 from clusterprof.report.summary import Summary
 from clusterprof.results import UNBOUNDED_NS, Results, steps_to_look_at
+from clusterprof.tables import SPAN_ROWS, SPANS
 
 Numbers = npt.NDArray[np.int64]
 
@@ -29,58 +31,8 @@ MOST_ROWS = 4
 _MOST_OF_NAME = 200
 #: lanes that are open at first
 MOST_LANES = 8
-#: rows of hosts and devices, in order (`lanes.parquet`)
-ROWS = ("phase", "host", "second_host", "device")
 #: resolution of the embedded times, ns: a tenth of what the best clock can tell
 UNIT_NS = 100
-
-
-@dataclass(frozen=True)
-class Calls:
-    """One entry per call, sorted by collective; `of` numbers the collectives from 0."""
-
-    of: Numbers
-    lane: Numbers
-    row: Numbers
-    start: Numbers
-    end: Numbers
-
-
-@dataclass(frozen=True)
-class Groups:
-    """One entry per collective, in the order of their last arrival."""
-
-    operation: Numbers
-    communicator: Numbers
-    state: Numbers
-    message_bytes: Numbers
-    order: Numbers
-    confidence: Numbers
-    last: Numbers
-    #: lane of the rank that came last by more than the clocks may err, -1 where none did
-    late: Numbers
-    #: by how much the last arrives after the second-to-last, ns
-    margin: Numbers
-    #: what the two clocks may err by, ns
-    bound: Numbers
-    #: 1 where it could not be matched, so that wait and transfer are not known
-    alone: Numbers
-
-
-@dataclass(frozen=True)
-class Spans:
-    """What hosts and devices did: one entry per span, by lane, row and time."""
-
-    lane: Numbers
-    row: Numbers
-    #: number in `names`, each a kind and a name
-    name: Numbers
-    start: Numbers
-    end: Numbers
-    count: Numbers
-    names: list[tuple[str, str]]
-    #: spans shorter than this are merged, ns
-    merged_below: int
 
 
 @dataclass(frozen=True)
@@ -95,23 +47,17 @@ class Step:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Everything that is drawn; `notes` says what was left out and why."""
+    """What the page's script draws, and what the page itself says of it."""
 
+    #: compact plain data: times in units of `UNIT_NS` after the first step's begin
+    data: dict[str, Any]
     ranks: list[int]
-    rows: list[int]
-    named: list[int]
-    operations: list[str]
-    communicators: list[str]
-    states: list[str]
-    calls: Calls
-    groups: Groups
-    spans: Spans
     steps: list[Step]
+    #: the place in `steps` of the one that is shown first
     typical: int
-    #: the longest steady-state step where that is another one, else -1
-    worst: int
-    #: named choices of lanes, the first is open
-    presets: list[tuple[str, list[int]]]
+    #: the kinds of bars that are drawn; `alone` is a collective that was not matched
+    kinds: set[str]
+    #: what was left out, and why
     notes: list[str]
 
 
@@ -124,184 +70,180 @@ def build(run: Summary, collectives: pa.Table, spans: pa.Table | None = None) ->
     """
     has_times = (pc.is_valid(collectives[f"aligned_{edge}_ns"]) for edge in ("start", "end"))
     placed = collectives.filter(pc.and_(*has_times))
-    tables = [table for table in (placed, spans) if table is not None]
-    ranks = np.unique(np.concatenate([table["rank"].to_numpy() for table in tables])).tolist()
+    spans = SPANS.empty_table() if spans is None else spans
+    spans = spans.filter(pc.is_in(spans["row"].cast(pa.string()), pa.array(SPAN_ROWS)))
+    ranks = np.unique(np.r_[placed["rank"].to_numpy(), spans["rank"].to_numpy()]).tolist()
     if not ranks:
         return None
     notes = []
     if placed.num_rows < collectives.num_rows:
         lost = words.counted(collectives.num_rows - placed.num_rows, "call")
         notes.append(f"{lost} without a kernel in the report cannot be drawn")
-    drawn = _spans_of(spans, ranks)
-    if drawn.merged_below:
-        short = words.duration(drawn.merged_below)
+    if merged_below_ns := pc.max(spans["merged_below_ns"]).as_py():
+        short = words.duration(merged_below_ns)
         notes.append(f"spans shorter than {short} are merged, each kind one behind the other")
     placed, steps = _within_limit(run.results, placed, spans, len(ranks), notes)
+    zero = min(step.begin for step in steps)
+    calls = _call_columns(placed, ranks, run, zero)
+    drawn = _span_columns(spans, ranks, zero)
     numbers = [step.number for step in steps]
     first = [numbers.index(step) for step in steps_to_look_at(run.results) if step in numbers]
     typical, worst = [*first, -1, -1][:2] if first else (0, -1)
-    calls, groups, names = _calls_of(placed, ranks, run)
-    named = run.stragglers()
-    return Timeline(
-        ranks=ranks,
-        rows=[int(calls.row[calls.lane == lane].max(initial=0)) + 1 for lane in range(len(ranks))],
-        named=[ranks.index(rank) for rank in named if rank in ranks],
-        operations=names["operation"],
-        communicators=names["communicator"],
-        states=names["state"],
-        calls=calls,
-        groups=groups,
-        spans=drawn,
-        steps=steps,
-        typical=typical,
-        worst=worst,
-        presets=_presets(run, ranks, named),
-        notes=notes,
-    )
-
-
-def _calls_of(
-    placed: pa.Table, ranks: list[int], run: Summary
-) -> tuple[Calls, Groups, dict[str, list[str]]]:
-    """The calls, their collectives, and the names of operations, communicators and states."""
-    of, last = _numbered(placed)
-    placed = placed.take(pa.array(np.lexsort((_integers(placed["aligned_start_ns"]), of))))
-    of = np.sort(of)
-    lane = np.searchsorted(np.array(ranks), _integers(placed["rank"]))
-    coded = {name: _coded(placed[name]) for name in ("operation", "communicator", "state")}
-    start, end = (_integers(placed[f"aligned_{edge}_ns"]) for edge in ("start", "end"))
-    head = np.searchsorted(of, np.arange(len(last)))
-    alone = np.asarray(pc.is_null(placed["wait_ns"])).astype(np.int64)[head]
-    # who came last, and by how much after the second-to-last
-    uncertainty = np.array([run.uncertainties.get(rank, 0) for rank in ranks], np.int64)
-    final = np.append(head[1:], len(of))[: len(head)] - 1
-    before = np.maximum(final - 1, head)
-    margin = start[final] - start[before]
-    bound = uncertainty[lane[final]] + uncertainty[lane[before]]
-    is_late = (margin > bound) & (final > head) & (alone == 0)
-    confidence = np.asarray(pc.fill_null(placed["confidence"].cast(pa.float64()), -0.01))
-    groups = Groups(
-        **{name: codes[head] for name, (codes, _) in coded.items()},
-        message_bytes=_integers(placed["message_bytes"], -1)[head],
-        order=_integers(placed["order"], -1)[head],
-        confidence=np.floor(confidence * 100 + 1e-9).astype(np.int64)[head],
-        last=last,
-        late=np.where(is_late, lane[final], -1),
-        margin=margin,
-        bound=bound,
-        alone=alone,
-    )
-    # a row of its rank's lane for each communicator, at most `MOST_ROWS`
-    pairs, of_pair = np.unique(
-        np.stack([lane, coded["communicator"][0]]), axis=1, return_inverse=True
-    )
-    row = np.minimum(np.arange(pairs.shape[1]) - np.searchsorted(pairs[0], pairs[0]), MOST_ROWS - 1)
-    calls = Calls(of, lane, row[of_pair.reshape(-1)], start, end)
-    return calls, groups, {name: texts for name, (_, texts) in coded.items()}
-
-
-#: columns of the collectives that the page gets unchanged
-_AS_IS = ("operation", "communicator", "state", "order", "confidence", "late", "alone")
-
-
-def embedded(timeline: Timeline, run: Summary) -> dict[str, Any]:
-    """The timeline as compact plain data: times in units of `UNIT_NS` after the first begin.
-
-    Per collective the last arrival is a difference from the one before; per call there are
-    its wait (arrival before the last) and its duration, in the order of the collectives.
-    """
-    groups, calls = timeline.groups, timeline.calls
-    zero = min(step.begin for step in timeline.steps)
-    kinds = {
-        words.plain(group["communicator"]): group["kind"]
-        for group in run.results["topology"]["groups"]
-        if group["kind"] != "unknown"
-    }
-    medians = {step["step"]: step["duration_ns"] for step in run.results["steps"]}
-    last = (groups.last - zero) // UNIT_NS
-    return {
+    data = {
         "unit_ns": UNIT_NS,
-        "lanes": [
-            {
-                "rank": rank,
-                "host": words.plain(run.hosts.get(rank, "")),
-                "rows": rows,
-                "named": lane in timeline.named,
-            }
-            for lane, (rank, rows) in enumerate(zip(timeline.ranks, timeline.rows, strict=True))
-        ],
-        "operations": timeline.operations,
-        "communicators": timeline.communicators,
-        "states": timeline.states,
-        "steps": [
-            {
-                "step": step.number,
-                "steady": step.steady,
-                "begin": (step.begin - zero) // UNIT_NS,
-                "end": (step.end - zero) // UNIT_NS,
-                # what "longest" is by: the median over ranks, as everywhere
-                "median": medians.get(step.number or 0, step.end - step.begin) // UNIT_NS,
-            }
-            for step in timeline.steps
-        ],
-        "typical": timeline.typical,
-        "worst": timeline.worst,
+        "lanes": _lanes(run, ranks, calls),
+        "steps": [_embedded_step(step, run, zero) for step in steps],
+        "typical": typical,
+        # the longest steady-state step where that is another one
+        "worst": worst,
         "presets": [
-            {"name": name, "lanes": np.searchsorted(timeline.ranks, ranks).tolist()}
-            for name, ranks in timeline.presets
+            {"name": name, "lanes": np.searchsorted(ranks, chosen).tolist()}
+            for name, chosen in _presets(run, ranks)
         ],
         # findings that name ranks, by their anchors
         "findings": [
             {"anchor": f"finding-{number}", "code": finding["code"], "ranks": finding["ranks"]}
             for number, finding in enumerate(run.findings, 1)
         ],
-        # what the communicators are for, as far as that is known
-        "groups": [kinds.get(name, "") for name in timeline.communicators],
-        "spans": _embedded_spans(timeline.spans, zero),
-        **{name: getattr(groups, name).tolist() for name in _AS_IS},
-        "bytes": groups.message_bytes.tolist(),
-        "last": np.diff(last, prepend=0).tolist(),
-        "margin": (groups.margin // UNIT_NS).tolist(),
-        # -1: no bound is known
-        "bound": np.where(groups.bound < UNBOUNDED_NS, -(-groups.bound // UNIT_NS), -1).tolist(),
-        "members": np.bincount(calls.of, minlength=len(last)).tolist(),
-        "lane": calls.lane.tolist(),
-        "row": calls.row.tolist(),
-        "wait": ((groups.last[calls.of] - calls.start) // UNIT_NS).tolist(),
-        "length": ((calls.end - calls.start) // UNIT_NS).tolist(),
+        "spans": drawn,
+        **calls,
+    }
+    kinds = {*drawn["kinds"], *(["alone"] if any(calls["alone"]) else [])}
+    return Timeline(data, ranks, steps, typical, kinds, notes)
+
+
+def _lanes(run: Summary, ranks: list[int], calls: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Each rank's lane, with how many rows its calls take."""
+    rows = np.zeros(len(ranks), np.int64)
+    np.maximum.at(rows, calls["lane"], calls["row"])
+    named = run.stragglers()
+    return [
+        {
+            "rank": rank,
+            "host": words.plain(run.hosts.get(rank, "")),
+            "rows": last_row + 1,
+            "named": rank in named,
+        }
+        for rank, last_row in zip(ranks, rows.tolist(), strict=True)
+    ]
+
+
+def _embedded_step(step: Step, run: Summary, zero: int) -> dict[str, Any]:
+    """A step; `median`, by which the longest is chosen, is over the ranks, as everywhere."""
+    medians = {entry["step"]: entry["duration_ns"] for entry in run.results["steps"]}
+    return {
+        "step": step.number,
+        "steady": step.steady,
+        "begin": (step.begin - zero) // UNIT_NS,
+        "end": (step.end - zero) // UNIT_NS,
+        "median": medians.get(step.number or 0, step.end - step.begin) // UNIT_NS,
     }
 
 
-def _embedded_spans(spans: Spans, zero: int) -> dict[str, Any]:
-    """Per lane and row how many; per span what lies before it, its length and its name's number.
+def _call_columns(
+    placed: pa.Table, ranks: list[int], run: Summary, zero: int
+) -> dict[str, list[Any]]:
+    """The calls, by collective and rank's arrival; the collectives, by their last arrival.
 
-    `many` are the counts of spans that stand for more than one, by their places in `merged`.
+    Per collective the last arrival is a difference from the one before; per call there are
+    its wait (arrival before the last) and its duration, in the order of the collectives.
     """
-    start, end = ((times - zero) // UNIT_NS for times in (spans.start, spans.end))
-    key = spans.lane * len(ROWS) + spans.row
+    collective, last = _numbered(placed)
+    placed = placed.take(pa.array(np.lexsort((_integers(placed["aligned_start_ns"]), collective))))
+    collective = np.sort(collective)
+    lane = np.searchsorted(np.array(ranks), _integers(placed["rank"]))
+    coded = {name: _coded(placed[name]) for name in ("operation", "communicator", "state")}
+    start, end = (_integers(placed[f"aligned_{edge}_ns"]) for edge in ("start", "end"))
+    head = np.searchsorted(collective, np.arange(len(last)))
+    alone = np.asarray(pc.is_null(placed["wait_ns"])).astype(np.int64)[head]
+    # who came last, and by how much after the second-to-last
+    uncertainty = np.array([run.uncertainties.get(rank, 0) for rank in ranks], np.int64)
+    final = np.append(head[1:], len(collective))[: len(head)] - 1
+    before = np.maximum(final - 1, head)
+    margin = start[final] - start[before]
+    bound = uncertainty[lane[final]] + uncertainty[lane[before]]
+    is_late = (margin > bound) & (final > head) & (alone == 0)
+    confidence = np.asarray(pc.fill_null(placed["confidence"].cast(pa.float64()), -0.01))
+    # a row of its rank's lane for each communicator, at most `MOST_ROWS`
+    pairs, of_pair = np.unique(
+        np.stack([lane, coded["communicator"][0]]), axis=1, return_inverse=True
+    )
+    row = np.minimum(np.arange(pairs.shape[1]) - np.searchsorted(pairs[0], pairs[0]), MOST_ROWS - 1)
+    # what the communicators are for, as far as that is known
+    kinds = {
+        words.plain(group["communicator"]): group["kind"]
+        for group in run.results["topology"]["groups"]
+        if group["kind"] != "unknown"
+    }
+    columns = {name: codes[head] for name, (codes, _) in coded.items()} | {
+        "bytes": _integers(placed["message_bytes"], -1)[head],
+        "order": _integers(placed["order"], -1)[head],
+        "confidence": np.floor(confidence * 100 + 1e-9).astype(np.int64)[head],
+        "last": np.diff((last - zero) // UNIT_NS, prepend=0),
+        # lane of the rank that came last by more than the clocks may err, -1 where none did
+        "late": np.where(is_late, lane[final], -1),
+        # by how much the last arrives after the second-to-last
+        "margin": margin // UNIT_NS,
+        # what the two clocks may err by; -1: no bound is known
+        "bound": np.where(bound < UNBOUNDED_NS, -(-bound // UNIT_NS), -1),
+        # 1 where it could not be matched, so that wait and transfer are not known
+        "alone": alone,
+        "members": np.bincount(collective, minlength=len(last)),
+        "lane": lane,
+        "row": row[of_pair.reshape(-1)],
+        "wait": (last[collective] - start) // UNIT_NS,
+        "length": (end - start) // UNIT_NS,
+    }
+    return {
+        **{f"{name}s": texts for name, (_, texts) in coded.items()},
+        "groups": [kinds.get(name, "") for name in coded["communicator"][1]],
+        **{name: column.tolist() for name, column in columns.items()},
+    }
+
+
+def _span_columns(spans: pa.Table, ranks: list[int], zero: int) -> dict[str, list[Any]]:
+    """Per lane and row how many spans; per span what lies before it, its length, its name's number.
+
+    `names` and `kinds` go together. `many` are the counts of spans that stand for more than one, by
+    their places in `merged`.
+    """
+    row, rows = _coded(spans["row"])
+    kind, kinds = _coded(spans["kind"])
+    text, texts = _coded(spans["name"])
+    pairs, name = np.unique(kind * len(texts) + text, return_inverse=True)
+    key = np.searchsorted(np.array(ranks), _integers(spans["rank"])) * len(SPAN_ROWS)
+    key += np.array([SPAN_ROWS.index(name) for name in rows], np.int64)[row]
+    start, end, count = (_integers(spans[column]) for column in ("start_ns", "end_ns", "count"))
+    order = np.lexsort((start, key))
+    key, name, count = key[order], name.reshape(-1)[order], count[order]
+    start, end = ((times[order] - zero) // UNIT_NS for times in (start, end))
     fresh = np.diff(key, prepend=-1) != 0
     before = np.where(fresh, 0, np.r_[0, end[:-1]])
-    merged = np.flatnonzero(spans.count > 1)
+    merged = np.flatnonzero(count > 1)
+    columns = {
+        "key": key[fresh],
+        "size": np.diff(np.flatnonzero(np.r_[fresh, True])),
+        "gap": start - before,
+        "length": end - start,
+        "name": name,
+        "merged": np.diff(merged, prepend=0),
+        "many": count[merged],
+    }
     return {
-        "rows": list(ROWS),
-        "kinds": [kind for kind, _ in spans.names],
-        "names": [name for _, name in spans.names],
-        "merged_below": -(-spans.merged_below // UNIT_NS),
-        "key": key[fresh].tolist(),
-        "size": np.diff(np.flatnonzero(np.r_[fresh, True])).tolist(),
-        "gap": (start - before).tolist(),
-        "length": (end - start).tolist(),
-        "name": spans.name.tolist(),
-        "merged": np.diff(merged, prepend=0).tolist(),
-        "many": spans.count[merged].tolist(),
+        "rows": list(SPAN_ROWS),
+        "kinds": [kinds[pair // len(texts)] for pair in pairs],
+        "names": [texts[pair % len(texts)][:_MOST_OF_NAME] for pair in pairs],
+        "merged_below": -(-(pc.max(spans["merged_below_ns"]).as_py() or 0) // UNIT_NS),
+        **{column: values.tolist() for column, values in columns.items()},
     }
 
 
-def _presets(run: Summary, ranks: list[int], named: list[int]) -> list[tuple[str, list[int]]]:
+def _presets(run: Summary, ranks: list[int]) -> list[tuple[str, list[int]]]:
     """Choices of lanes by name: the first is open at first, the last has all ranks."""
+    named = run.stragglers()
     by_wait = sorted(run.averages, key=lambda row: row.exposed_wait_ns)
-    least = [row.rank for row in by_wait if row.rank in ranks][:MOST_LANES]
-    that_wait_least = f"the {len(least)} that wait least"
+    waiting_least = [row.rank for row in by_wait if row.rank in ranks][:MOST_LANES]
+    that_wait_least = f"the {len(waiting_least)} that wait least"
     peers: dict[str, list[int]] = {}
     for rank in named[:1]:
         for group in run.results["topology"]["groups"]:
@@ -315,10 +257,10 @@ def _presets(run: Summary, ranks: list[int], named: list[int]) -> list[tuple[str
     presets = [*peers.items()]
     if len(ranks) > MOST_LANES:
         near = [rank for group in peers.values() for rank in group]
-        opened = [*named[: MOST_LANES // 2], *near, *least]
+        opened = [*named[: MOST_LANES // 2], *near, *waiting_least]
         what = "stragglers and peers" if named else that_wait_least
         presets = [(what, list(dict.fromkeys(opened))[:MOST_LANES]), *presets]
-        presets += [(that_wait_least, least)] if named else []
+        presets += [(that_wait_least, waiting_least)] if named else []
     of_host = {
         host: rank for rank, host in sorted(run.hosts.items(), reverse=True) if rank in ranks
     }
@@ -329,40 +271,14 @@ def _presets(run: Summary, ranks: list[int], named: list[int]) -> list[tuple[str
     return [*presets, every] if len(ranks) > MOST_LANES else [every, *presets]
 
 
-def _spans_of(table: pa.Table | None, ranks: list[int]) -> Spans:
-    """The spans as arrays, by lane, row and time."""
-    if table is not None:
-        table = table.filter(pc.is_in(table["row"].cast(pa.string()), pa.array(ROWS)))
-    if table is None or not table.num_rows:
-        none = np.zeros(0, np.int64)
-        return Spans(none, none, none, none, none, none, [], 0)
-    row, rows = _coded(table["row"])
-    row = np.array([ROWS.index(name) for name in rows], np.int64)[row]
-    kind, kinds = _coded(table["kind"])
-    text, texts = _coded(table["name"])
-    pairs, name = np.unique(kind * len(texts) + text, return_inverse=True)
-    names = [
-        (kinds[pair // len(texts)], texts[pair % len(texts)][:_MOST_OF_NAME]) for pair in pairs
-    ]
-    lane = np.searchsorted(np.array(ranks), _integers(table["rank"]))
-    start, end, count = (_integers(table[column]) for column in ("start_ns", "end_ns", "count"))
-    columns = np.stack([lane, row, name.reshape(-1), start, end, count])
-    below = int(pc.max(table["merged_below_ns"]).as_py())
-    lane, row, name, start, end, count = columns[:, np.lexsort((start, row, lane))]
-    return Spans(lane, row, name, start, end, count, names, below)
-
-
-def _steps(results: Results, placed: pa.Table, spans: pa.Table | None) -> list[Step]:
+def _steps(results: Results, placed: pa.Table, spans: pa.Table) -> list[Step]:
     """The steps in time.
 
     The end of one is the next one's begin or the last end in it. Results without any step give one
     span over everything.
     """
-    first = [pc.min(placed["aligned_start_ns"]).as_py()]
-    final = [pc.max(placed["aligned_end_ns"]).as_py()]
-    if spans is not None:
-        first.append(pc.min(spans["start_ns"]).as_py())
-        final.append(pc.max(spans["end_ns"]).as_py())
+    first = (pc.min(column).as_py() for column in (placed["aligned_start_ns"], spans["start_ns"]))
+    final = (pc.max(column).as_py() for column in (placed["aligned_end_ns"], spans["end_ns"]))
     begin, end = min(t for t in first if t is not None), max(t for t in final if t is not None)
     # Calls of other times than the results' steps (a foreign table) still get a span.
     entries = sorted(results["steps"], key=lambda entry: entry["step"])
@@ -380,37 +296,36 @@ def _steps(results: Results, placed: pa.Table, spans: pa.Table | None) -> list[S
 def _numbered(placed: pa.Table) -> tuple[Numbers, Numbers]:
     """Each call's collective, numbered by their last arrivals; and those, ns."""
     arrival = _integers(pc.coalesce(placed["last_arrival_ns"], placed["aligned_start_ns"]))
-    _, of = np.unique(_integers(placed["collective"]), return_inverse=True)
-    last = np.full(int(of.max(initial=-1)) + 1, np.iinfo(np.int64).min)
-    np.maximum.at(last, of, arrival)
+    _, collective = np.unique(_integers(placed["collective"]), return_inverse=True)
+    last = np.full(int(collective.max(initial=-1)) + 1, np.iinfo(np.int64).min)
+    np.maximum.at(last, collective, arrival)
     by_arrival = np.argsort(last, kind="stable")
-    return np.argsort(by_arrival)[of], last[by_arrival]
+    return np.argsort(by_arrival)[collective], last[by_arrival]
 
 
 def _within_limit(
-    results: Results, placed: pa.Table, spans: pa.Table | None, ranks: int, notes: list[str]
+    results: Results, placed: pa.Table, spans: pa.Table, ranks: int, notes: list[str]
 ) -> tuple[pa.Table, list[Step]]:
     """The steps that are drawn, and their calls, of limited number.
 
     They are those of the spans, if there are any, as long as their calls fit: the typical and the
     worst first, then those in steady state.
     """
-    most = next(count for size, count in MOST_CALLS.items() if ranks <= size)
+    most_calls = next(count for size, count in MOST_CALLS.items() if ranks <= size)
     steps = _steps(results, placed, spans)
-    of, last = _numbered(placed)
-    begins = np.array([each.begin for each in steps])
+    collective, last = _numbered(placed)
+    begins = np.array([entry.begin for entry in steps])
     step = np.maximum(np.searchsorted(begins, last, side="right") - 1, 0)
-    per_step = np.bincount(step[of], minlength=len(steps))
-    able = list(range(len(steps)))
-    if spans is not None and spans.num_rows:
-        of_spans = set(pc.unique(spans["step"]).to_pylist()) - {None}
-        able = [k for k in able if steps[k].number in of_spans] or able
+    per_step = np.bincount(step[collective], minlength=len(steps))
+    with_spans = set(pc.unique(spans["step"]).to_pylist()) - {None}
+    able = [k for k, step in enumerate(steps) if step.number in with_spans]
+    able = able or list(range(len(steps)))
     first = steps_to_look_at(results)
     order = [k for number in first for k in able if steps[k].number == number]
     order += sorted(able, key=lambda k: (not steps[k].steady, k))
     kept: list[int] = []
     for index in dict.fromkeys(order):
-        if kept and per_step[[*kept, index]].sum() > most:
+        if kept and per_step[[*kept, index]].sum() > most_calls:
             break
         kept.append(index)
     kept.sort()
@@ -421,13 +336,13 @@ def _within_limit(
     keep = np.isin(step, kept)
     length = np.zeros(len(keep), np.int64)
     spent = pc.subtract(placed["aligned_end_ns"], placed["aligned_start_ns"])
-    np.maximum.at(length, of, _integers(spent))
+    np.maximum.at(length, collective, _integers(spent))
     longest = np.argsort(np.where(keep, -length, 1), kind="stable")
-    fits = longest[np.cumsum(np.bincount(of)[longest]) <= most]
+    fits = longest[np.cumsum(np.bincount(collective)[longest]) <= most_calls]
     if len(fits) < keep.sum():
         notes.append(f"its {int(keep.sum()) - len(fits):,} shortest collectives are not drawn")
         keep &= np.isin(np.arange(len(keep)), fits)
-    return placed.filter(pa.array(keep[of])), [steps[i] for i in kept]
+    return placed.filter(pa.array(keep[collective])), [steps[i] for i in kept]
 
 
 def _integers(column: pa.ChunkedArray, missing: int = 0) -> Numbers:

@@ -17,7 +17,7 @@ from clusterprof.agent.contracts import files
 from clusterprof.report import summary
 
 
-def part(name: str) -> str:
+def asset(name: str) -> str:
     """Return the text of a file of the page."""
     return (resources.files("clusterprof.report") / "page" / name).read_text("utf-8")
 
@@ -25,8 +25,8 @@ def part(name: str) -> str:
 @lru_cache(maxsize=1)
 def environment() -> jinja2.Environment:
     """Return what all templates are read in: every text that comes in is escaped."""
-    made = jinja2.Environment(
-        loader=jinja2.FunctionLoader(part),
+    templates = jinja2.Environment(
+        loader=jinja2.FunctionLoader(asset),
         autoescape=True,
         finalize=_shown,
         trim_blocks=True,
@@ -35,9 +35,9 @@ def environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
         bytecode_cache=_BesideTheTemplates(),
     )
-    made.globals.update(words=words, summary=summary)
-    made.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
-    return made
+    templates.globals.update(words=words, summary=summary)
+    templates.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
+    return templates
 
 
 def _shown(value: object) -> object:

@@ -19,8 +19,7 @@ from clusterprof.cli import main
 from clusterprof.report import csv_table, markdown, results_json
 from clusterprof.report.anonymous import anonymous, anonymous_job, host_names
 from clusterprof.report.whole_job import Job
-from clusterprof.spans import SPANS
-from clusterprof.tables import read_table
+from clusterprof.tables import SPANS, read_table
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDING = ROOT / "tests" / "data" / "recordings" / "kineto" / "gloo"

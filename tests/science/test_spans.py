@@ -17,7 +17,7 @@ from studies import studied_job
 from clusterprof import spans
 from clusterprof.results import steps_to_look_at
 from clusterprof.study import Study, study
-from clusterprof.tables import HOST_CALLS, RankTables
+from clusterprof.tables import HOST_CALLS, SPAN_ROWS, RankTables
 
 MS = 1_000_000
 ACCOUNT = {
@@ -70,7 +70,7 @@ def test_spans_that_cannot_be_merged_any_further_are_kept() -> None:
     made = drawn_with(5)
     _assert_accounts(made)
     # no row has more than each kind once in each step and beside them, or twice over an edge
-    assert 5 < made.lanes.num_rows <= 4 * len(spans.ROWS) * 3 * 6 * 2
+    assert 5 < made.lanes.num_rows <= 4 * len(SPAN_ROWS) * 3 * 6 * 2
 
 
 def drawn_with(most: int, at_once: int = spans.AT_ONCE) -> Study:

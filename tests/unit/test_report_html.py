@@ -19,7 +19,7 @@ from clusterprof import words
 from clusterprof.report import html, text
 from clusterprof.report.summary import Summary
 from clusterprof.results import UNBOUNDED_NS, Finding
-from clusterprof.spans import SPANS
+from clusterprof.tables import SPANS
 
 EVIL = "</script><img src=x onerror=alert(1)><!--<script>"
 
