@@ -82,10 +82,10 @@ def write_findings() -> None:
 
 def write_python() -> None:
     """docs/python.md: the columns of all frames, below what is hand-written."""
-    from clusterprof import api
+    import frame_columns
 
-    by_hand = PYTHON.read_text(encoding="utf-8").partition(api.WRITTEN)[0]
-    PYTHON.write_text(by_hand + api.reference(), encoding="utf-8")
+    by_hand = PYTHON.read_text(encoding="utf-8").partition(frame_columns.WRITTEN)[0]
+    PYTHON.write_text(by_hand + frame_columns.reference(), encoding="utf-8")
 
 
 def main() -> int:
