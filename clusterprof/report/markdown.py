@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import astuple
 
 from clusterprof import words
 from clusterprof.report import summary
@@ -28,14 +27,12 @@ def render(results: Results) -> str:
     lines += [f"- {label}: {escaped(text)}" for label, text in run.measured]
     lines += [f"- missing: {escaped(summary.missing(entry))}" for entry in results["missing"]]
     lines += [f"- warning: {escaped(warning)}" for warning in results["warnings"]]
-    if rows := run.telling_averages(_MOST_RANKS):
-        columns = ("rank", "step", "compute", "exposed", "waiting", "copies", "idle")
-        cells = [[str(row.rank), *map(words.milliseconds, astuple(row)[1:])] for row in rows]
+    if rows := run.account_rows(_MOST_RANKS):
         every = len(run.averages)
         some = f", {len(rows)} of {every} ranks" if len(rows) < every else ""
-        title = f"Where a step goes: ms, mean of {run.averaged_over}{some}"
-        lines += ["", f"<details><summary>{title}</summary>", "", *pipes(columns, cells, left=0)]
-        lines += ["", "</details>"]
+        title = f"Step time breakdown: ms and share, mean of {run.averaged_over}{some}"
+        table = pipes(summary.ACCOUNT_COLUMNS, rows, left=0)
+        lines += ["", f"<details><summary>{title}</summary>", "", *table, "", "</details>"]
     return "\n".join([*lines, ""])
 
 

@@ -36,6 +36,8 @@ _SENTENCE_END = re.compile(r"(?<=[.!?]) (?=[A-Z0-9])")
 _LEFT_OUT, _ALSO = re.compile(r" \([^()]*\)(?=\.$)"), "also, "
 #: the columns of `Summary.suspects`
 SUSPECT_COLUMNS = ("rank", "host", "group", "late per step", "since", "effect", "line")
+#: the columns of `Summary.account_rows`
+ACCOUNT_COLUMNS = ("rank", "step", "compute", "exposed", "waiting", "copies", "idle")
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,22 @@ class Summary:
             for account in step["ranks"] if step["step"] in evidence else ():
                 by_rank.setdefault(account["rank"], []).append(account)
         return [average(rank, by_rank[rank]) for rank in sorted(by_rank)]
+
+    def account_rows(self, most: int) -> list[list[str]]:
+        """A row of `ACCOUNT_COLUMNS`, ms and shares, for each of the `telling_averages`."""
+        rows = []
+        for row in self.telling_averages(most):
+            parts = [
+                part_cells(row, row.compute_ns),
+                part_cells(row, row.exposed_communication_ns),
+                part_cells(row, row.exposed_wait_ns, self.pair_bound_ns),
+                part_cells(row, row.exposed_copy_ns),
+                part_cells(row, row.idle_ns),
+            ]
+            step = words.milliseconds(row.duration_ns, words.column_decimals(row.duration_ns))
+            cells = [f"{ms} {share:>5}" if share else ms for ms, share in parts]
+            rows.append([str(row.rank), step, *cells])
+        return rows
 
     def telling_averages(self, most: int) -> list[Average]:
         """All averages, or of many the ranks that findings name and those that wait least, most."""

@@ -22,6 +22,9 @@ _MOST_RANKS = 16
 #: a share of the step behind a time
 _SHARE = re.compile(r" +[\d.<]+%$")
 _MOST_OPERATIONS = 8
+_OPERATION_COLUMNS = (
+    "operation", "communicator", "ranks", "calls", "bytes", "time", "exposed", "waiting",
+)  # fmt: skip
 #: columns of the labels in front of what was measured
 _LABEL = 10
 _MODEL_LABEL = 15
@@ -132,26 +135,14 @@ def _findings(page: _Page, run: Summary) -> None:
 
 
 def _account(page: _Page, run: Summary) -> None:
-    rows = run.telling_averages(_MOST_RANKS)
+    rows = run.account_rows(_MOST_RANKS)
     if not rows:
         return
     page.paragraph()
     disturbed = ", none of which is free of the profiler's own start and stop"
     steps = run.averaged_over + ("" if run.has_steady_steps else disturbed)
     page.sentence(f"step time breakdown: ms and share of the step, mean of {steps}")
-    table = []
-    for row in rows:
-        parts = [
-            summary.part_cells(row, row.compute_ns),
-            summary.part_cells(row, row.exposed_communication_ns),
-            summary.part_cells(row, row.exposed_wait_ns, run.pair_bound_ns),
-            summary.part_cells(row, row.exposed_copy_ns),
-            summary.part_cells(row, row.idle_ns),
-        ]
-        step = words.milliseconds(row.duration_ns, words.column_decimals(row.duration_ns))
-        cells = [f"{ms} {share:>5}" if share else ms for ms, share in parts]
-        table.append([str(row.rank), step, *cells])
-    page.table(["rank", "step", "compute", "exposed", "waiting", "copies", "idle"], table, left=0)
+    page.table(summary.ACCOUNT_COLUMNS, rows, left=0)
     if len(rows) < len(run.averages):
         page.sentence(f"{len(run.averages) - len(rows)} more ranks are in results.json", 2)
     page.sentence(
@@ -179,17 +170,7 @@ def _collectives(page: _Page, run: Summary) -> None:
         for entry in run.by_exposed[:_MOST_OPERATIONS]
     ]
     if rows:
-        header = [
-            "operation",
-            "communicator",
-            "ranks",
-            "calls",
-            "bytes",
-            "time",
-            "exposed",
-            "waiting",
-        ]
-        page.table(header, rows, left=3, spare=("communicator", "bytes"))
+        page.table(_OPERATION_COLUMNS, rows, left=3, spare=("communicator", "bytes"))
         page.sentence("per step; times: the mean over all profiled ranks", 2, style="quiet")
     if len(run.by_exposed) > len(rows):
         page.sentence(f"and {len(run.by_exposed) - len(rows)} more, with less exposed time", 2)

@@ -95,6 +95,17 @@ def test_markdown_says_the_verdict_and_each_finding_with_its_command() -> None:
     assert len(re.findall("^```", page, re.MULTILINE)) % 2 == 0
 
 
+def test_a_wait_that_the_clocks_may_make_up_is_no_number_in_markdown_either() -> None:
+    results = report_sample.results()
+    for clock in results["clock"]["ranks"]:
+        clock["uncertainty_ns"] = 30_000_000
+    cells = [line.split("|")[6].strip() for line in markdown.render(results).splitlines()
+             if re.match(r"\| \d", line)]  # fmt: skip
+    assert len(cells) == 4
+    assert all(cell.startswith("\\<") for cell in cells if not cell.startswith("0"))
+    assert any(cell.startswith("\\<") for cell in cells)
+
+
 def test_no_name_of_a_report_is_markdown() -> None:
     hostile = "</details><script>|`x`@team [a](http://b) ![i](c)"
     results = report_sample.results(host=hostile, operation=hostile)
