@@ -6,9 +6,23 @@ what version 2 has that version 1 had not.
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypedDict
 
 SCHEMA_VERSION = 2
+
+
+def by(*names: str) -> Callable[[dict[str, Any]], Any]:
+    """The order in which `results_json` writes a list: by these members of its entries.
+
+    `-` before a name puts the largest first; null comes last. A list has it as `Annotated`.
+    """
+    signs = [(name.removeprefix("-"), -1 if name.startswith("-") else 1) for name in names]
+    return lambda entry: [
+        (entry[name] is None, 0 if entry[name] is None else sign * entry[name])
+        for name, sign in signs
+    ]
+
 
 #: the uncertainty of a rank that nothing connects with the reference rank: an hour. It stands for
 #: "unbounded" (a warning says so); nothing smaller than the uncertainty is ever reported
@@ -64,7 +78,7 @@ class ClockEntry(TypedDict):
     reference_rank: int
     middle_ns: int
     method: str
-    ranks: list[RankClock]
+    ranks: Annotated[list[RankClock], by("rank")]
     #: the ranks whose bound rests on an assumption (a warning says which) and is not guaranteed
     assumed: list[int]
 
@@ -94,7 +108,7 @@ class StepEntry(TypedDict):
     settled: bool
     begin_ns: int
     duration_ns: int
-    ranks: list[RankAccount]
+    ranks: Annotated[list[RankAccount], by("rank")]
 
 
 class OperationEntry(TypedDict):
@@ -122,7 +136,9 @@ class CollectivesEntry(TypedDict):
     matched: int
     incomplete: int
     unmatched: int
-    by_operation: list[OperationEntry]
+    by_operation: Annotated[
+        list[OperationEntry], by("-exposed_ns_per_step", "operation", "communicator")
+    ]
 
 
 class GroupEntry(TypedDict):
@@ -417,10 +433,10 @@ class Results(TypedDict):
 
     schema_version: int
     clusterprof_version: str
-    ranks: list[RankEntry]
-    missing: list[MissingRank]
+    ranks: Annotated[list[RankEntry], by("rank")]
+    missing: Annotated[list[MissingRank], by("rank", "source")]
     clock: ClockEntry
-    steps: list[StepEntry]
+    steps: Annotated[list[StepEntry], by("step")]
     collectives: CollectivesEntry
     topology: TopologyEntry
     #: None where the reports are not of a run of clusterprof
@@ -433,7 +449,7 @@ class Results(TypedDict):
     #: None without steady-state steps
     critical_path: CriticalPath | None
     compute_absent: list[ComputeAbsent]
-    findings: list[Finding]
+    findings: Annotated[list[Finding], by("-saved_ns_per_step", "code", "ranks")]
     #: None where no finding above severity info saves anything by a replay
     combined: Combined | None
     #: the first line of the text report

@@ -194,6 +194,7 @@ def _types(module: str) -> Iterator[str]:
             name = ast.unparse(each.target)
             note = notes.get(f"{node.name}.{name}", "")
             kind = ast.unparse(each.annotation).replace(" | None", " or null")
+            kind = re.sub(r"Annotated\[(.*), by\((.*)\)\]", r"\1, by \2", kind)
             yield f"| `{name}` | {_cell(kind)} | {_cell(note)} |"
         yield ""
 

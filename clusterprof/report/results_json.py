@@ -6,12 +6,21 @@ the place in the file; keys that this version does not know are kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
-from operator import itemgetter
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints, is_typeddict
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)  # fmt: skip
 
 from clusterprof.agent.contracts import files
 from clusterprof.errors import ReportError
@@ -26,14 +35,15 @@ _MERGE_AGAIN = "write it again with clusterprof merge RUN"
 def dumps(results: Results | HangResults | Comparison | Baseline) -> bytes:
     """`results` as JSON, indented, ending in a newline.
 
-    The order is the contract's for keys; ranks and steps by number, findings by saving,
-    operations by what of them is exposed. The same results give the same bytes.
+    The order is the contract's, which is declared with its types. The same results give the same
+    bytes.
     """
     import orjson
 
     options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY
-    whole = "pace" in results  # the others are in their order already
-    ordered = _sorted(cast("Results", results)) if whole else results
+    # the others are in their order already
+    order = _ordering(Results) if "pace" in results else None
+    ordered = order(results) if order else results
     try:
         return orjson.dumps(ordered, option=options)
     except TypeError:  # a path whose bytes are no UTF-8
@@ -43,9 +53,9 @@ def dumps(results: Results | HangResults | Comparison | Baseline) -> bytes:
 def _encodable(value: Any) -> Any:
     """`value` with what no encoding has (a file name's odd bytes) written as escapes."""
     if isinstance(value, dict):
-        return {_encodable(key): _encodable(each) for key, each in value.items()}
+        return {_encodable(key): _encodable(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_encodable(each) for each in value]
+        return [_encodable(item) for item in value]
     return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
 
 
@@ -106,12 +116,14 @@ def load(path: Path) -> Any:
 
 def check(path: Path, loaded: object, form: type) -> None:
     """Raise ReportError where what was read from `path` has not this form, a TypedDict."""
-    for what, found in _differences(loaded, form, ""):
-        raise _refused(path, what, found)
+    for what, actual in _differences(loaded, form, ""):
+        raise _refused(path, what, actual)
 
 
-def _refused(path: Path, what: str, found: str, advice: str = _MERGE_AGAIN) -> ReportError:
-    return ReportError(f"{path.name} {what}", f"where: {path.absolute()}{found}", f"next: {advice}")
+def _refused(path: Path, what: str, actual: str, advice: str = _MERGE_AGAIN) -> ReportError:
+    return ReportError(
+        f"{path.name} {what}", f"where: {path.absolute()}{actual}", f"next: {advice}"
+    )
 
 
 #: the JSON types of the contract's: how each is called, and what orjson makes of it
@@ -125,32 +137,32 @@ _KINDS: dict[Any, tuple[str, tuple[type, ...]]] = {
 }
 
 
-def _differences(value: Any, expected: Any, place: str) -> Iterator[tuple[str, str]]:
+def _differences(value: Any, expected: Any, path_of_keys: str) -> Iterator[tuple[str, str]]:
     """Walk `value` along the types of the contract: what differs, and what is there instead."""
     kind = dict if is_typeddict(expected) else get_origin(expected) or expected
-    inner = [each for each in get_args(expected) if each is not NoneType]
+    inner = [form for form in get_args(expected) if form is not NoneType]
     if kind is Any:
         return
     if kind in (Union, UnionType):
         if value is not None:
-            yield from _differences(value, inner[0], place)
+            yield from _differences(value, inner[0], path_of_keys)
         return
     fits = value in inner if kind is Literal else type(value) in _KINDS[kind][1]
     if not fits:
         called = "one of " + ", ".join(inner) if kind is Literal else _KINDS[kind][0]
         shown = repr(value)
         shown = shown if len(shown) < 60 else shown[:57] + "..."
-        yield f"is damaged: {place or 'the whole'} should be {called}", f" has {shown}"
+        yield f"is damaged: {path_of_keys or 'the whole'} should be {called}", f" has {shown}"
     elif is_typeddict(expected):
         for key, of_key in _keys(expected).items():
-            name = f"{place}.{key}" if place else key
+            name = f"{path_of_keys}.{key}" if path_of_keys else key
             if key in value:
                 yield from _differences(value[key], of_key, name)
             else:
                 yield f"is not complete: {name} is missing", ""
     elif kind is list:
         for index, item in enumerate(value):
-            yield from _differences(item, inner[0], f"{place}[{index}]")
+            yield from _differences(item, inner[0], f"{path_of_keys}[{index}]")
 
 
 @cache
@@ -159,23 +171,15 @@ def _keys(form: type) -> dict[str, Any]:
     return get_type_hints(form)
 
 
-def _sorted(results: Results) -> Results:
-    """A copy with every list in the order that the contract gives it."""
-    rank = itemgetter("rank")
-    steps = sorted(results["steps"], key=itemgetter("step"))
-    operations = sorted(
-        results["collectives"]["by_operation"],
-        key=lambda o: (-o["exposed_ns_per_step"], o["operation"], o["communicator"]),
-    )
-    return results | {
-        "ranks": sorted(results["ranks"], key=rank),
-        "missing": sorted(
-            results["missing"], key=lambda m: (m["rank"] is None, m["rank"] or 0, m["source"])
-        ),
-        "clock": results["clock"] | {"ranks": sorted(results["clock"]["ranks"], key=rank)},
-        "steps": [step | {"ranks": sorted(step["ranks"], key=rank)} for step in steps],
-        "collectives": results["collectives"] | {"by_operation": operations},
-        "findings": sorted(
-            results["findings"], key=lambda f: (-f["saved_ns_per_step"], f["code"], f["ranks"])
-        ),
-    }
+@cache
+def _ordering(kind: Any) -> Callable[[Any], Any] | None:
+    """What brings a value of this type into its order (`by`); None where nothing in it has one."""
+    if is_typeddict(kind):
+        forms = get_type_hints(kind, include_extras=True)
+        inner = {name: order for name, form in forms.items() if (order := _ordering(form))}
+        return (lambda e: e | {name: inner[name](e[name]) for name in inner}) if inner else None
+    if get_origin(kind) is not Annotated:
+        return None
+    (member,), key = get_args(get_args(kind)[0]), kind.__metadata__[0]
+    order = _ordering(member)
+    return lambda entries: sorted(map(order, entries) if order else entries, key=key)
