@@ -100,6 +100,25 @@ def certain_waits(table: pa.Table, uncertainties: Mapping[int, int]) -> Ints:
     return np.where(longest & (wait > bound[rank] + bound[last]), wait, 0)
 
 
+def counted_once(start: Ints, wait: Ints, *keys: Ints) -> Ints:
+    """What each wait (ns, from `start` on) adds to the time that those of equal `keys` take.
+
+    A rank waits for several calls at the same time: no moment of it counts twice.
+    """
+    group = np.unique(np.stack(keys), axis=1, return_inverse=True)[1].reshape(-1)
+    order = np.lexsort((start, group))
+    group, begin, end = group[order], start[order], (start + wait)[order]
+    by_end = np.argsort(end, kind="stable")
+    place = np.argsort(by_end)
+    # the latest end so far in each group: the groups' places lie behind each other
+    latest = np.maximum.accumulate(group * len(end) + place) - group * len(end)
+    reached = np.r_[0, end[by_end][latest]][:-1]
+    reached = np.where(np.diff(group, prepend=-1) != 0, begin, reached)
+    added = np.empty_like(wait)
+    added[order] = np.maximum(end - np.maximum(begin, reached), 0)
+    return added
+
+
 def connected(member: Ints, group: Ints, count: int) -> Ints:
     """For each of `count` things the first of those that groups connect it with, itself at least.
 

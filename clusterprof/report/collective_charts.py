@@ -87,9 +87,9 @@ def calls(run: Summary, collectives: pa.Table) -> Calls | None:
 
 def charts(run: Summary, collectives: pa.Table) -> dict[str, dict[str, Any] | None]:
     """All three, by name; None for one of which nothing is known."""
-    known = calls(run, collectives)
+    matched = calls(run, collectives)
     drawings = {"bandwidth": bandwidth, "spread": spread, "waits": waits}
-    return {name: draw(run, known) if known else None for name, draw in drawings.items()}
+    return {name: draw(run, matched) if matched else None for name, draw in drawings.items()}
 
 
 # --- size against bus bandwidth
@@ -110,9 +110,9 @@ def bus_factor(operation: str, members: int) -> float | None:
     return 1.0 if operation in ("Broadcast", "Reduce", *_POINT_TO_POINT) else None
 
 
-def bandwidth(run: Summary, known: Calls) -> dict[str, Any] | None:
+def bandwidth(run: Summary, matched: Calls) -> dict[str, Any] | None:
     """The chart of sizes and bus bandwidths; None where no report says sizes."""
-    points = _points(run, known)
+    points = _points(run, matched)
     if not points:
         return None
     sizes, speeds = ([point[key] for point in points] for key in ("bytes", "rate"))
@@ -146,11 +146,11 @@ def bandwidth(run: Summary, known: Calls) -> dict[str, Any] | None:
     }
 
 
-def _points(run: Summary, known: Calls) -> list[dict[str, Any]]:
+def _points(run: Summary, matched: Calls) -> list[dict[str, Any]]:
     """One for each operation, number of members and size: the median over its calls."""
     groups = {group["communicator"]: group for group in run.results["topology"]["groups"]}
     links = {name: _link(run, group["ranks"]) for name, group in groups.items()}
-    alike = known.collectives.group_by(
+    alike = matched.collectives.group_by(
         [
             "operation_first",
             "communicator_first",
@@ -170,12 +170,12 @@ def _points(run: Summary, known: Calls) -> list[dict[str, Any]]:
         # ncclAlltoAll's payload is what goes to one member (collectives.cc); torch gives all of it
         to_one = operation == "AllToAll" and row["source_first"] == "nvtx_payload"
         size = (row["message_bytes_max"] or 0) * (true if to_one else 1)
-        least = true > members and operation not in _POINT_TO_POINT
+        is_bound = true > members and operation not in _POINT_TO_POINT
         if size > 0 and bus_factor(operation, true):
-            key = (operation, true, size, least, links.get(communicator))
+            key = (operation, true, size, is_bound, links.get(communicator))
             kinds.setdefault(key, []).extend(ns for ns in row["took_min_list"] if ns > 0)
     points: list[dict[str, Any]] = []
-    for (operation, true, size, least, link), times in sorted(kinds.items(), key=str):
+    for (operation, true, size, is_bound, link), times in sorted(kinds.items(), key=str):
         if not times:
             continue
         ns = float(np.median(times))
@@ -183,11 +183,11 @@ def _points(run: Summary, known: Calls) -> list[dict[str, Any]]:
         name, calls_ = words.plain(operation), words.counted(len(times), "call")
         label = (
             f"{name} of {words.counted(true, 'rank')}, {words.size(size)}: "
-            f"{'at least ' if least else ''}{_rate(rate)} ({words.duration(ns)}, {calls_})"
+            f"{'at least ' if is_bound else ''}{_rate(rate)} ({words.duration(ns)}, {calls_})"
         )
         points.append({
             "operation": name, "bytes": size, "rate": rate, "link": link, "label": label,
-            "least": least, "ns": sum(times),
+            "least": is_bound, "ns": sum(times),
         })  # fmt: skip
     return sorted(points, key=lambda point: -point["ns"])[:_MOST_POINTS]
 
@@ -232,9 +232,9 @@ class _Scale:
 # --- spread of arrivals
 
 
-def spread(run: Summary, known: Calls) -> dict[str, Any] | None:
+def spread(run: Summary, matched: Calls) -> dict[str, Any] | None:
     """How far apart the first and the last member arrive: how many collectives, by decades."""
-    several = known.collectives.filter(pc.greater(known.collectives["rank_count"], 1))
+    several = matched.collectives.filter(pc.greater(matched.collectives["rank_count"], 1))
     if not several.num_rows:
         return None
     apart = pc.subtract(several["begin_max"], several["begin_min"]).to_numpy()
@@ -280,10 +280,13 @@ def spread(run: Summary, known: Calls) -> dict[str, Any] | None:
 # --- who waits for whom
 
 
-def waits(run: Summary, known: Calls) -> dict[str, Any] | None:
+def waits(run: Summary, matched: Calls) -> dict[str, Any] | None:
     """Who waits for whom, ms per step: rank × rank, or host × host of many ranks."""
-    rank, last = (pc.fill_null(known.table[name], 0).to_numpy() for name in ("rank", "last_rank"))
-    certain = exchanges.certain_waits(known.table, run.uncertainties) * (rank != last)
+    rank, last, step, start = (
+        pc.fill_null(matched.table[name], 0).to_numpy()
+        for name in ("rank", "last_rank", "step", "aligned_start_ns")
+    )
+    certain = exchanges.certain_waits(matched.table, run.uncertainties) * (rank != last)
     if not certain.any():
         return None
     ranks = np.unique(rank).tolist()
@@ -296,21 +299,22 @@ def waits(run: Summary, known: Calls) -> dict[str, Any] | None:
     # node2 comes before node10
     nodes = sorted({*names.values()}, key=summary.natural)
     row = {name: number for number, name in enumerate(nodes)}
-    place = np.zeros(int(max(rank.max(), last.max())) + 1, dtype=np.intp)
-    place[ranks] = [row[names[rank]] for rank in ranks]
+    node_of_rank = np.zeros(int(max(rank.max(), last.max())) + 1, dtype=np.intp)
+    node_of_rank[ranks] = [row[names[rank]] for rank in ranks]
     matrix = np.zeros((len(nodes), len(nodes)))
-    np.add.at(matrix, (place[rank], place[last]), certain)
-    matrix /= known.steps * np.bincount(place[ranks], minlength=len(nodes))[:, None]
+    certain = exchanges.counted_once(start, certain, rank, node_of_rank[last], step)
+    np.add.at(matrix, (node_of_rank[rank], node_of_rank[last]), certain)
+    matrix /= matched.steps * np.bincount(node_of_rank[ranks], minlength=len(nodes))[:, None]
     stragglers = set() if by_host else {str(rank) for rank in run.stragglers()}
     return _drawn(matrix, nodes, "host" if by_host else "rank", stragglers)
 
 
 def _drawn(matrix: Reals, names: Sequence[str], noun: str, late: set[str]) -> dict[str, Any]:
     """The largest rows and columns of a matrix of waits, ns per step, by `names`."""
-    down, across = _most(matrix.sum(axis=1)), _most(matrix.sum(axis=0))
+    down, across = _largest_places(matrix.sum(axis=1)), _largest_places(matrix.sum(axis=0))
     shown = matrix[np.ix_(down, across)]
-    most = max(len(down), len(across))
-    cell = 60 if most <= _FEW else 40 if most <= _WRITTEN else 14
+    longest_side = max(len(down), len(across))
+    cell = 60 if longest_side <= _FEW else 40 if longest_side <= _WRITTEN else 14
     longest = max(len(names[k]) for k in (*down, *across))
     gutter = 22 + 7.2 * min(longest, _NAME_LENGTH)
     rows, columns = (
@@ -346,7 +350,7 @@ def _drawn(matrix: Reals, names: Sequence[str], noun: str, late: set[str]) -> di
     }
 
 
-def _most(totals: Reals) -> list[int]:
+def _largest_places(totals: Reals) -> list[int]:
     """The places of the largest totals, in their own order; of many names none without waits."""
     if len(totals) <= _WRITTEN:
         return list(range(len(totals)))

@@ -55,8 +55,8 @@ class Measure:
 
 def measures(run: Summary, collectives: pa.Table, job: Job) -> list[Measure]:
     """All measures that the results and the job's records have, the most telling first."""
-    known = [*_caused(run, collectives), *_accounts(run), *_shallow(job.shallow), *_logged(job)]
-    return [measure for measure in known if np.isfinite(measure.values).any()]
+    every = [*_caused(run, collectives), *_accounts(run), *_shallow(job.shallow), *_logged(job)]
+    return [measure for measure in every if np.isfinite(measure.values).any()]
 
 
 def _measure(
@@ -72,36 +72,44 @@ def _measure(
     """The sums of `ns` by rank and step; `without` where there are no values."""
     ranks, row = np.unique(np.asarray(rank, np.int64), return_inverse=True)
     steps, column = np.unique(np.asarray(step, np.int64), return_inverse=True)
-    sums, known = np.zeros((len(ranks), len(steps))), np.zeros((len(ranks), len(steps)), bool)
+    sums, has_value = np.zeros((len(ranks), len(steps))), np.zeros((len(ranks), len(steps)), bool)
     np.add.at(sums, (row, column), np.asarray(ns, np.float64))
-    known[row, column] = True
-    return Measure(name, what, ranks, steps, np.where(known, sums, without), from_least)
+    has_value[row, column] = True
+    return Measure(name, what, ranks, steps, np.where(has_value, sums, without), from_least)
 
 
 def _caused(run: Summary, collectives: pa.Table) -> Iterator[Measure]:
     """How long the other members of its collectives wait for each rank."""
-    known = pc.and_(pc.is_valid(collectives["wait_ns"]), pc.is_valid(collectives["step"]))
-    table = exchanges.whole(collectives.filter(known))
+    has_wait = pc.and_(pc.is_valid(collectives["wait_ns"]), pc.is_valid(collectives["step"]))
+    table = exchanges.whole(collectives.filter(has_wait))
     if not table.num_rows:
         return
     rank, last, step = (
         pc.fill_null(table[name], 0).to_numpy() for name in ("rank", "last_rank", "step")
     )
-    _, of, members = np.unique(table["collective"], return_inverse=True, return_counts=True)
-    waits = exchanges.certain_waits(table, run.uncertainties) / np.maximum(members[of] - 1, 1)
-    what = "how long the other members of its collectives wait for the rank, overlapped or not"
+    start = pc.fill_null(table["aligned_start_ns"], 0).to_numpy()
+    certain = exchanges.certain_waits(table, run.uncertainties)
+    waits = exchanges.counted_once(start, certain, rank, last, step)
+    # the mean over the ranks for which it comes last in the step
+    causes, cause = np.unique(np.stack([last, step]), axis=1, return_inverse=True)
+    kept_waiting = np.unique(np.stack([cause.reshape(-1), rank])[:, rank != last], axis=1)[0]
+    waiting = np.maximum(np.bincount(kept_waiting, minlength=causes.shape[1]), 1)
+    mean_waits = waits / waiting[cause.reshape(-1)]
+    what = "how long other ranks wait for the rank (mean of those that do), overlapped or not"
     # each rank has a row, also one that no rank waits for
     yield _measure(
         "wait caused", what, np.r_[last, rank], np.r_[step, step],
-        np.r_[waits, np.zeros(len(rank))], without=0.0,
+        np.r_[mean_waits, np.zeros(len(rank))], without=0.0,
     )  # fmt: skip
 
 
 def _accounts(run: Summary) -> Iterator[Measure]:
-    accounts = [(of, step["step"]) for step in run.results["steps"] for of in step["ranks"]]
-    ranks, steps = [of["rank"] for of, _ in accounts], [step for _, step in accounts]
+    window = run.results["steps"]
+    accounts = [account for step in window for account in step["ranks"]]
+    ranks = [account["rank"] for account in accounts]
+    steps = [step["step"] for step in window for _ in step["ranks"]]
     for name, key, what, from_least in _OF_ACCOUNTS if accounts else ():
-        ns = [of[key] for of, _ in accounts]  # type: ignore[literal-required]
+        ns = [account[key] for account in accounts]  # type: ignore[literal-required]
         yield _measure(name, what, ranks, steps, ns, from_least=from_least)
 
 
@@ -135,21 +143,21 @@ def _logged(job: Job) -> Iterator[Measure]:
 
 def embedded(run: Summary, collectives: pa.Table, job: Job) -> dict[str, Any] | None:
     """The heatmap's data for the page's script; None where no measure is known."""
-    known = measures(run, collectives, job)
-    if not known:
+    known_measures = measures(run, collectives, job)
+    if not known_measures:
         return None
-    ranks = np.unique(np.concatenate([measure.ranks for measure in known]))
+    ranks = np.unique(np.concatenate([measure.ranks for measure in known_measures]))
     row = {rank: number for number, rank in enumerate(ranks.tolist())}
     named = run.stragglers(unprofiled=True)
     # shown at first: the measure in which the leading finding shows
-    top, names = run.leading, [measure.name for measure in known]
+    top, names = run.leading, [measure.name for measure in known_measures]
     idles = top is not None and top["code"].startswith(("host.", "gpu.", "input.stall"))
     return {
         "ranks": ranks.tolist(),
         "profiled": [row[e["rank"]] for e in run.results["ranks"] if e["rank"] in row],
         "named": [row[rank] for rank in named if rank in row],
         "groupings": _groupings(run, job, ranks),
-        "measures": [_packed(measure, ranks, run) for measure in known],
+        "measures": [_packed(measure, ranks, run) for measure in known_measures],
         "first": names.index("idle") if idles and "idle" in names else 0,
     }
 
@@ -158,14 +166,14 @@ def _packed(measure: Measure, ranks: Numbers, run: Summary) -> dict[str, Any]:
     window = [step["step"] for step in run.results["steps"]]
     steady = [step["step"] for step in run.results["steps"] if step["settled"]]
     pace = run.results["pace"]
-    least = _LEAST_SHADE * pace["window_step_ns"] if pace else 0.0
+    least_range_ns = _LEAST_SHADE * pace["window_step_ns"] if pace else 0.0
     chosen = _columns(measure.steps, len(ranks), window)
     steps = measure.steps[chosen]
     values = np.full((len(ranks), len(steps)), np.nan)
     values[np.searchsorted(ranks, measure.ranks)] = measure.values[:, chosen]
-    known = np.isfinite(values)
+    has_value = np.isfinite(values)
     unit = max(float(np.nanmax(values, initial=0)) / _FULL, 1.0)
-    codes = np.where(known, np.round(np.nan_to_num(values) / unit), _UNKNOWN).astype("<u2")
+    codes = np.where(has_value, np.round(np.nan_to_num(values) / unit), _UNKNOWN).astype("<u2")
     # a step that the profiler disturbed would make all others equal
     undisturbed = np.isin(steps, steady) | ~np.isin(steps, window)
     shown = values[:, undisturbed] if undisturbed.any() else values
@@ -179,16 +187,16 @@ def _packed(measure: Measure, ranks: Numbers, run: Summary) -> dict[str, Any]:
         "unsteady": np.flatnonzero(~undisturbed).tolist(),
         "unit_ns": unit,
         "low_ns": round(low),
-        "high_ns": round(max(float(shown.max(initial=low)), low + least)),
+        "high_ns": round(max(float(shown.max(initial=low)), low + least_range_ns)),
         "values": base64.b64encode(codes.tobytes()).decode(),
     }
 
 
 def _columns(steps: Numbers, ranks: int, window: Sequence[int]) -> Numbers:
     """The steps that a page can carry: those nearest to the window."""
-    most = max(min(MOST_CELLS // max(ranks, 1), MOST_STEPS), 1)
+    most_steps = max(min(MOST_CELLS // max(ranks, 1), MOST_STEPS), 1)
     middle = (window[0] + window[-1]) / 2 if window else float(steps[-1])
-    nearest = np.argsort(np.abs(steps - middle), kind="stable")[:most]
+    nearest = np.argsort(np.abs(steps - middle), kind="stable")[:most_steps]
     return np.sort(nearest)
 
 

@@ -15,7 +15,8 @@ from studies import FOLDER, NAMES, SEED, Simulated
 
 from clusterprof.collect.outcomes import collect
 from clusterprof.merge_run import merge_run
-from clusterprof.report import summary
+from clusterprof.report import heatmap, summary
+from clusterprof.report.whole_job import Job
 from clusterprof.results import Results
 from clusterprof.run_directory import Window
 from clusterprof.study import Study
@@ -26,6 +27,19 @@ KINDS = ["healthy, tensor parallel", "pipeline bubble", "serial AllReduce", "cul
 @pytest.mark.parametrize("recording", long_but(NAMES[::3], NAMES))
 def test_the_figures_of_a_recording_add_up(studied: Callable[[str], Study], recording: str) -> None:
     adds_up(studied(recording).results)
+
+
+@pytest.mark.parametrize("recording", long_but(["kineto/gloo", *NAMES[1::5]], NAMES))
+def test_no_rank_is_waited_for_longer_than_a_step(
+    studied: Callable[[str], Study], recording: str
+) -> None:
+    made = studied(recording)
+    run = summary.Summary(made.results)
+    accounts = {step["step"]: step["ranks"] for step in made.results["steps"]}
+    for measure in heatmap.measures(run, made.collectives, Job()):
+        for step, values in zip(measure.steps.tolist(), measure.values.T, strict=True):
+            longest = max(account["duration_ns"] for account in accounts[step])
+            assert np.nanmax(values) <= longest * 1.01, (measure.name, step)
 
 
 @pytest.mark.parametrize("seed", long_but([SEED], [0, 1]))

@@ -11,6 +11,7 @@ import pytest
 import report_sample as sample
 
 from clusterprof.align.lateness import SHALLOW
+from clusterprof.exchanges import counted_once
 from clusterprof.report import heatmap
 from clusterprof.report.summary import Summary
 from clusterprof.report.whole_job import Job
@@ -63,6 +64,19 @@ def test_what_a_rank_makes_the_others_wait_is_the_mean_wait_of_the_other_members
     assert caused[2, 8] == pytest.approx(sum(waits) / 3, rel=1e-3)
     assert caused[2, 8] > 20 * caused[0, 8]
     assert data["named"] == [2]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_of_waits_at_the_same_time_no_moment_counts_twice(seed: int) -> None:
+    any_of, count = np.random.default_rng(seed), seed * 2
+    start, wait = any_of.integers(0, 100, count), any_of.integers(0, 30, count)
+    keys = any_of.integers(0, 3, count), any_of.integers(0, 2, count)
+    added = counted_once(start, wait, *keys)
+    for pair in {*zip(*keys, strict=True)}:
+        rows = (keys[0] == pair[0]) & (keys[1] == pair[1])
+        spans = zip(start[rows], wait[rows], strict=True)
+        moments = {moment for begin, length in spans for moment in range(begin, begin + length)}
+        assert added[rows].sum() == len(moments)
 
 
 def test_waits_within_the_clocks_error_are_no_rank_s_doing() -> None:
