@@ -379,11 +379,11 @@ def compare(a: Sequence[MeasuredRun], b: Sequence[MeasuredRun]) -> Comparison:
 def _check_times(run: MeasuredRun) -> None:
     """Raise ReportError for times of a damaged or edited file that no step or saving can have."""
     steps = [*run["outside_ns"], *(step["duration_ns"] for step in run["window"])]
-    others = [*steps, run["blocking_ns"] or 0]
-    others += [cast("int", ns) for step in run["window"] for ns in step.values()]
+    times = [*steps, run["blocking_ns"] or 0]
+    times += [cast("int", ns) for step in run["window"] for ns in step.values()]
     for finding in run["findings"]:
-        others += [finding["saved_ns_per_step"], finding["saved_uncertainty_ns"]]
-    if wrong := [ns for ns in steps if ns <= 0] + [ns for ns in others if abs(ns) > _LONGEST_NS]:
+        times += [finding["saved_ns_per_step"], finding["saved_uncertainty_ns"]]
+    if wrong := [ns for ns in steps if ns <= 0] + [ns for ns in times if abs(ns) > _LONGEST_NS]:
         raise ReportError(
             f"{run['name']} is damaged: a step or a part of it cannot take {wrong[0]} ns",
             "merge the run again, or save the baseline again: clusterprof merge RUN",
@@ -395,11 +395,9 @@ def _parts_changed(a: Sequence[MeasuredRun], b: Sequence[MeasuredRun]) -> list[C
     before, after = ([_values(run) for run in side] for side in (a, b))
     step_ns = float(np.mean([values["duration_ns"].ns for values in before]))
     return [
-        change(
-            what, [values[name] for values in before], [values[name] for values in after], step_ns
-        )
+        change(what, [run[name] for run in before], [run[name] for run in after], step_ns)
         for name, what in PARTS.items()
-        if all(name in values for values in (*before, *after))
+        if all(name in run for run in (*before, *after))
     ]
 
 

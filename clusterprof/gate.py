@@ -108,39 +108,29 @@ def check_codes(conditions: Sequence[Condition]) -> None:
             )
 
 
-def failures(
-    conditions: Iterable[Condition],
-    findings: Sequence[Finding | ComparedFinding],
-    step: tuple[float, float] | None = None,
-) -> list[str]:
-    """A sentence for each condition that is met, by the finding that saves most of those.
-
-    `step` is by which share the step got longer, and the noise of that (half-width): a change
-    within it meets no condition.
-    """
-    sentences = []
-    for condition in conditions:
-        if condition.step_frac is not None:
-            if step is not None and step[0] > max(condition.step_frac, step[1]):
-                sentences.append(f"{condition}: the step is {words.percent(step[0])} longer")
-            continue
-        met = [finding for finding in findings if condition.met_by(finding)]
-        if met:
-            top = max(met, key=lambda finding: finding["share_of_step"])
-            saves = f"repair saves {words.percent(top['share_of_step'])} of the step"
-            who = f", {words.ranks(top['ranks'])}" if top["rank"] is not None else ""
-            others = f", and {len(met) - 1} more" if len(met) > 1 else ""
-            sentences.append(f"{condition}: {top['code']}{who}: {saves}{others}")
-    return sentences
-
-
 def fails(
     conditions: Iterable[Condition],
     findings: Sequence[Finding | ComparedFinding],
     step: tuple[float, float] | None = None,
 ) -> bool:
-    """Whether any condition is met, each with a message (arguments as for `failures`)."""
-    sentences = failures(conditions, findings, step)
-    for sentence in sentences:
-        say(f"--fail-on {sentence}")
-    return bool(sentences)
+    """Whether any condition is met, each with a message of the finding that saves most of those.
+
+    `step` is by which share the step got longer, and the noise of that (half-width): a change
+    within it meets no condition.
+    """
+    failed = False
+    for condition in conditions:
+        message = ""
+        if condition.step_frac is not None:
+            if step is not None and step[0] > max(condition.step_frac, step[1]):
+                message = f"the step is {words.percent(step[0])} longer"
+        elif met := [finding for finding in findings if condition.met_by(finding)]:
+            top = max(met, key=lambda finding: finding["share_of_step"])
+            who = f", {words.ranks(top['ranks'])}" if top["rank"] is not None else ""
+            others = f", and {len(met) - 1} more" if len(met) > 1 else ""
+            saves = f"repair saves {words.percent(top['share_of_step'])} of the step"
+            message = f"{top['code']}{who}: {saves}{others}"
+        if message:
+            say(f"--fail-on {condition}: {message}")
+            failed = True
+    return failed
