@@ -62,7 +62,7 @@ _MOST_STEPS = 12
 #: the first length below which spans are merged is this part of a step: a sixth of a pixel where
 #: the step is 1,400 pixels wide
 _FINEST = 8_192
-#: the page shows of a rank what takes this part of a step, at least (`telling` in timeline.js)
+#: the page shows of a rank what takes this part of a step, at least (`telling` in timeline_data.js)
 _PART_OF_STEP = 50
 
 
