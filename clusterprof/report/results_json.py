@@ -137,6 +137,10 @@ _KINDS: dict[Any, tuple[str, tuple[type, ...]]] = {
 }
 
 
+#: the members of a TypedDict with their types: a list has thousands of one form
+_members = cache(get_type_hints)
+
+
 def _differences(value: Any, expected: Any, path_of_keys: str) -> Iterator[tuple[str, str]]:
     """Walk `value` along the types of the contract: what differs, and what is there instead."""
     kind = dict if is_typeddict(expected) else get_origin(expected) or expected
@@ -154,7 +158,7 @@ def _differences(value: Any, expected: Any, path_of_keys: str) -> Iterator[tuple
         shown = shown if len(shown) < 60 else shown[:57] + "..."
         yield f"is damaged: {path_of_keys or 'the whole'} should be {called}", f" has {shown}"
     elif is_typeddict(expected):
-        for key, of_key in _keys(expected).items():
+        for key, of_key in _members(expected).items():
             name = f"{path_of_keys}.{key}" if path_of_keys else key
             if key in value:
                 yield from _differences(value[key], of_key, name)
@@ -163,12 +167,6 @@ def _differences(value: Any, expected: Any, path_of_keys: str) -> Iterator[tuple
     elif kind is list:
         for index, item in enumerate(value):
             yield from _differences(item, inner[0], f"{path_of_keys}[{index}]")
-
-
-@cache
-def _keys(form: type) -> dict[str, Any]:
-    """The keys of a TypedDict with their types: a list has thousands of one form."""
-    return get_type_hints(form)
 
 
 @cache
