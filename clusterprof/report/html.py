@@ -35,7 +35,7 @@ _STYLES = ("report.css", "timeline.css", "overview.css")
 #: the page's one script, in this order: what the others share first, what shows the state last
 _SCRIPTS = (
     "core.js", "downloads.js", "tables.js", "heatmap.js", "whatif.js", "timeline_data.js",
-    "timeline.js", "arrive.js",
+    "timeline_draw.js", "timeline.js", "arrive.js",
 )  # fmt: skip
 #: near the beginning of every page
 _MARK = b'<meta name="generator" content="clusterprof">'

@@ -68,6 +68,11 @@ clusterprof.timeline = (() => {
   const whole = { lo: data.steps[0].begin, hi: data.steps[data.steps.length - 1].end };
 
   const stepName = (step) => (step.step === null ? "the whole window" : `step ${step.step}`);
+  const wordOf = (step) => {
+    if (data.worst < 0) return "";
+    if (step === data.steps[data.worst]) return step.steady ? ", longest steady" : ", longest";
+    return step === data.steps[data.typical] ? ", typical" : "";
+  };
   const ms = (units, decimals) => clusterprof.ms(units * data.unit_ns, decimals);
   const stepAt = (moment) => data.steps.reduce((found, step) => (step.begin <= moment + 1 ? step : found), data.steps[0]);
   const laneName = (lane) => `rank ${data.lanes[lane].rank}`;
@@ -227,6 +232,6 @@ clusterprof.timeline = (() => {
 
   return {
     data, whole, last, first, of, begin, end, S, spanBegin, spanEnd, KINDS, kindOf, IDLE, WHAT, rowsOf,
-    ms, stepName, stepAt, laneName, firstSpan, timesOf, rowOf, facts, near, telling,
+    ms, stepName, wordOf, stepAt, laneName, firstSpan, timesOf, rowOf, facts, near, telling,
   };
 })();
