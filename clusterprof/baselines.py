@@ -26,18 +26,18 @@ STORE = Path(".clusterprof") / "baselines"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
-def found(given: str, store: Path | None = None) -> list[MeasuredRun]:
+def runs_named(given: str, store: Path | None = None) -> list[MeasuredRun]:
     """The runs that `given` names: a run directory, a results.json, or a baseline.
 
     Raises ReportError where there is no such thing, or it cannot be read.
     """
-    here = path(given)
+    location = path(given)
     kept = file_of(given, store) if _NAME.fullmatch(given) else None
-    if kept is None or os.path.exists(here):  # noqa: PTH110 - never raises
-        return [measured(here)]
+    if kept is None or os.path.exists(location):  # noqa: PTH110 - never raises
+        return [measured(location)]
     if os.path.exists(kept):  # noqa: PTH110
         return read(kept)["runs"]
-    names = [each.stem for each in listed(store)]
+    names = [file.stem for file in listed(store)]
     raise ReportError(
         f"there is no run, no file and no baseline {given!r}",
         f"baselines in {kept.parent}: {', '.join(names) or 'none'}",

@@ -42,7 +42,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
 
     if arguments.html:
         check_free(arguments.html, arguments.force, html.is_ours)
-    sides = [baselines.found(each, arguments.store) for each in (arguments.a, arguments.b)]
+    sides = [baselines.runs_named(each, arguments.store) for each in (arguments.a, arguments.b)]
     made = comparison.compare(*sides)
     if arguments.html:
         html.write(arguments.html, comparison_text.page(made), "--html")

@@ -476,7 +476,7 @@ def runs_that_are_compared(changes: Sequence[Change]) -> None:
         (at / "results.json").write_text(json.dumps(spoilt(results(), changes[:half])))
         kept = {"baseline_version": 1, "clusterprof_version": "", "runs": [good, good]}
         (at / "kept.json").write_text(json.dumps(spoilt(kept, changes[half:])))
-        sides = [baselines.found(name, at) for name in (str(at / "results.json"), "kept")]
+        sides = [baselines.runs_named(name, at) for name in (str(at / "results.json"), "kept")]
         made = comparison.compare(*sides)
         results_json.dumps(made)
         for render in (

@@ -346,19 +346,19 @@ def test_results_edited_by_hand_are_a_named_error(what: str, tmp_path: Path) -> 
 def test_a_damaged_baseline_is_a_named_error(content: str, tmp_path: Path) -> None:
     (tmp_path / "main.json").write_text(content)
     with pytest.raises(ClusterprofError, match=r"main\.json"):
-        baselines.found("main", tmp_path)
+        baselines.runs_named("main", tmp_path)
 
 
 def test_a_run_that_was_not_merged_says_how_to_merge_it(tmp_path: Path) -> None:
     with pytest.raises(ReportError, match="has not been merged") as caught:
-        baselines.found(str(tmp_path))
+        baselines.runs_named(str(tmp_path))
     assert f"clusterprof merge {tmp_path}" in str(caught.value)
 
 
 @pytest.mark.parametrize("given", ["a" * 300, "no/such/run", "\udcff", "~no-such-user/x"])
 def test_a_path_that_is_none_is_a_named_error(given: str) -> None:
     with pytest.raises(ReportError):
-        baselines.found(given)
+        baselines.runs_named(given)
 
 
 @pytest.mark.parametrize("name", ["../x", "", "a/b", ".hidden", "x" * 101, "ä"])
