@@ -50,3 +50,9 @@ def new_folder(path: Path) -> Iterator[Path]:
 def _beside(path: Path, kind: str = "") -> Path:
     """A name beside it that nothing has."""
     return path.with_name(f".{path.name}.{os.urandom(8).hex()}{kind}{files.UNFINISHED}")
+
+
+def beside_steps(steps: str, name: str) -> str:
+    """The name of the `pace.csv` or `gc.csv` of this step log: `pace.2.csv` for `steps.2.csv`."""
+    before, _, after = steps.rpartition("steps")
+    return before + Path(name).stem + after

@@ -22,6 +22,7 @@ from clusterprof.agent.contracts.states import State
 from clusterprof.arguments import Selection, StepWindow
 from clusterprof.collect.outcomes import Outcome, flights, newest_step_log
 from clusterprof.errors import RunDirectoryError
+from clusterprof.folders import beside_steps
 from clusterprof.run_directory import Window, writing
 
 #: Without an update for so long a rank may be gone: step logs are written once a minute, at the
@@ -139,7 +140,7 @@ def logged(folder: Path, size_b: int) -> tuple[list[list[int]], list[list[int]]]
     log = newest_step_log(folder)
     if log is None:
         return [], []
-    summary = log.with_name(paths.beside_steps(log.name, paths.PACE))
+    summary = log.with_name(beside_steps(log.name, paths.PACE))
     return _last_rows(log, 3, size_b), _last_rows(summary, 8, size_b)
 
 

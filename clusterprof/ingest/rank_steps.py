@@ -17,8 +17,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clusterprof.agent.contracts import files, paths
+from clusterprof.agent.contracts import files
 from clusterprof.errors import ReportError
+from clusterprof.folders import beside_steps
 from clusterprof.ingest.opening import FARTHEST, unreadable
 from clusterprof.ingest.recording import Bools, Calls, Ints, fill, joined, matching
 from clusterprof.tables import GARBAGE, RankTables, empty
@@ -263,7 +264,7 @@ def _thread(tables: RankTables) -> int:
 
 def beside_log(log: Path, name: str) -> Path:
     """Return the other log of a step log's rank: `paths.PACE` or `paths.GARBAGE`."""
-    return log.with_name(paths.beside_steps(log.name, name))
+    return log.with_name(beside_steps(log.name, name))
 
 
 def _read(path: Path, columns: Sequence[str]) -> Ints:

@@ -244,7 +244,7 @@ def test_of_a_prober_that_is_killed_nothing_is_left(run_command: Cli, workdir: P
         "import os, signal, sys, time\n"
         "from clusterprof.agent.contracts.identity import Identity\n"
         "from clusterprof.agent.contracts import beside\n"
-        "from clusterprof.agent.remote import probing\n"
+        "from clusterprof.agent.rank import probing\n"
         "from clusterprof.agent.contracts.plan import Plan, Selection\n"
         "plan = Plan(sys.argv[1], Selection('0,1', 'ranks', (0, 1)), (2, 4), 'torch')\n"
         "with beside.prepared():\n"

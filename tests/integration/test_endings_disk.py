@@ -119,7 +119,7 @@ def test_a_window_closes_when_the_node_s_disk_fills_and_the_program_is_not_hurt(
 ) -> None:
     more = [] if nsys == "script" else [f"--nsys={find('nsys')}"]
     # nsys 2022.4.2 ends a program by SIGSEGV whose disk has no byte left while it captures: what
-    # fills within one look (`size.EVERY_NS`) cannot be prevented.
+    # fills within one look (`plan.LOOK_NS`) cannot be prevented.
     full = disk("100m")
     done, found = ends_alike(
         full, 12, tmp_path / "run", fault, "the node's disk fills inside the window", full,

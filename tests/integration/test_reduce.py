@@ -21,10 +21,9 @@ from lab.endings import PROGRAMS
 from lab.fakes import fake_nsys, scripted_nsys
 from lab.hosts import Hosts
 
-from clusterprof.agent.contracts import beside, states
+from clusterprof.agent.contracts import beside, outbox, states
+from clusterprof.agent.contracts.outbox import Outbox
 from clusterprof.agent.contracts.plan import Reduction
-from clusterprof.agent.guard import outbox
-from clusterprof.agent.guard.outbox import Outbox
 from clusterprof.agent.guard.reducing import Reducing
 from clusterprof.agent.guard.report_transfer import ReportTransfer
 from clusterprof.ingest import reduced

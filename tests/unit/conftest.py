@@ -11,7 +11,7 @@ from lab.clock import ManualClock, WriterBeside
 from lab.collected import run
 from lab.no_processes import no_processes
 
-from clusterprof.agent.guard.outbox import Outbox
+from clusterprof.agent.contracts.outbox import Outbox
 
 __all__ = ["no_processes", "run"]
 

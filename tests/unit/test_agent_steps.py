@@ -11,8 +11,8 @@ from types import ModuleType
 import pytest
 from lab.clock import ManualClock
 
+from clusterprof.agent.contracts.outbox import Outbox
 from clusterprof.agent.contracts.timing import REAL
-from clusterprof.agent.guard.outbox import Outbox
 from clusterprof.agent.rank.steps import GIVEN_UP, MOST_PENDING, Counter
 
 SECOND = 1_000_000_000

@@ -30,7 +30,8 @@ from clusterprof.agent.contracts.exchange import (
 )
 from clusterprof.agent.contracts.identity import PLAN, Identity
 from clusterprof.agent.contracts.timing import Clock
-from clusterprof.agent.remote import prober, probing
+from clusterprof.agent.rank import probing
+from clusterprof.agent.remote import prober
 from clusterprof.align.clock import UNBOUNDED_NS, align, alignment, measured
 from clusterprof.align.clock import readings as r
 from clusterprof.align.match import match

@@ -25,12 +25,13 @@ from lab.clock import ManualClock
 from clusterprof import run_directory
 from clusterprof.agent.contracts import processes, states
 from clusterprof.agent.contracts.identity import PLAN
+from clusterprof.agent.contracts.outbox import Outbox
 from clusterprof.agent.contracts.plan import Reduction
 from clusterprof.agent.guard import session, writer
-from clusterprof.agent.guard.outbox import Outbox
 from clusterprof.agent.guard.reducing import Reducing
 from clusterprof.agent.guard.report_transfer import ReportTransfer
-from clusterprof.agent.remote import prober, probing
+from clusterprof.agent.rank import probing
+from clusterprof.agent.remote import prober
 from clusterprof.collect import over_ssh
 from clusterprof.launch import bounded_wait, stop
 from clusterprof.launch.foreground import Foreground, Witness

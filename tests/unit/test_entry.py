@@ -18,8 +18,8 @@ from lab.clock import ManualClock
 from lab.command import PATIENCE_S
 
 from clusterprof import agent
+from clusterprof.agent.contracts.outbox import Outbox
 from clusterprof.agent.contracts.plan import Plan, Selection
-from clusterprof.agent.guard.outbox import Outbox
 from clusterprof.agent.rank import entry as entries
 from clusterprof.agent.rank import steps, window
 from clusterprof.agent.rank.entry import Entry, Handlers

@@ -20,10 +20,10 @@ import pytest
 from lab.clock import ManualClock
 
 from clusterprof.agent.contracts import states
+from clusterprof.agent.contracts.outbox import Outbox
 from clusterprof.agent.contracts.plan import NsysPlan, Plan, Selection
 from clusterprof.agent.guard import guard, session
 from clusterprof.agent.guard.guard import Guard
-from clusterprof.agent.guard.outbox import Outbox
 
 #: beyond what pids there are
 PROGRAM = 1 << 24

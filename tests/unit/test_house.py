@@ -307,6 +307,7 @@ _READERS = {
     "agent/guard/size.py": "the kernel's, in /proc",
     "agent/guard/writer.py": "in the writer's own folder (mkdtemp)",
     "agent/nsys.py": "the kernel's, in /proc",
+    "agent/rank/profilers.py": "the kernel's, in /proc",
     "agent/rank/start.py": "the kernel's, in /proc",
     "agent/remote/host.py": "in a folder of a host's that no other user sees (mkdir 0700)",
     "collect/host_keys.py": "the list that the user's ssh configuration names",

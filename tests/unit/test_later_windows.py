@@ -16,10 +16,10 @@ from lab.clock import ManualClock
 from clusterprof.agent.contracts import files, later_window, paths, states
 from clusterprof.agent.contracts.identity import Identity
 from clusterprof.agent.contracts.later_window import LaterWindow
+from clusterprof.agent.contracts.outbox import WINDOW, Outbox
 from clusterprof.agent.contracts.plan import Plan, Selection
 from clusterprof.agent.contracts.states import State
 from clusterprof.agent.guard import step_log
-from clusterprof.agent.guard.outbox import WINDOW, Outbox
 from clusterprof.agent.guard.step_log import MOST_STEPS, NEAR_LATER, StepLog
 from clusterprof.agent.rank import rank as ranks
 from clusterprof.agent.rank.steps import Counter

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from lab.clock import ManualClock
 
+from clusterprof.agent.contracts.outbox import Outbox
 from clusterprof.agent.contracts.plan import NsysPlan, Plan, Selection
 from clusterprof.agent.guard import guard, report_transfer, session
-from clusterprof.agent.guard.outbox import Outbox
 
 #: of each look, a second apart: by process its state and CPU ticks, and the bytes of the files
 Look = tuple[dict[int, tuple[str, int]], int]

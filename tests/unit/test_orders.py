@@ -10,9 +10,9 @@ from lab.clock import ManualClock
 
 from clusterprof.agent import nsys as profiler
 from clusterprof.agent.contracts import states
+from clusterprof.agent.contracts.outbox import Outbox
 from clusterprof.agent.contracts.plan import NsysPlan, Plan, Selection
 from clusterprof.agent.guard import report_transfer, session
-from clusterprof.agent.guard.outbox import Outbox
 from clusterprof.agent.rank import window
 from clusterprof.agent.rank.steps import Counter
 from clusterprof.launch.stop import request_stop

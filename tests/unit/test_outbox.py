@@ -18,9 +18,9 @@ from types import SimpleNamespace
 import pytest
 from lab.clock import ManualClock
 
+from clusterprof.agent.contracts import outbox as outboxes
 from clusterprof.agent.contracts import states
-from clusterprof.agent.guard import outbox as outboxes
-from clusterprof.agent.guard.outbox import HEAD, JSON, MOST_B, Outbox, frames
+from clusterprof.agent.contracts.outbox import JSON, MOST_B, Outbox, framed, frames
 from clusterprof.agent.rank import profilers
 
 Written = Callable[[], None]
@@ -61,7 +61,7 @@ def test_a_rank_waits_at_its_end_as_long_as_its_writer_gets_on_but_not_for_ever(
     outbox, theirs = unread(clock)
     for at in answers_at:
         body = json.dumps({"packed": at}).encode()
-        clock.plan(at, partial(theirs.sendall, HEAD.pack(len(body), JSON) + body))
+        clock.plan(at, partial(theirs.sendall, framed(JSON, body)))
     began = clock.now()
     outbox.finish()
     assert clock.now() - began == pytest.approx(ends_at)
@@ -93,7 +93,7 @@ def test_a_writer_that_is_gone_costs_nothing_more(clock: ManualClock) -> None:
 
 
 def test_messages_in_pieces_are_put_together() -> None:
-    whole = HEAD.pack(3, JSON) + b"abc" + HEAD.pack(0, b"S") + HEAD.pack(2, JSON) + b"de"
+    whole = framed(JSON, b"abc") + framed(b"S", b"") + framed(JSON, b"de")
     buffer, found = bytearray(), []
     for place in range(len(whole)):
         buffer += whole[place : place + 1]
@@ -171,7 +171,7 @@ def closed(
     profiler.profile = SimpleNamespace(export_chrome_trace=paths.append)
     for name, at in answers.items():
         body = json.dumps({name: "/node"}).encode()
-        clock.plan(at, partial(theirs.sendall, HEAD.pack(len(body), JSON) + body))
+        clock.plan(at, partial(theirs.sendall, framed(JSON, body)))
     began = clock.now()
     with closing(theirs):
         profiler.save()

@@ -15,8 +15,8 @@ import pytest
 
 from clusterprof.agent.contracts import descriptors, states
 from clusterprof.agent.contracts.identity import PROFILED
+from clusterprof.agent.contracts.outbox import Outbox
 from clusterprof.agent.contracts.plan import Plan, Selection
-from clusterprof.agent.guard.outbox import Outbox
 from clusterprof.agent.rank import own_profilers, profilers, window
 from clusterprof.agent.rank.steps import Counter
 

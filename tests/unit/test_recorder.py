@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from lab.clock import ManualClock
 
+from clusterprof.agent.contracts import outbox as outboxes
 from clusterprof.agent.contracts import paths
+from clusterprof.agent.contracts.outbox import Outbox
 from clusterprof.agent.contracts.plan import Plan, Selection
-from clusterprof.agent.guard import outbox as outboxes
-from clusterprof.agent.guard.outbox import Outbox
 from clusterprof.agent.rank import recorder
 from clusterprof.agent.rank.recorder import Recorder, UnavailableError, check_size, version_of
 from clusterprof.agent.rank.steps import Counter

@@ -11,8 +11,8 @@ import pytest
 from lab.clock import ManualClock
 
 from clusterprof.agent.contracts import states
+from clusterprof.agent.contracts.outbox import Outbox
 from clusterprof.agent.contracts.plan import BEGIN_S, Plan, Selection
-from clusterprof.agent.guard.outbox import Outbox
 from clusterprof.agent.rank import profilers, window
 from clusterprof.agent.rank.steps import Counter
 

@@ -13,9 +13,9 @@ from lab.clock import ManualClock
 
 from clusterprof.agent import nsys as profiler
 from clusterprof.agent.contracts import states
-from clusterprof.agent.contracts.plan import NsysPlan, Plan, Selection
+from clusterprof.agent.contracts.outbox import Outbox
+from clusterprof.agent.contracts.plan import LOOK_NS, MB, NsysPlan, Plan, Selection
 from clusterprof.agent.guard import report_transfer, session, size
-from clusterprof.agent.guard.outbox import Outbox
 from clusterprof.agent.rank import profilers, window
 from clusterprof.agent.rank.steps import Counter
 
@@ -39,7 +39,7 @@ class Switch:
         pass
 
     def size(self) -> int:
-        self.bytes += size.MB
+        self.bytes += MB
         return self.bytes
 
     def stall_s(self, done: int, left: int) -> float:
@@ -101,10 +101,8 @@ def test_torch_profiler_s_stall_follows_from_what_its_steps_add(
 ) -> None:
     profiler = profilers.TorchProfiler(outbox, alone=True)
     for done, held_mb, stalls_mb in ((0, 900, 0), (1, 50, 0), (2, 60, 60 + 8 * 10), (5, 90, 140)):
-        monkeypatch.setattr(profiler, "size", lambda held_mb=held_mb: held_mb * size.MB)
-        assert profiler.stall_s(done, 10 - done) == pytest.approx(
-            stalls_mb * size.MB * profilers.BYTE_S
-        )
+        monkeypatch.setattr(profiler, "size", lambda held_mb=held_mb: held_mb * MB)
+        assert profiler.stall_s(done, 10 - done) == pytest.approx(stalls_mb * MB * profilers.BYTE_S)
 
 
 def test_without_a_limit_no_size_closes_a_window(armed: Any) -> None:
@@ -125,9 +123,9 @@ def test_what_cannot_be_measured_does_not_end_the_window_nor_the_training(armed:
 
 
 def test_short_steps_are_looked_at_every_half_second_and_long_ones_each() -> None:
-    assert size.next_look(10, 0, 20, 10 * 25_000_000) == 20 + 20
-    assert size.next_look(10, 0, 20, 10 * 5_000_000_000) == 21
-    assert size.next_look(10, 0, 10, 0) > 10
+    assert window.next_look(10, 0, 20, 10 * 25_000_000) == 20 + 20
+    assert window.next_look(10, 0, 20, 10 * 5_000_000_000) == 21
+    assert window.next_look(10, 0, 10, 0) > 10
 
 
 def test_a_session_is_what_is_in_its_folder_and_what_its_nsys_holds_open(tmp_path: Path) -> None:
@@ -190,20 +188,20 @@ def made_session(
         return Started()
 
     monkeypatch.setattr(made, "spawn", spawn)
-    monkeypatch.setattr(made.files, "bytes", lambda: 6 * size.MB)
+    monkeypatch.setattr(made.files, "bytes", lambda: 6 * MB)
     return made, spawned
 
 
 def test_the_guard_stops_a_session_that_grows_within_one_step_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: ManualClock
 ) -> None:
-    made, spawned = made_session(tmp_path, monkeypatch, 4 * size.MB, clock)
+    made, spawned = made_session(tmp_path, monkeypatch, 4 * MB, clock)
     made.tend(10)
     assert spawned == [], "it is not collecting yet"
     made.opened, made.look_at = True, 1
     made.tend(10)
     assert spawned == [], "its rank learns of it first"
-    clock.sleep(size.EVERY_NS / 1e9)
+    clock.sleep(LOOK_NS / 1e9)
     made.tend(10)
     assert spawned == [["nsys", "stop"]]
     made.stop()
@@ -214,11 +212,11 @@ def test_the_guard_stops_a_session_before_the_disk_under_it_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: ManualClock
 ) -> None:
     made, spawned = made_session(tmp_path, monkeypatch, 0, clock)
-    monkeypatch.setattr(profiler, "free_bytes", lambda _: profiler.LEAST_FREE_B + 7 * size.MB)
+    monkeypatch.setattr(profiler, "free_bytes", lambda _: profiler.LEAST_FREE_B + 7 * MB)
     made.opened, made.look_at = True, 1
     made.tend(10)
     assert spawned == []
-    monkeypatch.setattr(profiler, "free_bytes", lambda _: profiler.LEAST_FREE_B + 5 * size.MB)
+    monkeypatch.setattr(profiler, "free_bytes", lambda _: profiler.LEAST_FREE_B + 5 * MB)
     made.look_at = 1
     made.tend(10)
     assert spawned == [["nsys", "stop"]]
@@ -229,7 +227,7 @@ def test_the_guard_stops_a_session_before_the_disk_under_it_is_full(
 def test_a_stop_that_hangs_while_the_capture_grows_is_ended_after_a_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: ManualClock
 ) -> None:
-    made, spawned = made_session(tmp_path, monkeypatch, size.MB, clock)
+    made, spawned = made_session(tmp_path, monkeypatch, MB, clock)
     monkeypatch.setattr(profiler, "free_bytes", lambda _: 1 << 40)
     made.opened, made.look_at, made.too_large = True, 1, True
     made.tend(10)
@@ -237,7 +235,7 @@ def test_a_stop_that_hangs_while_the_capture_grows_is_ended_after_a_minute(
     clock.sleep(session.STOP_S)
     made.tend(10)
     assert not made.transfer.torn
-    clock.sleep(size.EVERY_NS / 1e9)
+    clock.sleep(LOOK_NS / 1e9)
     made.tend(10)
     assert made.transfer.torn
     assert made.troubles[-1] == "nsys stop did not end, and the capture grew to 6 MB"

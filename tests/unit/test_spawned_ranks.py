@@ -10,9 +10,9 @@ import pytest
 from clusterprof.agent.contracts import identity
 from clusterprof.agent.contracts.identity import PROFILED, Identity
 from clusterprof.agent.contracts.later_window import LaterWindow
+from clusterprof.agent.contracts.outbox import Outbox
 from clusterprof.agent.contracts.plan import Plan, Selection
 from clusterprof.agent.contracts.states import State
-from clusterprof.agent.guard.outbox import Outbox
 from clusterprof.agent.rank import rank as ranks
 
 ALL = Selection("all", "all")

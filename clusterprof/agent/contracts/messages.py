@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
+from typing import Iterable, Optional, Tuple
 
 #: C0 without tab and line feed, DEL, C1, the bidirectional embeddings and isolates of Unicode
 _OBEYED = [
@@ -20,6 +22,11 @@ _SHOWN = {code: "\\u%04x" % code for code in _OBEYED}
 
 #: the same in a field of one line, which ends no line and moves no column
 _IN_A_LINE = {**_SHOWN, **{code: "\\u%04x" % code for code in (0x09, 0x0A, 0x2028, 0x2029)}}
+#: source files of torch, Python, and ours
+_NOT_THE_USERS = (
+    r"/(site|dist)-packages/torch/|/torch/distributed/|/lib/python3\.\d+/(?!site-|dist-)|^<"
+    r"|/clusterprof/agent/"
+)
 
 
 def neutral(text: str) -> str:
@@ -30,6 +37,16 @@ def neutral(text: str) -> str:
 def line(text: str) -> str:
     """The text as one line: with line ends and tabs as escapes too, so that it forges no other."""
     return text.translate(_IN_A_LINE)
+
+
+def users_line(frames: Iterable[Tuple[str, int, str]]) -> Optional[str]:
+    """`file:line function` of the innermost frame that is the user's; without one, the innermost.
+
+    `frames`: file, line and function of each, innermost first. None where there are none.
+    """
+    frames = list(frames)
+    own = [each for each in frames if not re.search(_NOT_THE_USERS, each[0])]
+    return next(("%s:%s %s" % each for each in own or frames), None)
 
 
 def complain(what: str) -> None:

@@ -120,9 +120,3 @@ def numbered(name: str, number: int) -> str:
     """`steps.2.csv`, `flight.2.json.gz` of a second process in one rank."""
     stem, _, ending = name.partition(".")
     return name if number < 2 else "%s.%d.%s" % (stem, number, ending)
-
-
-def beside_steps(steps: str, name: str) -> str:
-    """The name of the `pace.csv` or `gc.csv` of this step log: `pace.2.csv` for `steps.2.csv`."""
-    before, _, after = steps.rpartition("steps")
-    return before + os.path.splitext(name)[0] + after

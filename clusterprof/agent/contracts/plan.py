@@ -18,6 +18,10 @@ MOST_START_S = 600
 BEGIN_S = 6
 MOST_BEGIN_S = 16
 
+#: How often a capture's size is looked at: 0.2 ms, the first time a few (measured, nsys 2022.4).
+LOOK_NS = 500_000_000
+MB = 1_000_000
+
 _RANKS = range(10_000_000)  # more than any job has
 
 if TYPE_CHECKING:

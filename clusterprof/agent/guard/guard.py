@@ -24,12 +24,11 @@ import zlib
 from typing import Any, Dict, List, NoReturn, Optional
 
 from .. import nsys as profiler
-from ..contracts import beside, descriptors, identity, messages, paths, processes
+from ..contracts import beside, descriptors, identity, messages, outbox, paths, processes
 from ..contracts import plan as plans
 from ..contracts.plan import Plan
 from ..contracts.states import State
 from ..contracts.timing import REAL, Clock
-from . import outbox, size
 from .report_transfer import ReportTransfer
 from .session import Session, no_space
 
@@ -146,7 +145,7 @@ class Guard:
         }  # fmt: skip
         self.outbox.say("keep", armed=self.armed, **self.known)
         processes.adopt_orphans()
-        mode, most = self.plan.window_by, self.plan.max_report_mb * size.MB
+        mode, most = self.plan.window_by, self.plan.max_report_mb * plans.MB
         self.session = Session(name, nsys, mode, self.transfer, most, self.outbox, self.clock)
         if len(differs) > 1:  # the report has less in it than was asked for
             self.session.troubles += differs

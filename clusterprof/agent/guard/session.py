@@ -18,11 +18,11 @@ from typing import Dict, Iterator, List, Mapping, Optional
 
 from .. import nsys as profiler
 from ..contracts import files, identity, processes
-from ..contracts.plan import NsysPlan
+from ..contracts.outbox import Outbox
+from ..contracts.plan import LOOK_NS, MB, NsysPlan
 from ..contracts.states import State
 from ..contracts.timing import REAL, Clock
 from . import size
-from .outbox import Outbox
 from .report_transfer import ReportTransfer
 
 #: nsys starting on an overloaded machine fails now and then when several start at once (about 4%
@@ -177,7 +177,7 @@ class Session:
             return "nsys start %s: %s" % (processes.ended(status), self.transfer.last_line())
         self.opened = True
         self.files.begin()
-        self.look_at = self.clock.now_ns() + size.EVERY_NS
+        self.look_at = self.clock.now_ns() + LOOK_NS
         self.outbox.say("watch")
         return None
 
@@ -205,7 +205,7 @@ class Session:
     def tend(self, nice: int) -> None:
         """Stop what grows too large, make the report with this niceness, transfer it."""
         if self.look_at and self.clock.now_ns() >= self.look_at:
-            self.look_at = self.clock.now_ns() + size.EVERY_NS
+            self.look_at = self.clock.now_ns() + LOOK_NS
             self.limit()
         if not self.stops or self.stops[-1].poll() is None:
             return
@@ -236,7 +236,7 @@ class Session:
             if free < profiler.LEAST_FREE_B + held:
                 trouble = "closed early: " + no_space(self.scratch, free)
             elif 0 < 1.25 * self.most < held and self.too_large:
-                trouble = "closed inside a step: the capture had %d MB" % (held // size.MB)
+                trouble = "closed inside a step: the capture had %d MB" % (held // MB)
             # The agent, which closes between two steps, learns of it at its next look.
             self.too_large = 0 < 1.25 * self.most < held
             self.outbox.say("held", size=held)
@@ -244,7 +244,7 @@ class Session:
             trouble = "ended while it wrote: " + no_space(self.scratch, free)
         # A report takes memory and disk while it is made.
         elif self.clock.now() > self.stopped_at + STOP_S and 0 < TOO_MUCH * self.most < held:
-            trouble = "nsys stop did not end, and the capture grew to %d MB" % (held // size.MB)
+            trouble = "nsys stop did not end, and the capture grew to %d MB" % (held // MB)
         if trouble:
             self.note(trouble)
             (self.abandon if self.stops else self.stop)()
@@ -281,7 +281,7 @@ class Session:
 
 def no_space(folder: str, free: int) -> str:
     """In words."""
-    return "no space left on %s: %d MB" % (folder, free // size.MB)
+    return "no space left on %s: %d MB" % (folder, free // MB)
 
 
 def sees_a_gpu() -> bool:

@@ -7,10 +7,6 @@ import os
 import stat
 from typing import Callable, Dict, Iterator, List, Tuple
 
-#: How often it is looked at: it takes 0.2 ms, the first time a few (measured, nsys 2022.4).
-EVERY_NS = 500_000_000
-MB = 1_000_000
-
 
 class NsysFiles:
     """What one session of nsys holds on this node by now."""
@@ -88,17 +84,3 @@ def anonymous(pid: int) -> int:
             if line.startswith(b"RssAnon:"):
                 return int(line.split()[1]) * 1024
     return 0
-
-
-def memory() -> int:
-    """Bytes of memory that this process has in use (resident)."""
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def next_look(first: int, began_ns: int, count: int, now_ns: int) -> int:
-    """The step after which to look again, at least one further on, by how long steps have taken
-    since step `first` began at `began_ns`.
-    """
-    each_ns = max(1, (now_ns - began_ns) // max(1, count - first))
-    return count + max(1, EVERY_NS // each_ns)

@@ -26,11 +26,11 @@ import threading
 from array import array
 from typing import Any, Callable, Dict, List, Optional
 
-from ..contracts import clocks, descriptors, files, later_window, paths, processes, states
+from ..contracts import clocks, descriptors, files, later_window, outbox, paths, processes, states
 from ..contracts.plan import Reduction
 from ..contracts.states import State
 from ..contracts.timing import REAL, Clock
-from . import outbox, report_transfer, step_log
+from . import report_transfer, step_log
 from .hangs import Hangs
 from .reducing import Reducing
 

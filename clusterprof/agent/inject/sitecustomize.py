@@ -21,6 +21,9 @@ def _start_agent() -> None:
         from _clusterprof_agent.rank import start
 
         start.main()
+        if not gc.get_freeze_count():  # old at once: no collection of the young ones looks at it
+            gc.freeze()
+            gc.unfreeze()
     except Exception as error:  # the training goes on, whatever is wrong with us
         try:
             from _clusterprof_agent.contracts.messages import complain

@@ -9,14 +9,13 @@ from __future__ import annotations
 import _socket
 import contextlib
 import os
-import struct
 from typing import Optional
 
 from ..contracts import paths, states
 from ..contracts.identity import Identity
 from ..contracts.plan import Plan
 
-_PEER = struct.Struct("3i")  # pid, uid, gid
+_PEER_B = 12  # pid, uid and gid: an `int` each
 
 _held: Optional[_socket.socket] = None
 
@@ -57,13 +56,13 @@ def holder(folder: str) -> Optional[int]:
         asking.setblocking(False)
         try:
             asking.connect(_name(folder))
-            peer = asking.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, _PEER.size)
+            peer = asking.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, _PEER_B)
         except BlockingIOError:
             return 0  # asked too often
         except OSError:
             return None
-    pid, uid, _ = _PEER.unpack(peer)
-    return int(pid) if uid == os.getuid() else None
+    pid, uid, _ = memoryview(peer).cast("i")
+    return pid if uid == os.getuid() else None
 
 
 def _name(folder: str) -> str:

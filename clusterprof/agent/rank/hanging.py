@@ -16,9 +16,9 @@ import sys
 from typing import Any, Dict, Iterator, Tuple
 
 from ..contracts import descriptors, paths
-from ..contracts.frames import users_line
+from ..contracts.messages import users_line
+from ..contracts.outbox import Outbox
 from ..contracts.plan import Plan
-from ..guard.outbox import Outbox
 from . import hooks
 from .profilers import initialised
 from .recorder import Recorder, UnavailableError, hand_over, members

@@ -141,7 +141,7 @@ def after_step(stepped: Callable[[Any], None]) -> Callable[[Any, Any, Any], None
 
     def compiler_can_be_asked(module: ModuleType) -> None:
         global _compiling
-        _compiling = getattr(module, "is_dynamo_compiling", _never)
+        _compiling = getattr(module, "is_dynamo_compiling", bool)
 
     def compiler_is_there(dynamo: ModuleType) -> None:
         # Nothing below it is to be compiled either.
@@ -152,9 +152,5 @@ def after_step(stepped: Callable[[Any], None]) -> Callable[[Any, Any, Any], None
     return step_post_hook
 
 
-def _never() -> bool:
-    return False
-
-
-#: torch's `is_dynamo_compiling`, which is true for the compiler alone
-_compiling: Callable[[], bool] = _never
+#: torch's `is_dynamo_compiling`, which is true for the compiler alone; without a compiler, False
+_compiling: Callable[[], bool] = bool

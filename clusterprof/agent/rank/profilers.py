@@ -10,9 +10,9 @@ from _thread import get_native_id, start_new_thread
 from typing import Any, Optional, Tuple
 
 from ..contracts import descriptors
+from ..contracts.outbox import Outbox
+from ..contracts.plan import MB
 from ..contracts.timing import REAL, Clock
-from ..guard import size
-from ..guard.outbox import Outbox
 from . import own_profilers
 
 #: How long the guard may take to answer, beyond what nsys takes.
@@ -22,7 +22,7 @@ GUARD_S = 2.0
 SESSION_S, RANGE_S = 1.6, 3.1
 #: How long torch.profiler stalls it at the end for each byte by which the process has grown: 31 ms
 #: of processor time for each MB (torch 2.13, CPU operators, 22 to 210 MB, one core).
-BYTE_S = 0.031 / size.MB
+BYTE_S = 0.031 / MB
 #: How long a window that closes waits for a folder that was asked for when it opened.
 FOLDER_S = 1.0
 #: How long after the rank's own start its writer may begin, where 32 ranks on each core do.
@@ -203,7 +203,7 @@ class TorchProfiler(OfOneThread):
             self.profile: Any = profiler.profile(activities=activities)
             self.profile.start()
         self.outbox.say("folder")
-        self.memory_before = size.memory()
+        self.memory_before = memory()
 
     def size(self) -> int:
         """About the bytes of the trace before it is packed: the growth of the process.
@@ -211,7 +211,7 @@ class TorchProfiler(OfOneThread):
         That was 1.0 to 1.4 times those; the trace takes four times as much memory when it is
         written. What the program itself takes in the window is counted too.
         """
-        return max(0, size.memory() - self.memory_before)
+        return max(0, memory() - self.memory_before)
 
     def stall_s(self, done: int, left: int) -> float:
         """Its stop's, by what the steps since the first time have added; 0 until then."""
@@ -248,6 +248,12 @@ class TorchProfiler(OfOneThread):
             self.profile.export_chrome_trace(path)
         self.profile = None
         self.outbox.say("trace", path=path, facts={} if self.alone else None)
+
+
+def memory() -> int:
+    """Bytes of memory that this process has in use (resident)."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _answer(guard: _socket.socket, patience_s: float, clock: Clock = REAL) -> str:

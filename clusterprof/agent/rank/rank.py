@@ -17,15 +17,14 @@ from types import ModuleType
 from typing import Any, Dict, List, Optional
 
 from ..contracts import clocks, descriptors, identity, later_window, paths
+from ..contracts import outbox as outboxes
 from ..contracts.identity import COUNTING, PROFILED, WAITING, WITHOUT_NSYS, Identity
 from ..contracts.later_window import LaterWindow
 from ..contracts.messages import complain
+from ..contracts.outbox import Outbox
 from ..contracts.plan import Plan
 from ..contracts.states import State
-from ..guard import outbox as outboxes
-from ..guard.outbox import Outbox
-from ..remote import probing
-from . import claim, hooks, own_profilers, profilers
+from . import claim, hooks, own_profilers, probing, profilers
 from .entry import entry
 from .hanging import Hanging
 from .profilers import initialised

@@ -20,10 +20,9 @@ import sys
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ..contracts import clocks, paths
+from ..contracts.outbox import Outbox
 from ..contracts.plan import Plan
-from ..guard.outbox import Outbox
-from ..remote import probing
-from . import hooks
+from . import hooks, probing
 from .profilers import initialised
 from .steps import Counter, ended_before
 from .window import Window, first_line

@@ -52,7 +52,7 @@ def main() -> None:
         refused = own_profilers.above(environ)
         if refused is None and plan.profiler == "nsys":
             from ..guard import guard
-            from ..remote import probing
+            from . import probing
 
             if probing.wanted(plan, me, environ):
                 with beside.prepared():

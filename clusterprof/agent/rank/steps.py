@@ -20,7 +20,7 @@ from . import hooks
 from .entry import entry
 
 if TYPE_CHECKING:
-    from ..guard.outbox import Outbox
+    from ..contracts.outbox import Outbox
 
 #: A step that ends this long after the last time hands the new ones to the writer.
 FLUSH_NS = 2_000_000_000

@@ -14,12 +14,10 @@ from typing import Any, Callable, Dict, List, Optional
 from ..contracts import clocks, messages, paths
 from ..contracts import plan as plans
 from ..contracts.identity import PROFILED
+from ..contracts.outbox import Outbox
 from ..contracts.plan import Plan
 from ..contracts.states import State
-from ..guard import size
-from ..guard.outbox import Outbox
-from ..remote import probing
-from . import garbage_collector, own_profilers, profilers
+from . import garbage_collector, own_profilers, probing, profilers
 from .entry import entry
 from .steps import Counter, ended_before
 
@@ -126,11 +124,11 @@ class Window:
             with contextlib.suppress(Exception):  # what cannot be measured cannot be limited
                 held += switch.size()
         self.foresee(count - self.first)
-        if not why and 0 < self.plan.max_report_mb * size.MB < held:
-            why = "the report reached %d MB" % (held // size.MB)
+        if not why and 0 < self.plan.max_report_mb * plans.MB < held:
+            why = "the report reached %d MB" % (held // plans.MB)
         if not why:
             now_ns = self.counter.clock.now_ns()
-            return min(size.next_look(self.first, self.opened_ns, count, now_ns), self.end)
+            return min(next_look(self.first, self.opened_ns, count, now_ns), self.end)
         self.close_early(why)
         return -1
 
@@ -269,6 +267,14 @@ class Window:
 def first_line(error: BaseException) -> str:
     """An exception in one line."""
     return str(error).strip().split("\n")[0] or error.__class__.__name__
+
+
+def next_look(first: int, began_ns: int, count: int, now_ns: int) -> int:
+    """The step after which to look again, at least one further on, by how long steps have taken
+    since step `first` began at `began_ns`.
+    """
+    each_ns = max(1, (now_ns - began_ns) // max(1, count - first))
+    return count + max(1, plans.LOOK_NS // each_ns)
 
 
 class _AtEnd:

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof.agent.contracts import files, paths
-from clusterprof.agent.contracts.frames import users_line
+from clusterprof.agent.contracts.messages import users_line
 from clusterprof.errors import ReportError
 from clusterprof.ingest.flight.unpickle import PickleError, unpickled
 from clusterprof.ingest.flight.version_1 import as_version_2

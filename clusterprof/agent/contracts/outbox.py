@@ -11,17 +11,17 @@ import _socket
 import contextlib
 import json
 import os
-import struct
+from array import array
 from itertools import chain
 from typing import Any, Dict, Iterable, List, Optional, Tuple
 
-from ..contracts import beside, descriptors, messages
-from ..contracts.states import State
-from ..contracts.timing import REAL, Clock
+from . import beside, descriptors, messages
+from .states import State
+from .timing import REAL, Clock
 
-#: A message: the length of its body, its kind, its body. One of kind PEER comes with a socket; one
-#: of kind FILE has a name, a line end, and the content.
-HEAD = struct.Struct("<Ic")
+#: A message: the length of its body (little end first), its kind, its body. One of kind PEER comes
+#: with a socket; one of kind FILE has a name, a line end, and the content.
+_SIZE_B, _HEAD_B = 4, 5
 JSON, STEPS, FILE, PEER = b"J", b"S", b"F", b"P"
 
 #: An answer whose name begins so is the order for a later window: see `contracts.later_window`.
@@ -37,19 +37,22 @@ TAKE_S = 1.0
 
 def message(values: Dict[str, Any]) -> bytes:
     """A message of the kind JSON."""
-    body = json.dumps(values).encode("ascii")
-    return HEAD.pack(len(body), JSON) + body
+    return framed(JSON, json.dumps(values).encode("ascii"))
+
+
+def framed(kind: bytes, body: bytes) -> bytes:
+    """A message of any kind."""
+    return len(body).to_bytes(_SIZE_B, "little") + kind + body
 
 
 def frames(buffer: bytearray) -> List[Tuple[bytes, bytes]]:
     """Take the whole messages off the beginning of `buffer`: kind and body."""
     found = []
-    while len(buffer) >= HEAD.size:
-        size, kind = HEAD.unpack_from(buffer)
-        end = HEAD.size + size
+    while len(buffer) >= _HEAD_B:
+        end = _HEAD_B + int.from_bytes(buffer[:_SIZE_B], "little")
         if len(buffer) < end:
             break
-        found.append((kind, bytes(buffer[HEAD.size : end])))
+        found.append((bytes(buffer[_SIZE_B:_HEAD_B]), bytes(buffer[_HEAD_B:end])))
         del buffer[:end]
     return found
 
@@ -82,15 +85,12 @@ class Outbox:
     def steps(self, first: int, steps: Iterable[Tuple[int, int]]) -> None:
         """Add to the step log the steps from number `first` on."""
         if len(self.waiting) < MOST_B:
-            times = [first, *chain(*steps)]
-            body = struct.pack("=%dq" % len(times), *times)
-            self._send(HEAD.pack(len(body), STEPS) + body)
+            self._send(framed(STEPS, array("q", [first, *chain(*steps)]).tobytes()))
 
     def file(self, name: str, content: bytes) -> None:
         """Have a file of these bytes written, numbered as the step log."""
         if len(self.waiting) < MOST_B:
-            body = name.encode() + b"\n" + content
-            self._send(HEAD.pack(len(body), FILE) + body)
+            self._send(framed(FILE, name.encode() + b"\n" + content))
 
     def look(self) -> Dict[str, Any]:
         """What the writer has answered by now."""
@@ -133,7 +133,7 @@ class Outbox:
         with contextlib.closing(ours):
             try:
                 rights = descriptors.rights([ours.fileno()])
-                self.connection.sendmsg([HEAD.pack(0, PEER)], rights)
+                self.connection.sendmsg([framed(PEER, b"")], rights)
             except OSError:
                 theirs.close()
                 return None
