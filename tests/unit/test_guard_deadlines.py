@@ -197,6 +197,27 @@ def test_a_rank_ends_within_its_budget_whatever_of_nsys_hangs(
         assert (found["state"], why in found["reason"] + node.answer) == ("lost", True)
 
 
+def test_what_nsys_leaves_is_transferred_by_another_writer_where_ours_was_killed(
+    clock: ManualClock, outbox: Outbox, short_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None but a writer ends the wait of whoever collects."""
+    node = Node(monkeypatch, clock, short_folder, "nothing")
+    ours, theirs = socket.socketpair()
+    writers = [outbox, Outbox(ours, clock)]
+    made = guarded(node, outbox, monkeypatch, short_folder / "run", 6)
+    monkeypatch.setattr(guard.outbox, "start", writers.pop)
+    clock.plan(2.5, theirs.close)
+    written = b"what nsys wrote"
+    monkeypatch.setattr(
+        guard.ReportTransfer, "rescue", lambda self, _: Path(self.made).write_bytes(written)
+    )
+    assert made.run() == 0
+    found = states.read(str(short_folder / "run/ranks/00000"))
+    assert found["state"] == "captured", found
+    assert (short_folder / "run/ranks/00000/report.nsys-rep").read_bytes() == written
+    assert not writers
+
+
 @pytest.mark.parametrize(("start_s", "within_s"), [(6, 6), (10, 10), (60, 16)])
 def test_a_training_waits_for_a_window_to_open_only_so_long(
     start_s: int, within_s: int, clock: ManualClock, outbox: Outbox, short_folder: Path,

@@ -73,6 +73,7 @@ class Guard:
         self.clock = clock
         self.rank = rank
         self.program = program
+        self.folder = paths.rank_folder(os.path.abspath(plan.run), rank)
         #: its descriptors
         self.given = descriptors.inherited()
         descriptors.fill_streams()
@@ -89,6 +90,8 @@ class Guard:
         self.nsys_left_early = False
         #: nsys waits for an order for a later window, which may never come
         self.armed = plan.looks_first
+        #: the window that it captures
+        self.window = 1
         self.pending: List[int] = []
         #: open for as long as we live: the program sees it when we are killed
         self.watchers: List[socket.socket] = []
@@ -126,10 +129,7 @@ class Guard:
 
     def begin(self) -> Optional[str]:
         """Start the program under nsys; returns why not, None where it runs."""
-        self.outbox = outbox.start()
-        run = os.path.abspath(self.plan.run)
-        rank_folder = paths.rank_folder(run, self.rank)
-        self.outbox.say("guard", run=run, folder=rank_folder)
+        self.open_outbox()
         if self.plan.nsys is None:
             return "the plan is for another profiler"
         nsys, differs = profiler.here(self.plan.nsys, self.plan.window_by)
@@ -139,7 +139,7 @@ class Guard:
             return no_space(folder, free)
         private = tempfile.mkdtemp(prefix="clusterprof-", dir=folder)
         name = session_name(self.plan.run, self.rank)
-        self.transfer = ReportTransfer(private, rank_folder, nsys.importer, clock=self.clock)
+        self.transfer = ReportTransfer(private, self.folder, nsys.importer, clock=self.clock)
         self.known = {
             "private": private, "session": name, "importer": nsys.importer, "nsys": nsys.path,
         }  # fmt: skip
@@ -164,6 +164,11 @@ class Guard:
                 break
             processes.forget_dead_sessions()
         return "; ".join(dict.fromkeys([*reasons, *differs]))
+
+    def open_outbox(self) -> None:
+        """Start our writer. Raises OSError."""
+        self.outbox = outbox.start()
+        self.outbox.say("guard", run=os.path.abspath(self.plan.run), folder=self.folder)
 
     def start(self, attempt: int, until: float) -> Optional[str]:
         """Start nsys and wait for the program in it; returns why there is none."""
@@ -246,19 +251,27 @@ class Guard:
         deadline = self.clock.now() + patience_s
         if not self.outbox.look().get("brought"):
             self.transfer.rescue(patience_s)
-        left_s = max(0.2, deadline - self.clock.now())
         # A program that is the rank asks to be watched.
         self.transfer.others = not self.watchers
-        self.outbox.say(
-            "settle", status=status, patience_s=left_s, opened=self.session.opened,
-            troubles=self.session.troubles, known=self.transfer.known(),
-        )  # fmt: skip
-        settled = self.outbox.wait("settled", min(left_s, outbox.QUIET_S), left_s)
+        settled = self.settled(status, deadline)
+        if self.outbox.connection is None:  # it was killed, and whoever collects would wait for it
+            self.open_outbox()
+            self.keep()
+            settled = self.settled(status, deadline)
         left_s = deadline - self.clock.now()
         # After a signal whoever sent it waits; the merge reads the report then.
         if self.plan.reduction is not None and settled and status <= 128 and left_s > 0:
             self.outbox.say("reduce", patience_s=left_s)
             self.outbox.wait("reduced", min(left_s, outbox.QUIET_S), left_s)
+
+    def settled(self, status: int, deadline: float) -> bool:
+        """Whether our writer has transferred what nsys left, by then."""
+        left_s = max(0.2, deadline - self.clock.now())
+        self.outbox.say(
+            "settle", status=status, patience_s=left_s, opened=self.session.opened,
+            troubles=self.session.troubles, known=self.transfer.known(),
+        )  # fmt: skip
+        return bool(self.outbox.wait("settled", min(left_s, outbox.QUIET_S), left_s))
 
     def receive(self) -> None:
         """Wait a moment for a request, and answer it."""
@@ -302,10 +315,14 @@ class Guard:
 
     def opens(self, number: int) -> None:
         """nsys is to capture this window: what it leaves belongs there."""
-        self.armed = False
+        self.armed, self.window = False, number
         if number > 1:
-            self.session.outbox = self.outbox.of_window(number)
-            self.session.outbox.say("keep", **self.known)
+            self.keep()
+
+    def keep(self) -> None:
+        """Have our writer transfer what nsys leaves to where this window's files are."""
+        self.session.outbox = self.outbox.of_window(self.window)
+        self.session.outbox.say("keep", **self.known)
 
     def on_signal(self, number: int, frame: Any = None) -> None:
         """A signal of the launcher is the program's; no one's once that is gone and nsys writes."""
