@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 import sys
-from typing import Iterable, Optional, Tuple
+from typing import Iterable, Iterator, Optional, Tuple
 
 #: C0 without tab and line feed, DEL, C1, the bidirectional embeddings and isolates of Unicode
 _OBEYED = [
@@ -61,17 +61,23 @@ def complain(what: str) -> None:
 
 def write(descriptor: int, text: str) -> None:
     """Write what can be written. Never raises, nor signals the process."""
+    with contextlib.suppress(OSError, ValueError), unsignalled():
+        left = neutral(text).encode("utf-8", "backslashreplace")
+        while left:
+            left = left[os.write(descriptor, left) :]
+
+
+@contextlib.contextmanager
+def unsignalled() -> Iterator[None]:
+    """What this thread writes in here has the process signalled neither for a pipe that no process
+    reads nor for a file that may grow no further.
+    """
     import signal
 
-    # a pipe that no process reads, a file that may grow no further
     own = {signal.SIGPIPE, signal.SIGXFSZ}
-    with contextlib.suppress(OSError, ValueError):
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, own)
-        try:
-            left = neutral(text).encode("utf-8", "backslashreplace")
-            while left:
-                left = left[os.write(descriptor, left) :]
-        finally:
-            # Ours, not the program's; one that is ignored never waits.
-            signal.sigtimedwait(own, 0)
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, own)
+    try:
+        yield
+    finally:
+        signal.sigtimedwait(own, 0)  # ours, not the program's; one that is ignored never waits
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

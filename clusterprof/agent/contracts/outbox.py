@@ -69,10 +69,9 @@ class Outbox:
         self.answered = bytearray()
         #: the latest answer of each kind
         self.answers: Dict[str, Any] = {}
-        #: which file our descriptor is: a program may close it, and open another in its place
-        self._file = self._number()
         if connection is not None:
             connection.setblocking(False)
+            descriptors.hide([connection.fileno()])
 
     def say(self, do: str, **members: Any) -> None:
         """Have something done: `members` are the arguments of the writer's `do_...`."""
@@ -190,16 +189,9 @@ class Outbox:
             self.waiting += whole
             self._push()
 
-    def _number(self) -> Optional[Tuple[int, int]]:
-        with contextlib.suppress(OSError):
-            if self.connection is not None:
-                found = os.fstat(self.connection.fileno())
-                return found.st_dev, found.st_ino
-        return None
-
     def _check(self) -> None:
         """Leave our descriptor alone where it is the program's by now."""
-        if self.connection is not None and self._number() != self._file:
+        if self.connection is not None and not descriptors.is_hidden(self.connection.fileno()):
             self.connection.detach()
             self.connection = None
 

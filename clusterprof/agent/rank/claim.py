@@ -11,7 +11,7 @@ import contextlib
 import os
 from typing import Optional
 
-from ..contracts import paths, states
+from ..contracts import descriptors, paths, states
 from ..contracts.identity import Identity
 from ..contracts.plan import Plan
 
@@ -35,6 +35,7 @@ def take(folder: str) -> Optional[int]:
     except OSError:
         mine.close()
         return holder(folder)
+    descriptors.hide([mine.fileno()])
     _held = mine
     return None
 
@@ -43,8 +44,8 @@ def release() -> None:
     """In a forked child: it has inherited what is its parent's."""
     global _held
     if _held is not None:
-        _held.close()
-        _held = None
+        held, _held = _held, None
+        (held.close if descriptors.is_hidden(held.fileno()) else held.detach)()
 
 
 def holder(folder: str) -> Optional[int]:

@@ -9,7 +9,7 @@ import sys
 from _thread import get_native_id, start_new_thread
 from typing import Any, Optional, Tuple
 
-from ..contracts import descriptors
+from ..contracts import descriptors, messages
 from ..contracts.outbox import Outbox
 from ..contracts.plan import MB
 from ..contracts.timing import REAL, Clock
@@ -244,7 +244,7 @@ class TorchProfiler(OfOneThread):
             why = self.outbox.look().get("no_folder") or "%s does not answer" % which
             raise RuntimeError(why)
         path = os.path.join(folder, "trace.json")
-        with own_profilers.kineto.ours():
+        with own_profilers.kineto.ours(), messages.unsignalled():
             self.profile.export_chrome_trace(path)
         self.profile = None
         self.outbox.say("trace", path=path, facts={} if self.alone else None)

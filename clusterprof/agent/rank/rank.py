@@ -215,12 +215,10 @@ class Rank:
     def open_outbox(self) -> Outbox:
         """The way to this rank's writer: that of its guard, or one of its own."""
         try:
-            found = (outboxes.of_guard(self.guard) if self.guard else None) or outboxes.start()
+            return (outboxes.of_guard(self.guard) if self.guard else None) or outboxes.start()
         except OSError as error:
             complain("nothing is written of this rank: %s" % error)
             return Outbox(None)
-        descriptors.hide([found.connection.fileno()] if found.connection else [])
-        return found
 
     def first_state(self, outbox: Outbox, picked: bool, profiler: str) -> None:
         """The rank's first state in a window, with its place in the job."""
