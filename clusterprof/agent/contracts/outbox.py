@@ -8,10 +8,10 @@ to a socket, and never waits for that either; what does not fit stays in memory,
 from __future__ import annotations
 
 import _socket
+import _struct  # `struct` is a file more
 import contextlib
 import json
 import os
-from array import array
 from itertools import chain
 from typing import Any, Dict, Iterable, List, Optional, Tuple
 
@@ -84,7 +84,8 @@ class Outbox:
     def steps(self, first: int, steps: Iterable[Tuple[int, int]]) -> None:
         """Add to the step log the steps from number `first` on."""
         if len(self.waiting) < MOST_B:
-            self._send(framed(STEPS, array("q", [first, *chain(*steps)]).tobytes()))
+            times = [first, *chain(*steps)]
+            self._send(framed(STEPS, _struct.pack("=%dq" % len(times), *times)))
 
     def file(self, name: str, content: bytes) -> None:
         """Have a file of these bytes written, numbered as the step log."""
