@@ -50,7 +50,7 @@ def find(dataset: Dataset, found: Sequence[Finding] = ()) -> list[Finding]:
             late = tuple(each["late_steps"] or ())
             key = (each["delays"], each["group"], each["until_step"], late)
             groups.setdefault(key, []).append(each)
-    by = lighter(dataset, found)
+    by = lighter(dataset)
     return [_finding(dataset, shallow, some, by) for some in groups.values()]
 
 

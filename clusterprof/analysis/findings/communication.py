@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
-from clusterprof.analysis.findings.finding import Code, finding, job_of, of_step, of_window
-from clusterprof.analysis.findings.pipeline import evened
+from clusterprof.analysis.findings.finding import (
+    Code,
+    Repair,
+    finding,
+    job_of,
+    of_step,
+    of_window,
+)
 from clusterprof.analysis.findings.unprofiled import beyond_quickest
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.accounts import COMMUNICATION, EXPOSED, WAITING, by_call, call_of
@@ -93,34 +100,31 @@ def _entry(dataset: Dataset, rows: Ints) -> OperationEntry:
     }
 
 
-def find(dataset: Dataset, found: Sequence[Finding] = ()) -> list[Finding]:
-    """Return `communication.exposed`, one per operation whose transfers cost enough.
+def repairs(dataset: Dataset, _lengths: Lengths, before: Sequence[Repair] = ()) -> list[Repair]:
+    """Propose `communication.exposed`, one per operation whose transfers cost enough.
 
     Not where members wait for an unprofiled rank: there transfer and waiting cannot be separated.
     """
-    job, base, least = job_of(dataset), evened(dataset), limits.LEAST_FRAC * dataset.step_ns
     c, spent = dataset.collectives, by_call(dataset)[:-1]
-    unprofiled = [f for f in found if f["code"] == "straggler.unprofiled"]
-    unclear = [str(e["communicator"]) for f in unprofiled for e in f["evidence"]]
-    known = c.has & c.matched & ~np.isin(c.communicator.astype(str), unclear)
-    if any(f["code"] == "pipeline.bubble" and f["severity"] != "info" for f in found):
-        # it is weighed by the same transfers
-        known &= ~c.between_stages
+    least = limits.LEAST_FRAC * dataset.step_ns
+    known = c.has & c.matched
+    for each in before:
+        if each.calls is not None:
+            known &= ~each.calls
     # tensor groups are many communicators of one kind: they are one finding
     label = np.where(c.between_stages, _BOTH, c.label)
-    transfer = spent[:, EXPOSED] - spent[:, WAITING]
-    weighed = []
+    transfer, steady = spent[:, EXPOSED] - spent[:, WAITING], np.isin(c.step, dataset.steady_steps)
+    out = []
     for operation in dict.fromkeys(label[known]):
         mine = known & (label == operation)
         if np.bincount(c.rank, transfer * mine).max() >= least * len(dataset.steady_steps):
-            saved = job.saved(_without(dataset, base, mine), base)
-            weighed.append((saved, str(operation), mine))
-    weighed = [one for one in weighed if one[0].most_ns >= least and one[0].ns > 0]
-    weighed.sort(key=lambda one: -one[0].most_ns)
-    return [_finding(dataset, *one) for one in weighed[: limits.MOST]]
+            ranks = tuple(np.unique(c.rank[mine & steady]).tolist())
+            words = partial(_finding, dataset, str(operation), mine)
+            out.append(Repair(CODES[0], ranks, partial(_without, dataset, mine), words, least))
+    return out
 
 
-def _without(dataset: Dataset, base: Lengths, mine: Bools) -> Lengths:
+def _without(dataset: Dataset, mine: Bools, base: Lengths) -> Lengths:
     """The lengths where compute overlaps the transfers of these rows of the placed table.
 
     They take what they slow it by. What they wait, for whichever rank, stays: with unprofiled ranks
@@ -136,7 +140,7 @@ def _without(dataset: Dataset, base: Lengths, mine: Bools) -> Lengths:
     return replace(base, run=run)
 
 
-def _finding(dataset: Dataset, saved: Saved, operation: str, mine: Bools) -> Finding:
+def _finding(dataset: Dataset, operation: str, mine: Bools, saved: Saved) -> Finding:
     """The figures are those of `by_operation`."""
     c = dataset.collectives
     inside = np.flatnonzero(mine & np.isin(c.step, dataset.steady_steps))

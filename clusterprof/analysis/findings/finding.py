@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,8 @@ import numpy as np
 
 from clusterprof import words
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.dataset import Dataset
+from clusterprof.analysis.model.dataset import Bools, Dataset
+from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.what_if import Saved, WhatIfs, what_ifs
 from clusterprof.results import NODES, RANKS, Finding, Pace, Recurrence, Saving, Severity
 
@@ -45,6 +46,31 @@ class Code:
     meaning: str
     when_wrong: str
     recommendation: str
+
+
+@dataclass(frozen=True)
+class Repair:
+    """A cause that can be taken out of a job's lengths: what a module of findings proposes.
+
+    `registry.weigh` says what that saves, and after what; the finding is made of it last.
+    """
+
+    code: Code
+    ranks: tuple[int, ...]
+    #: any lengths of the job without the cause
+    apply: Callable[[Lengths], Lengths]
+    #: the finding, of what its repair saves
+    words: Callable[[Saved], Finding]
+    #: it is a finding where it saves so much (ns a step), or in any case
+    least_ns: float
+    always: bool = False
+    #: rows of the placed table: no repair weighed after this one is about them
+    calls: Bools | None = None
+
+    @property
+    def name(self) -> tuple[str, tuple[int, ...]]:
+        """Its code and ranks, as other findings and results call it."""
+        return self.code.code, self.ranks
 
 
 def finding(
@@ -308,13 +334,14 @@ def capture(dataset: Dataset, ranks: Sequence[int], *options: str, profiler: str
     return shlex.join([*given[:place], "--ranks", ",".join(map(str, ranks)), *by, *rest])
 
 
-def lighter(dataset: Dataset, found: Sequence[Finding]) -> str:
+def lighter(dataset: Dataset) -> str:
     """The profiler for ranks of which only their part of the steps is to be seen.
 
     It is torch.profiler in a launch-bound job, which nsys slows until it ends: unless the run's own
     line asks for what nsys alone can do.
     """
-    bound = any(each["code"] == LAUNCH_BOUND for each in found)
+    job = what_ifs(dataset)
+    bound = job is not None and any(code == LAUNCH_BOUND for code, _ in job.weighed)
     return "torch" if bound and not asks_for_nsys(dataset) else "nsys"
 
 

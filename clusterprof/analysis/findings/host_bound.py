@@ -10,19 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from clusterprof.analysis.findings import causes
 from clusterprof.analysis.findings.finding import (
     Code,
+    Repair,
     capture,
     finding,
     job_of,
     of_saving,
     operators,
 )
-from clusterprof.analysis.findings.pipeline import evened
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.by_report import STAMP_NS
 from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints
@@ -133,19 +134,21 @@ class _Cause:
         return replace(lengths, own=lengths.own - self.own, woken=woken, explained=explained)
 
 
-def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
-    """Return `host.gil`, `host.gc`, `input.stall`, `host.sync`, `host.launch_bound`, `host.busy`,
+def repairs(dataset: Dataset, lengths: Lengths, _before: Sequence[Repair] = ()) -> list[Repair]:
+    """Propose `host.gil`, `host.gc`, `input.stall`, `host.sync`, `host.launch_bound`, `host.busy`,
     `gpu.idle`."""
-    job, lengths, out = job_of(dataset), evened(dataset), []
-    for cause in _causes(dataset, job, lengths):
-        if not _large(dataset, job, cause):
-            continue
-        saved = job.saved(cause.without(lengths), lengths)
-        if saved.most_ns >= cause.least * dataset.step_ns:
-            out.append(_finding(dataset, job, cause, saved))
-            named = (cause.code, tuple(out[-1]["ranks"]))
-            lengths = replace(cause.without(lengths), repaired=(*lengths.repaired, named))
-    return out
+    job = job_of(dataset)
+    return [
+        Repair(
+            next(code for code in CODES if code.code == cause.code),
+            tuple(_ranks(dataset, job, cause)),
+            cause.without,
+            partial(_finding, dataset, job, cause),
+            cause.least * dataset.step_ns,
+        )
+        for cause in _causes(dataset, job, lengths)
+        if _large(dataset, job, cause)
+    ]
 
 
 def _large(dataset: Dataset, job: WhatIfs, cause: _Cause) -> bool:
@@ -196,15 +199,19 @@ def _value_waits(dataset: Dataset, job: WhatIfs) -> Ints:
     return np.asarray(ends[last >= end - limits.REACTS_NS])
 
 
-def _finding(dataset: Dataset, job: WhatIfs, cause: _Cause, saved: Saved) -> Finding:
-    replay = job.job
-    spent, idle = _by_rank(dataset, job, cause)
-    worst = int(np.argmax(spent if spent.any() else idle))
-    # another one in each step, or the same ones
+def _ranks(dataset: Dataset, job: WhatIfs, cause: _Cause) -> list[int]:
+    """The ranks whose hosts spend most in a cause: the same in each step, or another one."""
+    spent = _spent(dataset, job, cause)
     chosen = spent >= limits.HALF * spent.max()
     if cause.own.any():
         chosen |= _long(dataset, job, cause).any(axis=1)
-    ranks = [rank for rank, much in zip(dataset.ranks, chosen, strict=True) if much]
+    return [rank for rank, much in zip(dataset.ranks, chosen, strict=True) if much]
+
+
+def _finding(dataset: Dataset, job: WhatIfs, cause: _Cause, saved: Saved) -> Finding:
+    replay, ranks = job.job, _ranks(dataset, job, cause)
+    spent, idle = _spent(dataset, job, cause), _idle(dataset, job, cause)
+    worst = int(np.argmax(spent if spent.any() else idle))
     of_it, options = of_saving(dataset, saved), _options(dataset, cause.code)
     text = _summary(dataset, job, cause, worst, of_it, ranks)
     idles = float(idle.max())
@@ -232,20 +239,26 @@ def _finding(dataset: Dataset, job: WhatIfs, cause: _Cause, saved: Saved) -> Fin
     )
 
 
-def _by_rank(dataset: Dataset, job: WhatIfs, cause: _Cause) -> tuple[Floats, Floats]:
-    """What each rank's host spends on a cause, and its GPU idles meanwhile, per step (ns)."""
+def _spent(dataset: Dataset, job: WhatIfs, cause: _Cause) -> Floats:
+    """What each rank's host spends on a cause per step (ns)."""
+    replay, n, at = job.job, len(dataset.ranks), cause.waits
+    waited = replay.host_at[at] - replay.host_at[at - 1]
+    spent = np.bincount(replay.host_rank, cause.own, n)
+    return (spent + np.bincount(replay.host_rank[at], waited, n)) / len(replay.steps)
+
+
+def _idle(dataset: Dataset, job: WhatIfs, cause: _Cause) -> Floats:
+    """What each rank's GPU idles per step (ns) while its host is in a cause."""
     replay, n = job.job, len(dataset.ranks)
     begin, end = replay.host_spans
-    taken, at = cause.own / np.maximum(replay.lengths.own, 1), cause.waits
-    spent = np.bincount(replay.host_rank, cause.own, n)
-    spent = spent + np.bincount(replay.host_rank[at], end[at] - end[at - 1], n)
+    taken = cause.own / np.maximum(replay.lengths.own, 1)
     mine = np.flatnonzero(cause.own > 0)
     of, begin, end = replay.host_rank[mine], begin[mine], end[mine]
     free = end - begin - _busy(dataset, of, begin, end)
     idle = np.bincount(of, free * taken[mine], n)
     if cause.explained:
         idle = idle + np.bincount(replay.rank, replay.unexplained, n)
-    return spent / len(replay.steps), idle / len(replay.steps)
+    return np.asarray(idle / len(replay.steps))
 
 
 def _busy(dataset: Dataset, of: Ints, begin: Ints, end: Ints) -> Ints:

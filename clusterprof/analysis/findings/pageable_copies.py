@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
-from clusterprof.analysis.findings.finding import Code, finding, job_of, of_step
-from clusterprof.analysis.findings.pipeline import evened
+from clusterprof.analysis.findings.finding import Code, Repair, finding, job_of, of_step
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Bools, Dataset, Floats
 from clusterprof.analysis.model.graph import NEVER
-from clusterprof.analysis.model.replay import Replay
+from clusterprof.analysis.model.replay import Lengths, Replay
+from clusterprof.analysis.model.what_if import Saved
 from clusterprof.results import Finding
 from clusterprof.words import ms, size
 
@@ -39,56 +41,70 @@ _PCIE_4 = 25.0
 _PCIE_5_GPUS = re.compile(r"\b(GH|GB|H|B)\d{2,3}")
 
 
-def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
-    """Return `input.pageable_copy` where pinned copies that the host does not wait for save."""
-    job, base = job_of(dataset), evened(dataset)
-    replayed = job.job
-    pageable, volume, rate, assumed = _copies(dataset, replayed)
-    run, woken = base.run.copy(), base.woken.copy()
-    run[pageable] = np.minimum(run[pageable], volume[pageable] / rate)
-    # the host's wait for a copy begins at the moment after its launch, and ends at the next one
-    after = np.minimum(replayed.launch_moment[pageable, None] + [1, 2], len(woken) - 1)
-    woken[after] = NEVER
-    saved = job.saved(replace(base, run=run, woken=woken), base)
-    if not pageable.any() or saved.most_ns < limits.LEAST_FRAC * dataset.step_ns:
+def repairs(dataset: Dataset, _lengths: Lengths, _before: Sequence[Repair] = ()) -> list[Repair]:
+    """Propose `input.pageable_copy`: pinned copies that the host does not wait for."""
+    job = job_of(dataset).job
+    copies = _copies(dataset, job)
+    pageable, volume, rate = copies.pageable, copies.volume, copies.rate
+    if not pageable.any():
         return []
+
+    def pinned(lengths: Lengths) -> Lengths:
+        run, woken = lengths.run.copy(), lengths.woken.copy()
+        run[pageable] = np.minimum(run[pageable], volume[pageable] / rate)
+        # the host's wait for a copy begins at the moment after its launch, and ends at the next one
+        woken[np.minimum(job.launch_moment[pageable, None] + [1, 2], len(woken) - 1)] = NEVER
+        return replace(lengths, run=run, woken=woken)
+
+    doing = np.unique(job.rank[pageable & (job.lengths.run > 0)]).tolist()
+    ranks = tuple(dataset.ranks[k] for k in doing)
+    least = limits.LEAST_FRAC * dataset.step_ns
+    return [Repair(CODES[0], ranks, pinned, partial(_finding, dataset, copies, doing), least)]
+
+
+def _finding(dataset: Dataset, copies: _Copies, doing: list[int], saved: Saved) -> Finding:
+    """The copies in words; `doing` are the places of the ranks that copy."""
+    job, mine = job_of(dataset).job, copies.pageable
     taken, copied = (
-        np.bincount(replayed.rank[pageable], each[pageable], len(dataset.ranks))
-        / len(replayed.steps)
-        for each in (replayed.lengths.run, volume)
+        np.bincount(job.rank[mine], each[mine], len(dataset.ranks)) / len(job.steps)
+        for each in (job.lengths.run, copies.volume)
     )
-    doing = np.flatnonzero(taken > 0)
     per_step, each = float(taken[doing].mean()), float(copied[doing].mean())
     # what is saved beyond the copies themselves
     queued = " for them and for what is queued before them" if saved.ns > 2 * per_step else ""
-    speed = f"{'assumed' if assumed else 'recorded'} {size(rate * 1e9)}/s of pinned memory"
-    return [
-        finding(
-            dataset,
-            CODES[0],
-            ranks=[dataset.ranks[k] for k in doing],
-            saved=saved,
-            confidence=limits.ASSUMED if assumed else limits.MEASURED,
-            summary=f"Copying the batch from pageable memory costs "
-            f"{of_step(dataset, saved.ns)}. {size(each)} per step take {ms(per_step)} "
-            f"({size(each / per_step * 1e9)}/s), and the host waits{queued}; compared with the "
-            f"{speed}.",
-            evidence=[
-                {
-                    "rank": dataset.ranks[k], "copy_ns_per_step": round(float(taken[k])),
-                    "bytes_per_step": round(float(copied[k])),
-                }
-                for k in doing[: limits.MOST]
-            ],
-        )
-    ]  # fmt: skip
+    known = "assumed" if copies.assumed else "recorded"
+    return finding(
+        dataset,
+        CODES[0],
+        ranks=[dataset.ranks[k] for k in doing],
+        saved=saved,
+        confidence=limits.ASSUMED if copies.assumed else limits.MEASURED,
+        summary=f"Copying the batch from pageable memory costs "
+        f"{of_step(dataset, saved.ns)}. {size(each)} per step take {ms(per_step)} "
+        f"({size(each / per_step * 1e9)}/s), and the host waits{queued}; compared with the "
+        f"{known} {size(copies.rate * 1e9)}/s of pinned memory.",
+        evidence=[
+            {
+                "rank": dataset.ranks[k], "copy_ns_per_step": round(float(taken[k])),
+                "bytes_per_step": round(float(copied[k])),
+            }
+            for k in doing[: limits.MOST]
+        ],
+    )  # fmt: skip
 
 
-def _copies(dataset: Dataset, job: Replay) -> tuple[Bools, Floats, float, bool]:
-    """Which activities of the replay are pageable copies to the GPU, and the bytes of each.
+class _Copies(NamedTuple):
+    """Which activities of the replay are pageable copies to the GPU."""
 
-    Also the speed of pinned copies (bytes per ns), and whether that is assumed.
-    """
+    pageable: Bools
+    #: the bytes of each activity
+    volume: Floats
+    #: the speed of pinned copies (bytes per ns), and whether it is assumed
+    rate: float
+    assumed: bool
+
+
+def _copies(dataset: Dataset, job: Replay) -> _Copies:
     a = dataset.activities
     rows = job.activity
     size = a.size
@@ -96,6 +112,6 @@ def _copies(dataset: Dataset, job: Replay) -> tuple[Bools, Floats, float, bool]:
     pinned = np.flatnonzero(a.to_gpu & ~a.pageable & (size >= limits.LARGE_BYTES))
     if len(pinned):
         speeds = size[pinned] / np.maximum((a.stop - a.start)[pinned], 1)
-        return pageable, volume, float(np.median(speeds)), False
+        return _Copies(pageable, volume, float(np.median(speeds)), assumed=False)
     newer = all(_PCIE_5_GPUS.search(t.info.device or "") for t in dataset.tables)
-    return pageable, volume, (1 + newer) * _PCIE_4, True
+    return _Copies(pageable, volume, (1 + newer) * _PCIE_4, assumed=True)

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from clusterprof.analysis.findings.finding import (
     Code,
     Evidence,
+    Repair,
     finding,
     job_of,
     of_step,
     of_window,
 )
-from clusterprof.analysis.findings.straggler import repaired, stragglers
 from clusterprof.analysis.groups.schedule import schedule
 from clusterprof.analysis.groups.stages import Stages, stages
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.accounts import EXPOSED, WAITING, activities_of, by_call
-from clusterprof.analysis.model.dataset import Dataset, Floats, Ints, once
+from clusterprof.analysis.model.dataset import Dataset, Floats, Ints
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE
 from clusterprof.analysis.model.untraced import MOST_SLOWER
-from clusterprof.analysis.model.what_if import WhatIfs
+from clusterprof.analysis.model.what_if import Saved, WhatIfs
 from clusterprof.results import Finding
 from clusterprof.words import ms, percent
 
@@ -54,42 +55,33 @@ CODES = (
 )
 
 
-def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
-    """Return `pipeline.bubble` and `pipeline.imbalance`."""
-    known, uneven = _known(dataset), _imbalance(dataset)[0]
-    return [*_bubble(dataset, known, explained=bool(uneven)), *uneven] if known else []
-
-
-def evened(dataset: Dataset) -> Lengths:
-    """The lengths without stragglers and with equal stages, where these are a finding.
-
-    What findings on all ranks alike are weighed on.
-    """
-    return _imbalance(dataset)[1]
-
-
-def _known(dataset: Dataset) -> Stages | None:
+def repairs(dataset: Dataset, lengths: Lengths, _before: Sequence[Repair] = ()) -> list[Repair]:
+    """Propose `pipeline.imbalance` and `pipeline.bubble`."""
     known = stages(dataset) if dataset.pipelined else None
-    return known if known is not None and len(known.groups) > 1 else None
+    if known is None or len(known.groups) < 2:
+        return []
+    return [*_imbalance(dataset, known, lengths), *_bubble(dataset, known)]
 
 
-@once
-def _imbalance(dataset: Dataset) -> tuple[list[Finding], Lengths]:
-    """A stage that computes more than the others, if one does, and the lengths without that."""
-    known, base = _known(dataset), repaired(dataset)
-    if known is None:
-        return [], base
+def _imbalance(dataset: Dataset, known: Stages, lengths: Lengths) -> list[Repair]:
+    """A stage that computes more than the others, if one does."""
     job, enough = job_of(dataset), limits.LEAST_FRAC * dataset.step_ns
     work = job.job.kind == COMPUTE
-    computes = np.bincount(job.job.rank[work], base.run[work], len(job.stage)) / len(job.job.steps)
+    total = np.bincount(job.job.rank[work], lengths.run[work], len(job.stage))
+    computes = total / len(job.job.steps)
     usual = [float(computes[np.searchsorted(dataset.ranks, g)].mean()) for g in known.groups]
+    most = int(np.argmax(usual))
+    if usual[most] - float(np.mean(usual)) < enough:
+        return []
+    words = partial(_uneven, dataset, known, usual)
+    return [Repair(CODES[1], tuple(known.groups[most]), partial(_even, job), words, enough)]
+
+
+def _uneven(dataset: Dataset, known: Stages, usual: list[float], saved: Saved) -> Finding:
+    """Stages of unequal work in words; `usual` is what each computes per step (ns)."""
     most, least = int(np.argmax(usual)), int(np.argmin(usual))
-    even = _even(job, base)
-    saved = job.saved(even, base)
-    if min(saved.most_ns, usual[most] - float(np.mean(usual))) < enough:
-        return [], base
     slow, fast = (f"stage {known.numbers[at]}" for at in (most, least))
-    found = finding(
+    return finding(
         dataset,
         CODES[1],
         rank=known.groups[most][0],
@@ -101,8 +93,6 @@ def _imbalance(dataset: Dataset) -> tuple[list[Finding], Lengths]:
         evidence=_stage_rows(known, "compute_ns_per_step", usual),
         advice=f"Move layers from {slow} to {fast}, or give {slow} more ranks.",
     )
-    named = (found["code"], tuple(found["ranks"]))
-    return [found], replace(even, repaired=(*base.repaired, named))
 
 
 def _even(job: WhatIfs, base: Lengths) -> Lengths:
@@ -169,26 +159,41 @@ def _waiting(dataset: Dataset) -> Floats:
     return np.asarray(total / max(len(dataset.evidence_steps), 1))
 
 
-def _bubble(dataset: Dataset, known: Stages, *, explained: bool) -> list[Finding]:
-    """Waiting in receives: information at its schedule's ideal.
-
-    Beyond that: what free transfers would save where hosts launch at once; what the hosts cost is
-    a finding of its own.
-    """
-    job, even, waits = job_of(dataset), evened(dataset), _waiting(dataset)
-    per_step, step_ns = float(waits.mean()), dataset.step_ns
-    if per_step < limits.LEAST_FRAC * step_ns:
+def _bubble(dataset: Dataset, known: Stages) -> list[Repair]:
+    """Waiting in receives: what free transfers would save."""
+    job, waits = job_of(dataset), _waiting(dataset)
+    if waits.mean() < limits.LEAST_FRAC * dataset.step_ns:
         return []
-    sent = activities_of(dataset, job.job, dataset.collectives.between_stages)
-    named = ("host", tuple(dataset.ranks))
-    prompt = replace(even, own=np.zeros_like(even.own), repaired=(*even.repaired, named))
+    between = dataset.collectives.between_stages
     # without its other side a call's waiting cannot be told from its transfer
-    free = replace(prompt, run=np.where(sent & job.job.joined, 0, even.run))
+    sent = activities_of(dataset, job.job, between) & job.job.joined
+    return [
+        Repair(
+            CODES[0],
+            tuple(sorted(known.of)),
+            lambda lengths: replace(lengths, run=np.where(sent, 0, lengths.run)),
+            partial(_waits, dataset, known, waits),
+            limits.WARNING_FRAC * dataset.step_ns,
+            always=True,
+            calls=between,
+        )
+    ]
+
+
+def _waits(dataset: Dataset, known: Stages, waits: Floats, saved: Saved) -> Finding:
+    """A bubble in words: information at its schedule's ideal. `waits` are those of each rank.
+
+    Beyond that it costs what free transfers would save where hosts launch at once; what the hosts
+    cost is a finding of its own.
+    """
+    job, per_step, step_ns = job_of(dataset), float(waits.mean()), dataset.step_ns
+    even, named = saved.base, ("host", tuple(dataset.ranks))
+    prompt = replace(even, own=np.zeros_like(even.own), repaired=(*even.repaired, named))
     hosts = job.saved(prompt, even).window_ns
     per_stage = [float(waits[np.searchsorted(dataset.ranks, g)].mean()) for g in known.groups]
     evidence = _stage_rows(known, "wait_ns_per_step", per_stage)
     text = f"Pipeline bubble: each rank waits {of_window(dataset, per_step)} in receives."
-    if explained or stragglers(dataset):
+    if even.repaired:
         text += " Other findings explain a part of it."
     plan = schedule(dataset, known)
     if plan is None:
@@ -206,17 +211,15 @@ def _bubble(dataset: Dataset, known: Stages, *, explained: bool) -> list[Finding
         )
         if per_step > ideal and hosts >= limits.LEAST_FRAC * step_ns:
             text += f" Beyond the ideal: hosts that launch at once would save {ms(hosts)}."
-    return [
-        finding(
-            dataset,
-            CODES[0],
-            ranks=sorted(known.of),
-            saved=job.saved(free, prompt),
-            confidence=limits.MEASURED if plan else limits.ASSUMED,
-            summary=text,
-            evidence=evidence,
-        )
-    ]
+    return finding(
+        dataset,
+        CODES[0],
+        ranks=sorted(known.of),
+        saved=job.saved(replace(prompt, run=saved.without.run), prompt),
+        confidence=limits.MEASURED if plan else limits.ASSUMED,
+        summary=text,
+        evidence=evidence,
+    )
 
 
 def _stage_rows(known: Stages, what: str, each: Sequence[float]) -> Evidence:

@@ -10,21 +10,35 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import import_module
 from typing import Any, Protocol
 
 from clusterprof.analysis import findings
 from clusterprof.analysis.findings import all_ranks, profiler_overhead
-from clusterprof.analysis.findings.finding import Code
+from clusterprof.analysis.findings.finding import Code, Repair, job_of
+from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import LEAST_STEADY, Dataset
-from clusterprof.analysis.model.what_if import what_ifs
+from clusterprof.analysis.model.replay import Lengths
+from clusterprof.analysis.model.what_if import Saved, what_ifs
 from clusterprof.errors import UsageError
 from clusterprof.results import Finding
 
 
+class RepairModule(Protocol):
+    """A module of this package whose findings are causes that can be repaired."""
+
+    CODES: tuple[Code, ...]
+    ORDER: int
+
+    def repairs(
+        self, dataset: Dataset, lengths: Lengths, before: Sequence[Repair]
+    ) -> Sequence[Repair]:
+        """What may be repaired in `lengths`, which the repairs `before` leave."""
+
+
 class FindingModule(Protocol):
-    """What a module of this package must have to be asked for findings."""
+    """A module of this package whose findings nothing is replayed for."""
 
     CODES: tuple[Code, ...]
     ORDER: int
@@ -37,7 +51,7 @@ class FindingModule(Protocol):
 WRITTEN = "<!-- from here on written by `make readme`: CODES in clusterprof/analysis/findings -->"
 
 #: the finding modules in the order in which they run
-MODULES: list[FindingModule] = []
+MODULES: list[FindingModule | RepairModule] = []
 #: every code that a finding can carry
 CODES: dict[str, Code] = {}
 
@@ -65,12 +79,43 @@ def all_findings(dataset: Dataset) -> tuple[list[Finding], list[str]]:
             f"{profiler_overhead.missing(dataset)} steps or more (--steps)"
         )
         return [*all_ranks.find(dataset), *profiler_overhead.find(dataset)], [warning]
+    if what_ifs(dataset):
+        found = [repair.words(saved) for repair, saved in weigh(dataset)]
     for module in MODULES if what_ifs(dataset) else [all_ranks, profiler_overhead]:
-        found += module.find(dataset, found)
+        if hasattr(module, "find"):
+            found += module.find(dataset, found)
     if any(each["code"] == all_ranks.CODE and each["severity"] != "info" for each in found):
         # the same waiting, seen without the rank that it is for
         found = [each for each in found if each["code"] != "straggler.unprofiled"]
     return sorted(found, key=lambda f: -f["saved_ns_per_step"]), []
+
+
+def weigh(dataset: Dataset) -> list[tuple[Repair, Saved]]:
+    """Return what is to be repaired and what it saves."""
+    job, out = job_of(dataset), list[tuple[Repair, Saved]]()
+    lengths, before = job.base, list[Repair]()
+    for module in MODULES:
+        if not hasattr(module, "repairs"):
+            continue
+        base, weighed = lengths, list[tuple[Repair, Saved]]()
+        for repair in module.repairs(dataset, lengths, before):
+            saved = job.saved(repair.apply(base), base)
+            enough = saved.most_ns >= repair.least_ns
+            if module.ORDER >= 60:
+                enough = enough and saved.ns > 0
+            if enough:
+                before.append(repair)
+            if enough or repair.always:
+                weighed.append((repair, saved))
+                job.weighed[repair.name] = saved
+            if enough and module.ORDER <= 20:
+                base = replace(saved.without, repaired=(*base.repaired, repair.name))
+        if module.ORDER >= 60:
+            weighed.sort(key=lambda each: -each[1].most_ns)
+        if module.ORDER < 20:
+            lengths = base
+        out += weighed[: limits.MOST]
+    return out
 
 
 def explain(code: str) -> str:

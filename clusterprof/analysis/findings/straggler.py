@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from clusterprof.analysis.findings import causes
 from clusterprof.analysis.findings.finding import (
     Code,
     Evidence,
+    Repair,
     capture,
     finding,
     job_of,
@@ -112,12 +114,6 @@ def stragglers(dataset: Dataset) -> list[Straggler]:
         lengths = out[-1].saved.without
         named |= set(out[-1].members)
     return out
-
-
-def repaired(dataset: Dataset) -> Lengths:
-    """The job's lengths without its stragglers: what all other findings are weighed on."""
-    found = stragglers(dataset)
-    return found[-1].saved.without if found else job_of(dataset).base
 
 
 def hidden_by_profilers(dataset: Dataset) -> bool:
@@ -257,14 +253,16 @@ def beyond(values: Floats, equals: Floats, chance: float = limits.CHANCE) -> boo
     return bool(mean > students_t(chance, free) * math.sqrt(spread))
 
 
-def _tried(job: WhatIfs, lengths: Lengths, members: Sequence[Member]) -> Straggler:
-    fixed = lengths
+def _tried(job: WhatIfs, lengths: Lengths, members: tuple[Member, ...]) -> Straggler:
+    return Straggler(members, job.saved(_like_peers(job, members, lengths), lengths))
+
+
+def _like_peers(job: WhatIfs, members: Sequence[Member], lengths: Lengths) -> Lengths:
+    """`lengths` where these hosts and GPUs take as long as their middle peers'."""
     for part in PARTS:
         if places := [k for k, other in members if other == part]:
-            fixed = job.like_peers(fixed, places, part)
-    named = (_code(job.dataset, members).code, tuple(_ranks(job.dataset, members)))
-    fixed = replace(fixed, repaired=(*lengths.repaired, named))
-    return Straggler(tuple(members), job.saved(fixed, lengths))
+            lengths = job.like_peers(lengths, places, part)
+    return lengths
 
 
 def _ranks(dataset: Dataset, members: Sequence[Member]) -> list[int]:
@@ -275,14 +273,24 @@ def _code(dataset: Dataset, members: Sequence[Member]) -> Code:
     return CODES[0] if members[0][1] == "host" or dataset.on_host else CODES[1]
 
 
-def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
-    """Return `straggler.host` and `straggler.gpu`, and late ranks whose repair saves nothing."""
-    found = stragglers(dataset)[: limits.MOST]
-    delays = bool(found)
-    return [_finding(dataset, one, delays=delays) for one in found or _harmless(dataset)]
+def repairs(dataset: Dataset, _lengths: Lengths, _before: Sequence[Repair] = ()) -> list[Repair]:
+    """Propose `straggler.host` and `straggler.gpu`, and late ranks whose repair saves nothing."""
+    found = [one.members for one in stragglers(dataset)]
+    return [
+        Repair(
+            _code(dataset, members),
+            tuple(_ranks(dataset, members)),
+            partial(_like_peers, job_of(dataset), members),
+            partial(_finding, dataset, members, delays=bool(found)),
+            # each has been found on what those before it leave
+            least_ns=-math.inf if found else math.inf,
+            always=not found,
+        )
+        for members in found or _harmless(dataset)
+    ]
 
 
-def _harmless(dataset: Dataset) -> list[Straggler]:
+def _harmless(dataset: Dataset) -> list[tuple[Member, ...]]:
     """The rank whose host is much slower than its peers', though its repair saves nothing."""
     job = job_of(dataset)
     more = job.excess["host"].mean(axis=1)
@@ -291,13 +299,13 @@ def _harmless(dataset: Dataset) -> list[Straggler]:
         job, job.excess, one, {one}
     ):
         return []
-    return [_tried(job, job.base, [one])]
+    return [(one,)]
 
 
-def _finding(dataset: Dataset, one: Straggler, *, delays: bool) -> Finding:
+def _finding(dataset: Dataset, every: Sequence[Member], saved: Saved, *, delays: bool) -> Finding:
     """A rank that delays the others, or several that do so together; or one that could."""
-    ranks, members = _ranks(dataset, one.members), one.members[: limits.MOST]
-    several, code = len(ranks) > 1, _code(dataset, one.members)
+    ranks, members = _ranks(dataset, every), every[: limits.MOST]
+    several, code = len(ranks) > 1, _code(dataset, every)
     excess = [job_of(dataset).excess[part][k] for k, part in members]
     reasons = [
         causes.late_host(dataset, k, each)
@@ -309,9 +317,9 @@ def _finding(dataset: Dataset, one: Straggler, *, delays: bool) -> Finding:
     for (k, _), reason in zip(members, reasons, strict=True):
         why.setdefault(reason.why, []).append(dataset.ranks[k])
     # work that was queued before the window covers most of it so far
-    covered = limits.LEAST_FRAC * dataset.step_ns if one.saved.known else one.saved.long_ns / 2
-    hidden = delays and one.saved.window_ns < covered
-    saved = replace(one.saved, long_run=one.saved.long_run or hidden)
+    covered = limits.LEAST_FRAC * dataset.step_ns if saved.known else saved.long_ns / 2
+    hidden = delays and saved.window_ns < covered
+    saved = replace(saved, long_run=saved.long_run or hidden)
     node = _node(dataset, ranks)
     texts = [_delays(dataset, ranks, node, saved, hidden=hidden)]
     if not delays:

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
-from clusterprof.analysis.findings.finding import Code, capture, finding, job_of, lighter, of_step
-from clusterprof.analysis.findings.straggler import beyond, repaired
+from clusterprof.analysis.findings.finding import (
+    Code,
+    Repair,
+    capture,
+    finding,
+    job_of,
+    lighter,
+    of_step,
+)
+from clusterprof.analysis.findings.straggler import beyond
 from clusterprof.analysis.groups.topology import communicator_size
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.accounts import call_of
 from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints, once, parts
 from clusterprof.analysis.model.intervals import union
+from clusterprof.analysis.model.replay import Lengths
+from clusterprof.analysis.model.what_if import Saved
 from clusterprof.results import Finding
 from clusterprof.words import numbers
 from clusterprof.words import ranks as rank_list
@@ -107,8 +118,8 @@ def _all_wait(dataset: Dataset, rows: Ints, transfer: Floats) -> bool:
     return bool(apart <= limits.LEAST_FRAC * dataset.step_ns)
 
 
-def find(dataset: Dataset, found: Sequence[Finding] = ()) -> list[Finding]:
-    """Return `straggler.unprofiled` where profiled members wait for an unprofiled rank.
+def repairs(dataset: Dataset, _lengths: Lengths, _before: Sequence[Repair] = ()) -> list[Repair]:
+    """Propose `straggler.unprofiled` where profiled members wait for an unprofiled rank.
 
     Evidence: of calls of one communicator, operation and size, some take many times longer after
     the last *profiled* arrival than the quickest ones, on every profiled member at once. Assumes
@@ -120,11 +131,8 @@ def find(dataset: Dataset, found: Sequence[Finding] = ()) -> list[Finding]:
     # in a pipeline all ranks wait for the other stages, profiled or not
     if not extra.any() or dataset.pipelined:
         return []
-    steady = np.isin(c.step, dataset.steady_steps)
-    names = dict.fromkeys(c.communicator[steady & (extra > 0)])
-    by = lighter(dataset, found)
-    each = (_finding(dataset, steady & (c.communicator == name), extra, by) for name in names)
-    return [one for one in each if one is not None][: limits.MOST]
+    long = np.isin(c.step, dataset.steady_steps) & (extra > 0)
+    return [_repair(dataset, str(name), extra) for name in dict.fromkeys(c.communicator[long])]
 
 
 def _waited(dataset: Dataset, mine: Bools, extra: Floats) -> Floats:
@@ -140,21 +148,32 @@ def _waited(dataset: Dataset, mine: Bools, extra: Floats) -> Floats:
     return np.asarray(np.min(each, axis=0), dtype=float)
 
 
-def _finding(dataset: Dataset, mine: Bools, extra: Floats, by: str) -> Finding | None:
-    """The finding of one communicator's calls `mine`; `by` is what profiles the other ranks."""
-    c, world = dataset.collectives, dataset.world_size or 0
-    job, base = job_of(dataset), repaired(dataset)
-    ranks = np.unique(c.rank[mine]).tolist()
+def _repair(dataset: Dataset, communicator: str, extra: Floats) -> Repair:
+    """Of one communicator: its calls last `extra` less (ns, per row)."""
+    c, job = dataset.collectives, job_of(dataset).job
+    calls = c.communicator == communicator
+    mine = calls & np.isin(c.step, dataset.steady_steps)
     # all members wait at once, or no other rank is late
     hit = _waited(dataset, mine, extra) > limits.WARNING_FRAC * dataset.step_ns
     late = mine & (extra > 0) & np.isin(c.step, np.asarray(dataset.steady_steps)[hit])
-    call = call_of(dataset, job.job)
-    waits = np.where(job.job.joined & late[call], extra[call], 0).astype(np.int64)
-    saved = job.saved(replace(base, run=np.maximum(base.run - waits, 0)), base)
+    call = call_of(dataset, job)
+    waits = np.where(job.joined & late[call], extra[call], 0).astype(np.int64)
     # what is in three of four steps is no congestion; else it must cost a lot
     steady = float(hit.mean()) >= limits.STEADY_FRAC
-    if saved.most_ns < (limits.LEAST_FRAC if steady else limits.CRITICAL_FRAC) * dataset.step_ns:
-        return None
+    return Repair(
+        CODES[0],
+        tuple(np.unique(c.rank[mine]).tolist()),
+        lambda lengths: replace(lengths, run=np.maximum(lengths.run - waits, 0)),
+        partial(_finding, dataset, mine, int((mine & (extra > 0)).sum())),
+        (limits.LEAST_FRAC if steady else limits.CRITICAL_FRAC) * dataset.step_ns,
+        calls=calls,
+    )
+
+
+def _finding(dataset: Dataset, mine: Bools, long_calls: int, saved: Saved) -> Finding:
+    """The calls `mine` of one communicator in words."""
+    c, world = dataset.collectives, dataset.world_size or 0
+    ranks = np.unique(c.rank[mine]).tolist()
     size = communicator_size(dataset, np.flatnonzero(mine))
     missing = _not_captured(dataset, ranks, size, world)
     who = rank_list(ranks, limits.FEW).capitalize()
@@ -174,11 +193,11 @@ def _finding(dataset: Dataset, mine: Bools, extra: Floats, by: str) -> Finding |
             {
                 "communicator": str(c.communicator[mine][0]), "communicator_size": size,
                 "ranks": ranks, "not_captured": missing,
-                "long_calls": int((mine & (extra > 0)).sum()) // len(ranks),
+                "long_calls": long_calls // len(ranks),
             }
         ],
         advice=f"Profile the other ranks: --ranks {numbers(missing[: limits.MOST])}.",
-        follow_up=capture(dataset, missing[: limits.MOST], profiler=by),
+        follow_up=capture(dataset, missing[: limits.MOST], profiler=lighter(dataset)),
     )  # fmt: skip
 
 
