@@ -183,7 +183,7 @@ class Replayed(TypedDict):
 
 
 class Repaired(TypedDict):
-    """What is repaired in both replays of a saving: a finding, or "host", all hosts' own times."""
+    """A finding whose cause is repaired in both replays of a saving."""
 
     code: str
     ranks: list[int]
@@ -203,6 +203,9 @@ class Saving(TypedDict):
     each_ns: list[int]
     #: what the clocks add to the uncertainty: by how much the saving changes within their bounds
     clocks_ns: int
+    #: what its repair saves where nothing else is repaired
+    alone_ns: int
+    #: what is repaired already in both replays, in the order of its repair
     net_of: list[Repaired]
 
 

@@ -21,12 +21,11 @@ from clusterprof.results import (
     RankAccount,
     RankClock,
     Results,
+    Saving,
 )
 
 #: a smaller part of a step is not worth a line
 _LEAST_PART = 0.01
-#: in `net_of`: what a pipeline's bubble is weighed on, hosts that launch at once
-_ALL_HOSTS = "host"
 #: so many steps' savings are listed
 _MOST_STEPS = 24
 #: so many groups of one kind are listed in a line
@@ -464,17 +463,19 @@ def whom(finding: Finding) -> str:
 
 
 def saved(finding: Finding) -> str:
-    """What the repair of a finding's cause saves of a step, or that it saves nothing."""
+    """What the repair of a finding's cause saves of a step, or that it saves nothing.
+
+    Once what comes before it is repaired, and alone where that is noticeably more or less.
+    """
     ns, unsure = finding["saved_ns_per_step"], finding["saved_uncertainty_ns"]
+    entry = finding["saving"]
     if ns > 0:
-        return f"repair saves {words.with_bound(ns, unsure)} per step"
-    if finding["code"] == "straggler.shallow":
-        return "saving unknown"
-    if finding["saving"] is None:
-        return "no repair"
-    if ns + unsure > 0:
-        return f"repair saves at most {words.ms(ns + unsure)} per step"
-    return "repair saves nothing"
+        much = f"{words.with_bound(ns, unsure)} per step"
+    elif entry is None:
+        return "saving unknown" if finding["code"] == "straggler.shallow" else "no repair"
+    else:
+        much = f"at most {words.ms(ns + unsure)} per step" if ns + unsure > 0 else "nothing"
+    return f"repair saves {much}{_net_of(entry, ns)}"
 
 
 def saving(finding: Finding) -> list[str]:
@@ -489,9 +490,10 @@ def saving(finding: Finding) -> list[str]:
     )
     sentences = [replayed]
     if entry["net_of"]:
-        names = [f"{_repaired(c['code'])} ({words.ranks(c['ranks'])})" for c in entry["net_of"]]
+        names = [f"{one['code']} ({words.ranks(one['ranks'])})" for one in entry["net_of"]]
         sentences.append(
-            f"Both steps are those with {words.listed(names)} repaired: savings add up."
+            f"Both steps are those with {words.listed(names)} repaired: savings add up. "
+            f"Alone it would save {words.ms(entry['alone_ns'])}."
         )
     by_step = entry["each_ns"]
     count = f", … ({len(by_step)} steps)" if len(by_step) > _MOST_STEPS else ""
@@ -500,19 +502,15 @@ def saving(finding: Finding) -> list[str]:
     return sentences
 
 
-def net_of(finding: Finding) -> str:
-    """The findings that are repaired already in what this one saves, to stand behind it."""
-    entry = finding["saving"]
-    codes = [repaired["code"] for repaired in entry["net_of"]] if entry else []
-    if len(codes) > 1:
-        return f" once {len(codes)} other causes are repaired"
-    verb = "are" if codes == [_ALL_HOSTS] else "is"
-    return f" once {_repaired(codes[0])} {verb} repaired" if codes else ""
-
-
-def _repaired(code: str) -> str:
-    """What a replay has repaired: a finding, or all hosts at once, which is none."""
-    return "slow hosts" if code == _ALL_HOSTS else code
+def _net_of(entry: Saving | None, ns: float) -> str:
+    """What is repaired already in a saving, and what it is alone, to stand behind it."""
+    if entry is None or not entry["net_of"]:
+        return ""
+    codes = [repaired["code"] for repaired in entry["net_of"]]
+    text = f" once {codes[0] if len(codes) == 1 else f'{len(codes)} other causes'}"
+    text += f" {'is' if len(codes) == 1 else 'are'} repaired"
+    apart = abs(entry["alone_ns"] - ns) > _LEAST_PART * entry["window"]["step_ns"]
+    return f"{text}, {words.ms(entry['alone_ns'])} alone" if apart else text
 
 
 def facts(finding: Finding) -> list[str]:

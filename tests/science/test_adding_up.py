@@ -132,10 +132,12 @@ def savings(results: Results) -> None:
             max(found["saved_ns_per_step"], 0), abs=1e-4 * whole
         )
         before = [saved.get((one["code"], *one["ranks"])) for one in entry["net_of"]]
-        if None not in before and not hidden:
+        if None not in before and not hidden and len(saved) == len(results["findings"]):
             assert base == pytest.approx(pace["step_ns"] - sum(before), rel=0.001)  # type: ignore[arg-type]
         elif not hidden:
             assert base <= pace["step_ns"] * 1.001
+        if not entry["net_of"]:
+            assert entry["alone_ns"] == pytest.approx(stated, abs=2)
         if found["severity"] != "info":
             assert found["saved_ns_per_step"] > 0
 

@@ -80,9 +80,9 @@ def test_the_recording_walked_through_has_the_numbers_of_the_page(
 
 
 NEW = """
-from clusterprof.analysis.findings.finding import Code, finding
+from clusterprof.analysis.findings.finding import Code, Tier, finding
 
-ORDER = 70
+TIER = Tier.REST
 CODES = (Code("host.made_up", "A title", "A meaning.", "Never wrong.", "Do nothing."),)
 
 

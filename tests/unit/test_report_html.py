@@ -524,14 +524,13 @@ def test_a_saving_that_rests_on_other_repairs_says_which() -> None:
     page = html.render(sample.results(), sample.collectives(), title="x")
     assert "<small>saved per step</small>" in page
     assert "<small>saved per step once straggler.host is repaired</small>" in page
-    # what a pipeline's bubble is weighed on is no finding
     made = sample.results()
     saving = made["findings"][1]["saving"]
     assert saving is not None
-    saving["net_of"] = [{"code": "host", "ranks": [0, 1, 2, 3]}]
+    saving["alone_ns"] = 13_450_000
     page = html.render(made, sample.collectives(), title="x")
-    assert "<small>saved per step once slow hosts are repaired</small>" in page
-    assert "Both steps are those with slow hosts (ranks 0–3) repaired" in page
+    assert "saved per step once straggler.host is repaired, 13.4 ms alone</small>" in page
+    assert "with straggler.host (rank 2) repaired: savings add up. Alone it would save" in page
 
 
 def test_no_length_stands_for_an_unknown_clock() -> None:

@@ -5,15 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from clusterprof import words
-from clusterprof.analysis.findings.finding import Code, capture, finding, lighter, named, severity
+from clusterprof.analysis.findings.finding import (
+    Code,
+    Tier,
+    capture,
+    finding,
+    lighter,
+    named,
+    severity,
+)
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.results import Finding, ShallowResults, Suspect
 from clusterprof.words import listed, ms, percent
 from clusterprof.words import ranks as rank_list
 
-#: place among the modules of findings (`registry`): after those that know why a rank is late
-ORDER = 90
+TIER = Tier.REST
 CODE = "straggler.shallow"
 
 CODES = (

@@ -20,7 +20,7 @@ def combined(dataset: Dataset, found: Sequence[Finding]) -> Combined | None:
     worth = sorted(worth, key=lambda each: -each["saved_ns_per_step"])
     if job is None:
         return None
-    keys = [(each["code"], tuple(each["ranks"])) for each in worth]
+    keys = [(f["code"], tuple(f["ranks"]), f["saved_ns_per_step"]) for f in worth]
     # of four there are 16 replays, of which some are known already
     keys = [key for key in keys if key in job.weighed][: limits.FEW]
     if not keys:
@@ -34,6 +34,6 @@ def combined(dataset: Dataset, found: Sequence[Finding]) -> Combined | None:
     ]
     return {
         "view": "long_run" if long_run else "window",
-        "findings": [{"code": code, "ranks": list(ranks)} for code, ranks in keys],
+        "findings": [{"code": code, "ranks": list(ranks)} for code, ranks, _ in keys],
         "remaining_ns": [round(ns) for ns in steps],
     }

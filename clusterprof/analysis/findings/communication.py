@@ -11,6 +11,7 @@ import numpy as np
 from clusterprof.analysis.findings.finding import (
     Code,
     Repair,
+    Tier,
     finding,
     job_of,
     of_step,
@@ -25,7 +26,7 @@ from clusterprof.analysis.model.what_if import Saved
 from clusterprof.results import Finding, OperationEntry
 from clusterprof.words import ms, percent
 
-ORDER = 60
+TIER = Tier.EVERYONE
 
 CODES = (
     Code(
@@ -117,11 +118,14 @@ def repairs(dataset: Dataset, _lengths: Lengths, before: Sequence[Repair] = ()) 
     out = []
     for operation in dict.fromkeys(label[known]):
         mine = known & (label == operation)
-        if np.bincount(c.rank, transfer * mine).max() >= least * len(dataset.steady_steps):
+        most = np.bincount(c.rank, transfer * mine).max()
+        if most >= least * len(dataset.steady_steps):
             ranks = tuple(np.unique(c.rank[mine & steady]).tolist())
             words = partial(_finding, dataset, str(operation), mine)
-            out.append(Repair(CODES[0], ranks, partial(_without, dataset, mine), words, least))
-    return out
+            each = Repair(CODES[0], ranks, partial(_without, dataset, mine), words, least)
+            out.append((most, each))
+    out.sort(key=lambda each: -each[0])
+    return [each for _, each in out[: limits.MOST]]
 
 
 def _without(dataset: Dataset, mine: Bools, base: Lengths) -> Lengths:
@@ -163,7 +167,7 @@ def _finding(dataset: Dataset, operation: str, mine: Bools, saved: Saved) -> Fin
         saved=saved,
         confidence=limits.MEASURED,
         summary=f"{how}: full overlap would save at most "
-        f"{of_step(dataset, saved.ns)}. Exposed transfers take "
+        f"{of_step(dataset, saved)}. Exposed transfers take "
         f"{of_window(dataset, exposed - waits)}, waiting excluded, in the mean of the ranks."
         f"{open_} {often:.3g} call{'' if often == 1 else 's'} per step, "
         f"{overlapped} of their time overlapped.",

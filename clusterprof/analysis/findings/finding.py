@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum, auto
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,18 @@ class Code:
     recommendation: str
 
 
-@dataclass(frozen=True)
+class Tier(IntEnum):
+    """What a module's findings are weighed after: those of the tiers before its own."""
+
+    STRAGGLERS = auto()
+    UNPROFILED = auto()
+    STAGES = auto()
+    #: what all ranks lose alike, first what saves most
+    EVERYONE = auto()
+    REST = auto()
+
+
+@dataclass(frozen=True, eq=False)
 class Repair:
     """A cause that can be taken out of a job's lengths: what a module of findings proposes.
 
@@ -64,7 +76,9 @@ class Repair:
     #: it is a finding where it saves so much (ns a step), or in any case
     least_ns: float
     always: bool = False
-    #: rows of the placed table: no repair weighed after this one is about them
+    #: of a module those of an earlier turn are weighed before the others, whatever they save
+    turn: int = 0
+    #: rows of the placed table that no repair of a later tier is about
     calls: Bools | None = None
 
     @property
@@ -119,7 +133,7 @@ def finding(
         summary = " ".join((first, _to_tell(saved, clocks_ns, unsure_ns), *rest))
     steps_said = saved and recurrence != "persistent" and of_saving(dataset, saved) in summary
     if saved:
-        job_of(dataset).weighed[code.code, tuple(int(r) for r in ranks)] = saved
+        job_of(dataset).weighed[code.code, tuple(int(r) for r in ranks), round(saved_ns)] = saved
     return {
         "code": code.code,
         "severity": max(level, at_least, key=_LEVELS.index),
@@ -184,6 +198,7 @@ def _saving(saved: Saved, clocks_ns: float) -> Saving:
         "stated": "long_run" if saved.long_run else "window",
         "each_ns": [round(ns) for ns in saved.each.tolist()],
         "clocks_ns": round(clocks_ns),
+        "alone_ns": round(saved.alone_ns),
         "net_of": [{"code": code, "ranks": list(ranks)} for code, ranks in saved.base.repaired],
     }
 
@@ -273,16 +288,18 @@ def another_pace(dataset: Dataset) -> bool:
     return abs(dataset.step_ns - pace_ns(dataset)) > limits.LEAST_FRAC * pace_ns(dataset)
 
 
-def of_step(dataset: Dataset, ns: float) -> str:
-    """A saving as text: `16.9 ms of each 47.5 ms step (35%)`."""
-    return _of(ns, pace_ns(dataset))
+def of_step(dataset: Dataset, saved: Saved) -> str:
+    """A saving as text: `16.9 ms of each 47.5 ms step (35%)`, and what it is alone."""
+    step_ns = pace_ns(dataset)
+    apart = abs(saved.alone_ns - saved.ns) > limits.VARIES_FRAC * step_ns
+    return _of(saved.ns, step_ns) + (f", {words.ms(saved.alone_ns)} alone" if apart else "")
 
 
 def of_saving(dataset: Dataset, saved: Saved) -> str:
     """The same; of what the window has in few steps, how long in those."""
     hit, count = np.flatnonzero(saved.hit), len(saved.each)
     if saved.known or not len(hit) or _recurrence(len(hit), count) == "persistent":
-        return of_step(dataset, saved.ns)
+        return of_step(dataset, saved)
     much = words.ms(min(float(saved.each[hit].mean()), float(dataset.durations[hit].mean())))
     if len(hit) == 1:
         return f"{much} in step {dataset.steady_steps[hit[0]]} alone"
@@ -341,7 +358,7 @@ def lighter(dataset: Dataset) -> str:
     line asks for what nsys alone can do.
     """
     job = what_ifs(dataset)
-    bound = job is not None and any(code == LAUNCH_BOUND for code, _ in job.weighed)
+    bound = job is not None and any(code == LAUNCH_BOUND for code, _ in job.repaired)
     return "torch" if bound and not asks_for_nsys(dataset) else "nsys"
 
 

@@ -18,6 +18,7 @@ from clusterprof.analysis.findings import causes
 from clusterprof.analysis.findings.finding import (
     Code,
     Repair,
+    Tier,
     capture,
     finding,
     job_of,
@@ -36,8 +37,7 @@ from clusterprof.results import Finding
 from clusterprof.words import counted, duration, ms
 from clusterprof.words import ranks as rank_list
 
-#: place among the modules of findings (`registry`)
-ORDER = 20
+TIER = Tier.EVERYONE
 
 CODES = (
     Code(
@@ -126,6 +126,8 @@ class _Cause:
     waits: Ints
     #: whether GPUs' unexplained delays are left out
     explained: bool = False
+    #: what stops a host comes before what it waits for, and that before launches
+    turn: int = 0
 
     def without(self, lengths: Lengths) -> Lengths:
         woken = lengths.woken.copy()
@@ -145,6 +147,7 @@ def repairs(dataset: Dataset, lengths: Lengths, _before: Sequence[Repair] = ()) 
             cause.without,
             partial(_finding, dataset, job, cause),
             cause.least * dataset.step_ns,
+            turn=cause.turn,
         )
         for cause in _causes(dataset, job, lengths)
         if _large(dataset, job, cause)
@@ -168,7 +171,7 @@ def _causes(dataset: Dataset, job: WhatIfs, lengths: Lengths) -> Iterator[_Cause
     for code, part in parts.items():
         if part.any():
             yield _Cause(code, limits.LEAST_FRAC, (part * share).astype(np.int64), none)
-    sync = _Cause("host.sync", _SYNC_FRAC, nothing, _value_waits(dataset, job))
+    sync = _Cause("host.sync", _SYNC_FRAC, nothing, _value_waits(dataset, job), turn=1)
     if dataset.on_host:
         yield sync
         return
@@ -184,8 +187,8 @@ def _causes(dataset: Dataset, job: WhatIfs, lengths: Lengths) -> Iterator[_Cause
     more = (rest * share).astype(np.int64)
     yield _Cause("host.busy", limits.LAUNCH_FRAC, np.where(long, more, 0), none)
     yield sync
-    yield _Cause("host.launch_bound", limits.LAUNCH_FRAC, np.where(long, 0, more), none)
-    yield _Cause("gpu.idle", limits.LAUNCH_FRAC, nothing, none, explained=True)
+    yield _Cause("host.launch_bound", limits.LAUNCH_FRAC, np.where(long, 0, more), none, turn=2)
+    yield _Cause("gpu.idle", limits.LAUNCH_FRAC, nothing, none, explained=True, turn=3)
 
 
 def _value_waits(dataset: Dataset, job: WhatIfs) -> Ints:

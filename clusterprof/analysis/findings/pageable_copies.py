@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from clusterprof.analysis.findings.finding import Code, Repair, finding, job_of, of_step
+from clusterprof.analysis.findings.finding import Code, Repair, Tier, finding, job_of, of_step
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Bools, Dataset, Floats
 from clusterprof.analysis.model.graph import NEVER
@@ -19,7 +19,7 @@ from clusterprof.analysis.model.what_if import Saved
 from clusterprof.results import Finding
 from clusterprof.words import ms, size
 
-ORDER = 40
+TIER = Tier.EVERYONE
 
 CODES = (
     Code(
@@ -80,7 +80,7 @@ def _finding(dataset: Dataset, copies: _Copies, doing: list[int], saved: Saved) 
         saved=saved,
         confidence=limits.ASSUMED if copies.assumed else limits.MEASURED,
         summary=f"Copying the batch from pageable memory costs "
-        f"{of_step(dataset, saved.ns)}. {size(each)} per step take {ms(per_step)} "
+        f"{of_step(dataset, saved)}. {size(each)} per step take {ms(per_step)} "
         f"({size(each / per_step * 1e9)}/s), and the host waits{queued}; compared with the "
         f"{known} {size(copies.rate * 1e9)}/s of pinned memory.",
         evidence=[

@@ -1,4 +1,4 @@
-"""Pipelines: bubbles, and stages of unequal work."""
+"""Stages of unequal work in a pipeline."""
 
 from __future__ import annotations
 
@@ -12,37 +12,25 @@ from clusterprof.analysis.findings.finding import (
     Code,
     Evidence,
     Repair,
+    Tier,
     finding,
     job_of,
     of_step,
-    of_window,
 )
-from clusterprof.analysis.groups.schedule import schedule
 from clusterprof.analysis.groups.stages import Stages, stages
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.accounts import EXPOSED, WAITING, activities_of, by_call
+from clusterprof.analysis.model.accounts import activities_of
 from clusterprof.analysis.model.dataset import Dataset, Floats, Ints
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE
 from clusterprof.analysis.model.untraced import MOST_SLOWER
 from clusterprof.analysis.model.what_if import Saved, WhatIfs
 from clusterprof.results import Finding
-from clusterprof.words import ms, percent
+from clusterprof.words import ms
 
-ORDER = 15
+TIER = Tier.STAGES
 
 CODES = (
-    Code(
-        "pipeline.bubble",
-        "Pipeline stages wait for each other",
-        "Ranks of a pipeline wait in receives. Each schedule has an ideal bubble, which the "
-        "finding states where it recognises the schedule: that much is information. Saved: what "
-        "transfers between stages of no time would, with hosts that launch at once.",
-        "The ideal assumes stages of equal work. What more microbatches would save assumes that "
-        "smaller ones compute as efficiently.",
-        "Use more microbatches per step or an interleaved schedule; beyond the ideal, look at the "
-        "stages' hosts and transfers.",
-    ),
     Code(
         "pipeline.imbalance",
         "One pipeline stage computes more than the others",
@@ -56,15 +44,10 @@ CODES = (
 
 
 def repairs(dataset: Dataset, lengths: Lengths, _before: Sequence[Repair] = ()) -> list[Repair]:
-    """Propose `pipeline.imbalance` and `pipeline.bubble`."""
+    """Propose `pipeline.imbalance`: a stage that computes more than the others, if one does."""
     known = stages(dataset) if dataset.pipelined else None
     if known is None or len(known.groups) < 2:
         return []
-    return [*_imbalance(dataset, known, lengths), *_bubble(dataset, known)]
-
-
-def _imbalance(dataset: Dataset, known: Stages, lengths: Lengths) -> list[Repair]:
-    """A stage that computes more than the others, if one does."""
     job, enough = job_of(dataset), limits.LEAST_FRAC * dataset.step_ns
     work = job.job.kind == COMPUTE
     total = np.bincount(job.job.rank[work], lengths.run[work], len(job.stage))
@@ -73,24 +56,24 @@ def _imbalance(dataset: Dataset, known: Stages, lengths: Lengths) -> list[Repair
     most = int(np.argmax(usual))
     if usual[most] - float(np.mean(usual)) < enough:
         return []
-    words = partial(_uneven, dataset, known, usual)
-    return [Repair(CODES[1], tuple(known.groups[most]), partial(_even, job), words, enough)]
+    words = partial(_finding, dataset, known, usual)
+    return [Repair(CODES[0], tuple(known.groups[most]), partial(_even, job), words, enough)]
 
 
-def _uneven(dataset: Dataset, known: Stages, usual: list[float], saved: Saved) -> Finding:
+def _finding(dataset: Dataset, known: Stages, usual: list[float], saved: Saved) -> Finding:
     """Stages of unequal work in words; `usual` is what each computes per step (ns)."""
     most, least = int(np.argmax(usual)), int(np.argmin(usual))
     slow, fast = (f"stage {known.numbers[at]}" for at in (most, least))
     return finding(
         dataset,
-        CODES[1],
+        CODES[0],
         rank=known.groups[most][0],
         ranks=known.groups[most],
         saved=saved,
         confidence=limits.MEASURED,
         summary=f"{slow.capitalize()} computes {ms(usual[most])} per step, {fast} "
-        f"{ms(usual[least])}. Equal stages would save up to {of_step(dataset, saved.ns)}.",
-        evidence=_stage_rows(known, "compute_ns_per_step", usual),
+        f"{ms(usual[least])}. Equal stages would save up to {of_step(dataset, saved)}.",
+        evidence=stage_rows(known, "compute_ns_per_step", usual),
         advice=f"Move layers from {slow} to {fast}, or give {slow} more ranks.",
     )
 
@@ -145,84 +128,7 @@ def _slower(job: WhatIfs, base: Lengths, stage: Ints) -> Floats:
     return np.clip(slower, 1 / MOST_SLOWER, MOST_SLOWER)
 
 
-def _waiting(dataset: Dataset) -> Floats:
-    """What each rank waits in Sends and Recvs, exposed, per evidence step (ns).
-
-    Of a call without its other side: what it takes beyond the quickest of all.
-    """
-    c = dataset.collectives
-    rows = np.flatnonzero(c.point_to_point & c.has)
-    spent = by_call(dataset)[rows]
-    quick = (c.end - c.start)[rows].min(initial=np.iinfo(np.int64).max)
-    waits = np.where(c.matched[rows], spent[:, WAITING], np.maximum(spent[:, EXPOSED] - quick, 0))
-    total = np.bincount(np.searchsorted(dataset.ranks, c.rank[rows]), waits, len(dataset.ranks))
-    return np.asarray(total / max(len(dataset.evidence_steps), 1))
-
-
-def _bubble(dataset: Dataset, known: Stages) -> list[Repair]:
-    """Waiting in receives: what free transfers would save."""
-    job, waits = job_of(dataset), _waiting(dataset)
-    if waits.mean() < limits.LEAST_FRAC * dataset.step_ns:
-        return []
-    between = dataset.collectives.between_stages
-    # without its other side a call's waiting cannot be told from its transfer
-    sent = activities_of(dataset, job.job, between) & job.job.joined
-    return [
-        Repair(
-            CODES[0],
-            tuple(sorted(known.of)),
-            lambda lengths: replace(lengths, run=np.where(sent, 0, lengths.run)),
-            partial(_waits, dataset, known, waits),
-            limits.WARNING_FRAC * dataset.step_ns,
-            always=True,
-            calls=between,
-        )
-    ]
-
-
-def _waits(dataset: Dataset, known: Stages, waits: Floats, saved: Saved) -> Finding:
-    """A bubble in words: information at its schedule's ideal. `waits` are those of each rank.
-
-    Beyond that it costs what free transfers would save where hosts launch at once; what the hosts
-    cost is a finding of its own.
-    """
-    job, per_step, step_ns = job_of(dataset), float(waits.mean()), dataset.step_ns
-    even, named = saved.base, ("host", tuple(dataset.ranks))
-    prompt = replace(even, own=np.zeros_like(even.own), repaired=(*even.repaired, named))
-    hosts = job.saved(prompt, even).window_ns
-    per_stage = [float(waits[np.searchsorted(dataset.ranks, g)].mean()) for g in known.groups]
-    evidence = _stage_rows(known, "wait_ns_per_step", per_stage)
-    text = f"Pipeline bubble: each rank waits {of_window(dataset, per_step)} in receives."
-    if even.repaired:
-        text += " Other findings explain a part of it."
-    plan = schedule(dataset, known)
-    if plan is None:
-        text += " Its schedule is not recognised."
-        evidence.append({"schedule": None})
-    else:
-        evidence.append({**plan._asdict(), "ideal_share": round(plan.ideal, 4)})
-        ideal, chunks = plan.ideal * step_ns, f" in {plan.chunks} chunks each"
-        # (p - 1) / (v m) of the work is the bubble: with twice the microbatches it is half of it
-        text += (
-            f" The ideal of its schedule ({plan.schedule}, {plan.microbatches} microbatches over "
-            f"{plan.stages} stages{chunks if plan.chunks > 1 else ''}) is {percent(plan.ideal)}; "
-            "twice as many microbatches, each half as large, would save up to "
-            f"{ms(min(per_step, ideal) / 2)}."
-        )
-        if per_step > ideal and hosts >= limits.LEAST_FRAC * step_ns:
-            text += f" Beyond the ideal: hosts that launch at once would save {ms(hosts)}."
-    return finding(
-        dataset,
-        CODES[0],
-        ranks=sorted(known.of),
-        saved=job.saved(replace(prompt, run=saved.without.run), prompt),
-        confidence=limits.MEASURED if plan else limits.ASSUMED,
-        summary=text,
-        evidence=evidence,
-    )
-
-
-def _stage_rows(known: Stages, what: str, each: Sequence[float]) -> Evidence:
+def stage_rows(known: Stages, what: str, each: Sequence[float]) -> Evidence:
     """A row for each stage with what it waits or computes."""
     return [
         {"stage": number, "ranks": list(group), what: round(ns)}

@@ -7,15 +7,21 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from clusterprof.align.clock import UNBOUNDED_NS
-from clusterprof.analysis.findings.finding import Code, Evidence, asks_for_nsys, capture, finding
+from clusterprof.analysis.findings.finding import (
+    Code,
+    Evidence,
+    Tier,
+    asks_for_nsys,
+    capture,
+    finding,
+)
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import LEAST_STEADY, Dataset
 from clusterprof.analysis.model.what_if import what_ifs
 from clusterprof.results import Finding, StepTimes
 from clusterprof.words import counted, duration, ms, percent
 
-#: place among the modules of findings (`registry`)
-ORDER = 90
+TIER = Tier.REST
 
 CODES = (
     Code(

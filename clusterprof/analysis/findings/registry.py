@@ -1,8 +1,8 @@
 """All finding modules of this package, the codes that their findings carry, and all findings.
 
 A module of this package is a finding module if it has `CODES` (what its findings are called),
-`ORDER` (its place: those of lower ORDER run first) and `find(dataset, found)`, which returns its
-findings; `found` are those of the modules before it. Nothing else lists the modules: the study,
+`TIER` (what they are weighed after), and `repairs`, which proposes what may be repaired, or `find`,
+which returns findings that nothing is replayed for. Nothing else lists the modules: the study,
 `clusterprof explain` and `docs/findings.md` all read them here.
 """
 
@@ -12,12 +12,11 @@ import pkgutil
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from clusterprof.analysis import findings
-from clusterprof.analysis.findings import all_ranks, profiler_overhead
-from clusterprof.analysis.findings.finding import Code, Repair, job_of
-from clusterprof.analysis.model import limits
+from clusterprof.analysis.findings import all_ranks, profiler_overhead, unprofiled
+from clusterprof.analysis.findings.finding import Code, Repair, Tier, job_of
 from clusterprof.analysis.model.dataset import LEAST_STEADY, Dataset
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.what_if import Saved, what_ifs
@@ -25,23 +24,25 @@ from clusterprof.errors import UsageError
 from clusterprof.results import Finding
 
 
+@runtime_checkable
 class RepairModule(Protocol):
     """A module of this package whose findings are causes that can be repaired."""
 
     CODES: tuple[Code, ...]
-    ORDER: int
+    TIER: Tier
 
     def repairs(
         self, dataset: Dataset, lengths: Lengths, before: Sequence[Repair]
     ) -> Sequence[Repair]:
-        """What may be repaired in `lengths`, which the repairs `before` leave."""
+        """What may be repaired in `lengths`, which the repairs `before` leave; by turns."""
 
 
+@runtime_checkable
 class FindingModule(Protocol):
     """A module of this package whose findings nothing is replayed for."""
 
     CODES: tuple[Code, ...]
-    ORDER: int
+    TIER: Tier
 
     def find(self, dataset: Dataset, found: Sequence[Finding]) -> list[Finding]:
         """Return the module's findings; `found` are those of the modules before it."""
@@ -60,7 +61,9 @@ def load() -> None:
     """Fill MODULES and CODES from the package's modules (once more: after one was added)."""
     names = sorted(m.name for m in pkgutil.iter_modules(findings.__path__) if m.name != "registry")
     every: list[Any] = [import_module(f"{findings.__name__}.{name}") for name in names]
-    MODULES[:] = sorted((m for m in every if hasattr(m, "CODES")), key=lambda m: m.ORDER)
+    MODULES[:] = sorted(
+        (m for m in every if hasattr(m, "CODES")), key=lambda m: [*Tier].index(m.TIER)
+    )
     CODES.clear()
     CODES.update({code.code: code for module in MODULES for code in module.CODES})
 
@@ -81,40 +84,53 @@ def all_findings(dataset: Dataset) -> tuple[list[Finding], list[str]]:
         return [*all_ranks.find(dataset), *profiler_overhead.find(dataset)], [warning]
     if what_ifs(dataset):
         found = [repair.words(saved) for repair, saved in weigh(dataset)]
-    for module in MODULES if what_ifs(dataset) else [all_ranks, profiler_overhead]:
-        if hasattr(module, "find"):
+    for module in MODULES:
+        if isinstance(module, FindingModule):
             found += module.find(dataset, found)
-    if any(each["code"] == all_ranks.CODE and each["severity"] != "info" for each in found):
-        # the same waiting, seen without the rank that it is for
-        found = [each for each in found if each["code"] != "straggler.unprofiled"]
-    return sorted(found, key=lambda f: -f["saved_ns_per_step"]), []
+    return sorted(_each_once(found), key=lambda f: -f["saved_ns_per_step"]), []
+
+
+def _each_once(found: list[Finding]) -> list[Finding]:
+    """The findings without what flight recorders show better: the rank that is waited for."""
+    shown = [f for f in found if f["code"] == all_ranks.CODE and f["severity"] != "info"]
+    if not shown:
+        return found
+    same = unprofiled.CODES[0].code
+    for saving in filter(None, (each["saving"] for each in found)):
+        saving["net_of"] = [
+            {"code": all_ranks.CODE, "ranks": shown[0]["ranks"]} if one["code"] == same else one
+            for one in saving["net_of"]
+        ]
+    return [each for each in found if each["code"] != same]
 
 
 def weigh(dataset: Dataset) -> list[tuple[Repair, Saved]]:
-    """Return what is to be repaired and what it saves."""
+    """Return what is to be repaired, in order, and what each repair saves where it comes then.
+
+    Tier by tier, the modules propose what they find in what the tiers before leave. Of a tier comes
+    first what saves most for certain: what may be nothing takes nothing away from what is not. What
+    saves enough when its turn comes is a finding, however little others leave of it then.
+    """
     job, out = job_of(dataset), list[tuple[Repair, Saved]]()
-    lengths, before = job.base, list[Repair]()
-    for module in MODULES:
-        if not hasattr(module, "repairs"):
-            continue
-        base, weighed = lengths, list[tuple[Repair, Saved]]()
-        for repair in module.repairs(dataset, lengths, before):
-            saved = job.saved(repair.apply(base), base)
-            enough = saved.most_ns >= repair.least_ns
-            if module.ORDER >= 60:
-                enough = enough and saved.ns > 0
-            if enough:
-                before.append(repair)
-            if enough or repair.always:
-                weighed.append((repair, saved))
-                job.weighed[repair.name] = saved
-            if enough and module.ORDER <= 20:
-                base = replace(saved.without, repaired=(*base.repaired, repair.name))
-        if module.ORDER >= 60:
-            weighed.sort(key=lambda each: -each[1].most_ns)
-        if module.ORDER < 20:
-            lengths = base
-        out += weighed[: limits.MOST]
+    lengths = job.base
+    for tier in Tier:
+        before, enough = [repair for repair, _ in out], dict[Repair, bool]()
+        modules = [m for m in MODULES if m.TIER is tier and isinstance(m, RepairModule)]
+        left = [[*module.repairs(dataset, lengths, before)] for module in modules]
+        while any(left):
+            ready = [one for of in left for one in of if one.turn == of[0].turn]
+            saved = {one: job.saved(one.apply(lengths), lengths) for one in ready}
+            enough = {one: saved[one].most_ns >= one.least_ns for one in ready} | enough
+            # first what is too little to change anything for the others
+            small = [one for one in ready if not enough[one]]
+            best = small[0] if small else max(ready, key=lambda one: saved[one].certain_ns)
+            left = [[one for one in of if one is not best] for of in left]
+            if enough[best] or best.always:
+                alone = job.saved(best.apply(job.base), job.base)
+                out.append((best, replace(saved[best], alone=alone)))
+            if enough[best]:
+                lengths = replace(saved[best].without, repaired=(*lengths.repaired, best.name))
+    job.repaired = lengths.repaired
     return out
 
 

@@ -20,6 +20,7 @@ from clusterprof.analysis.findings.finding import (
     Code,
     Evidence,
     Repair,
+    Tier,
     capture,
     finding,
     job_of,
@@ -36,7 +37,7 @@ from clusterprof.results import Finding, Suspect
 from clusterprof.words import in_some, ms
 from clusterprof.words import ranks as rank_list
 
-ORDER = 10
+TIER = Tier.STRAGGLERS
 
 CODES = (
     Code(
@@ -87,7 +88,7 @@ def stragglers(dataset: Dataset) -> list[Straggler]:
     """All stragglers, the one first that saves most; each on what those before it leave."""
     job, out, named = job_of(dataset), list[Straggler](), set[Member]()
     least, lengths = limits.LEAST_FRAC * dataset.step_ns, job.base
-    while len(named) < len(dataset.ranks) > 1:
+    while len(named) < len(dataset.ranks) > 1 and len(out) < limits.MOST:
         # in a step that a found straggler makes long, the others are compared without that
         excess = job.excess_of(lengths)
         tried = [
@@ -285,8 +286,9 @@ def repairs(dataset: Dataset, _lengths: Lengths, _before: Sequence[Repair] = ())
             # each has been found on what those before it leave
             least_ns=-math.inf if found else math.inf,
             always=not found,
+            turn=turn,
         )
-        for members in found or _harmless(dataset)
+        for turn, members in enumerate(found or _harmless(dataset))
     ]
 
 

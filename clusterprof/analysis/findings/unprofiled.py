@@ -11,6 +11,7 @@ import numpy as np
 from clusterprof.analysis.findings.finding import (
     Code,
     Repair,
+    Tier,
     capture,
     finding,
     job_of,
@@ -29,7 +30,7 @@ from clusterprof.results import Finding
 from clusterprof.words import numbers
 from clusterprof.words import ranks as rank_list
 
-ORDER = 50
+TIER = Tier.UNPROFILED
 
 CODES = (
     Code(
@@ -131,8 +132,10 @@ def repairs(dataset: Dataset, _lengths: Lengths, _before: Sequence[Repair] = ())
     # in a pipeline all ranks wait for the other stages, profiled or not
     if not extra.any() or dataset.pipelined:
         return []
-    long = np.isin(c.step, dataset.steady_steps) & (extra > 0)
-    return [_repair(dataset, str(name), extra) for name in dict.fromkeys(c.communicator[long])]
+    names, of = np.unique(c.communicator.astype(str), return_inverse=True)
+    waited = np.bincount(of, extra * np.isin(c.step, dataset.steady_steps))
+    most = np.argsort(-waited, kind="stable")[: limits.MOST]
+    return [_repair(dataset, str(names[k]), extra) for k in most if waited[k] > 0]
 
 
 def _waited(dataset: Dataset, mine: Bools, extra: Floats) -> Floats:
@@ -179,7 +182,7 @@ def _finding(dataset: Dataset, mine: Bools, long_calls: int, saved: Saved) -> Fi
     who = rank_list(ranks, limits.FEW).capitalize()
     who += " waits" if len(ranks) == 1 else " wait together"
     when = " in the window, and hardly in the steps before it"
-    when = when if saved.rare else f": {of_step(dataset, saved.ns)}"
+    when = when if saved.rare else f": {of_step(dataset, saved)}"
     of = f"It is one of {size} in its communicator" if size else "It is not known which one it is"
     return finding(
         dataset,

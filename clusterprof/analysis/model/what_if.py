@@ -59,6 +59,8 @@ class Saved:
     measured_ns: float
     #: the share of each steady-state step in the long run; None: all come equally often
     shares: Floats | None = None
+    #: the same repair where nothing is repaired before it; None: nothing is
+    alone: Saved | None = None
 
     @property
     def window_ns(self) -> float:
@@ -74,6 +76,11 @@ class Saved:
     def ns(self) -> float:
         """The stated saving, of the pace without the profiler where that is known."""
         return self.long_ns if self.long_run else self.window_ns
+
+    @property
+    def alone_ns(self) -> float:
+        """What it saves where nothing is repaired before it, as `ns`."""
+        return replace(self.alone, long_run=self.long_run).ns if self.alone else self.ns
 
     @property
     def of_ns(self) -> float:
@@ -97,6 +104,11 @@ class Saved:
         window_ns = self.window_ns if self.shares is None else float(self.shares @ self.each)
         hidden = self.long_ns - window_ns if self.known or not self.long_run else 0.0
         return float(np.hypot.reduce((hidden, other, self.measured_ns, chance)))
+
+    @property
+    def certain_ns(self) -> float:
+        """What it saves at least, whatever the clocks are."""
+        return self.most_ns - self.uncertainty_ns
 
     @property
     def rare(self) -> bool:
@@ -152,8 +164,10 @@ class WhatIfs:
         self.unseen_ns = unseen if unseen > limits.VARIES_FRAC * (usual or 0) else 0.0
         #: what `clock_error_ns` gave, by the lengths and the ranks
         self._clock_errors: dict[tuple[object, ...], float] = {}
-        #: what findings save, by their codes and ranks
-        self.weighed: dict[tuple[str, tuple[int, ...]], Saved] = {}
+        #: what findings repair (codes and ranks), in order
+        self.repaired: tuple[tuple[str, tuple[int, ...]], ...] = ()
+        #: what they save, by their codes, ranks and savings (ns)
+        self.weighed: dict[tuple[str, tuple[int, ...], int], Saved] = {}
 
     @property
     def step_ns(self) -> float:
