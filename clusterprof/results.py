@@ -251,6 +251,16 @@ class Finding(TypedDict):
     next: str
 
 
+class Sentence(TypedDict):
+    """A sentence of the verdict, and what it is of."""
+
+    #: the finding that it is the first sentence of, or the second; `unknown`: it says that
+    #: stragglers cannot be determined; `none`: that there is no straggler, or no finding
+    code: str
+    ranks: list[int]
+    text: str
+
+
 class KindSlowdown(TypedDict):
     """S_t: "host", "compute", "copy", or a collective's operation."""
 
@@ -455,7 +465,9 @@ class Results(TypedDict):
     findings: Annotated[list[Finding], by("-saved_ns_per_step", "code", "ranks")]
     #: None where no finding above severity info saves anything by a replay
     combined: Combined | None
-    #: the first line of the text report
+    #: the verdict, one or two sentences
+    headline: list[Sentence]
+    #: the same as text: the first line of the text report
     verdict: str
     warnings: list[str]
 

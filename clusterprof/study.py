@@ -101,6 +101,7 @@ def study(
     dataset = replace(dataset, shallow=shallow.results if shallow else None)
     progress("replaying the steps and weighing what would be saved")
     findings, too_few = all_findings(dataset)
+    headline = verdict(dataset, findings)
     trim()
     results: Results = {
         "schema_version": SCHEMA_VERSION,
@@ -119,7 +120,8 @@ def study(
         "compute_absent": compute_absent(dataset),
         "findings": findings,
         "combined": combined(dataset, findings),
-        "verdict": verdict(dataset, findings),
+        "headline": headline,
+        "verdict": " ".join(sentence["text"] for sentence in headline),
         "warnings": [
             *dict.fromkeys((*warnings, *known.warnings)),
             *_warnings(dataset, warnings),

@@ -8,12 +8,14 @@ come in two forms: `ranks` and `spans` for a sentence, `numbers` for a command l
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 
 #: decimals of a millisecond beyond which no clock of ours can see (1 µs)
 _FINEST_DECIMALS = 3
+_SENTENCE_END = re.compile(r"(?<=[.!?]) (?=[A-Z0-9])")
 
 
 def milliseconds(ns: float, decimals: int | None = None) -> str:
@@ -85,6 +87,11 @@ def with_bound(ns: float, uncertainty_ns: float) -> str:
         return ms(ns)
     value = milliseconds(ns)
     return f"{value} ±{_rounded_up(uncertainty_ns / 1e6, len(value.partition('.')[2]))} ms"
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences of a text: one ends before a space and a capital letter or a number."""
+    return _SENTENCE_END.split(text)
 
 
 def percent(fraction: float) -> str:

@@ -276,6 +276,13 @@ def results(*, host: str = "gpu-07", operation: str = "AllReduce") -> Results:
             ],
             "remaining_ns": [61_600_000, 43_730_000, 60_100_000, 40_780_000],
         },
+        "headline": [
+            {
+                "code": "none",
+                "ranks": [],
+                "text": "Rank 2 delays the other ranks by 17.9 ms of each 61.6 ms step (29%).",
+            }
+        ],
         "verdict": "Rank 2 delays the other ranks by 17.9 ms of each 61.6 ms step (29%).",
         "pace": {
             "step_ns": 61_600_000,
@@ -349,7 +356,7 @@ def healthy() -> Results:
     made["missing"] = []
     made["shallow"] = None
     made["warnings"] = []
-    made["verdict"] = "No stragglers: 4 ranks, 3 steady-state steps."
+    say(made, (None, "No stragglers: 4 ranks, 3 steady-state steps."))
     made["steps"] = steps(late=None)
     for step in made["steps"]:
         for entry in step["ranks"]:
@@ -427,3 +434,13 @@ def without_match(table: pa.Table, collective: int) -> pa.Table:
 
 def _set(table: pa.Table, name: str, values: pa.ChunkedArray) -> pa.Table:
     return table.set_column(table.column_names.index(name), table.field(name), values)
+
+
+def say(results: Results, *sentences: tuple[Finding | None, str]) -> None:
+    """Give `results` a verdict of these sentences, each of a finding or of none."""
+    results["headline"] = [
+        {"code": found["code"] if found else "none", "ranks": found["ranks"] if found else [],
+         "text": text}
+        for found, text in sentences
+    ]  # fmt: skip
+    results["verdict"] = " ".join(text for _, text in sentences)

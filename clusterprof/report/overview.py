@@ -40,8 +40,8 @@ def _nothing(run: Summary) -> list[Tile]:
         who = Tile("Who", _UNKNOWN, "needs collectives of at least two profiled ranks")
     elif not run.has_steady_steps:
         who = Tile("Who", _UNKNOWN, "no step is free of the profiler's own start and stop")
-    elif "cannot be determined" in (first := run.results["verdict"].partition(". ")[0]):
-        who = Tile("Who", _UNKNOWN, first.rpartition(": ")[2])
+    elif why := [one["text"] for one in run.results["headline"] if one["code"] == "unknown"]:
+        who = Tile("Who", _UNKNOWN, why[0])
     else:
         who = Tile("Who", "none", f"no straggler among {profiled} profiled ranks")
     cost, saving = "What it costs", "What its repair saves"
@@ -105,7 +105,8 @@ def _saving(run: Summary, top: Finding) -> Tile:
         # queued work hides it in the window, whose step is shorter than those to come
         step_ns = saving["long_run"]["step_ns"]
     before, after = words.ms(step_ns), words.ms(max(step_ns - ns, 0))
-    return Tile(name, f"{value} ms", f"per step: {before} → {after}", bound=bound.strip())
+    more = summary.net_of(top) + summary.alone(top) or f": {before} → {after}"
+    return Tile(name, f"{value} ms", f"per step{more}", bound=bound.strip())
 
 
 def _confidence(run: Summary, top: Finding | None) -> Tile:

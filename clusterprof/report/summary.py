@@ -21,7 +21,7 @@ from clusterprof.results import (
     RankAccount,
     RankClock,
     Results,
-    Saving,
+    Sentence,
 )
 
 #: a smaller part of a step is not worth a line
@@ -30,9 +30,6 @@ _LEAST_PART = 0.01
 _MOST_STEPS = 24
 #: so many groups of one kind are listed in a line
 _MOST_GROUPS = 4
-_SENTENCE_END = re.compile(r"(?<=[.!?]) (?=[A-Z0-9])")
-#: what the verdict may leave out of a finding's sentence, and puts before it
-_LEFT_OUT, _ALSO = re.compile(r" \([^()]*\)(?=\.$)"), "also, "
 #: the columns of `Summary.suspects`
 SUSPECT_COLUMNS = ("rank", "host", "group", "late per step", "since", "effect", "line")
 #: the columns of `Summary.account_rows`
@@ -196,28 +193,22 @@ class Summary:
     @cached_property
     def leading(self) -> Finding | None:
         """The finding that the verdict begins with; else the weighty one which saves most."""
-        by_sentence = {_first_sentence(finding): finding for finding in reversed(self.findings)}
-        named = [by_sentence[s] for s in map(_as_said, self._verdict) if s in by_sentence]
+        named = [f for one in self.results["headline"] for f in self.findings if _is_of(one, f)]
         weighty = [finding for finding in self.findings if finding["severity"] != "info"]
         return next(iter([*named, *weighty]), None)
 
     @cached_property
     def verdict_lines(self) -> list[str]:
         """The verdict's sentences, that of the leading finding first: no straggler is no news."""
-        if self.leading is None:
-            return self._verdict
-        first = _first_sentence(self.leading)
-        return sorted(self._verdict, key=lambda line: _as_said(line) != first)
+        leading, every = self.leading, self.results["headline"]
+        if leading is not None:
+            every = sorted(every, key=lambda sentence: not _is_of(sentence, leading))
+        return [sentence["text"] for sentence in every]
 
     def not_in_verdict(self, finding: Finding) -> str:
         """A finding's summary without the sentences that the verdict has."""
-        verdict = {*map(_as_said, self._verdict)}
-        own = _SENTENCE_END.split(finding["summary"])
-        return " ".join(sentence for sentence in own if _as_said(sentence) not in verdict)
-
-    @cached_property
-    def _verdict(self) -> list[str]:
-        return _SENTENCE_END.split(self.results["verdict"])
+        above = sum(_is_of(sentence, finding) for sentence in self.results["headline"])
+        return " ".join(words.sentences(finding["summary"])[above:])
 
     # --- what was measured
 
@@ -439,13 +430,9 @@ class Summary:
         )
 
 
-def _as_said(sentence: str) -> str:
-    """A sentence as it can be compared, in the verdict or in the summary that it is from."""
-    return _LEFT_OUT.sub("", sentence).lower().removeprefix(_ALSO)
-
-
-def _first_sentence(finding: Finding) -> str:
-    return _as_said(_SENTENCE_END.split(finding["summary"])[0])
+def _is_of(sentence: Sentence, finding: Finding) -> bool:
+    """Whether a sentence of the verdict is one of a finding's."""
+    return (sentence["code"], sentence["ranks"]) == (finding["code"], finding["ranks"])
 
 
 def _first_names(names: Sequence[str]) -> str:
@@ -468,14 +455,13 @@ def saved(finding: Finding) -> str:
     Once what comes before it is repaired, and alone where that is noticeably more or less.
     """
     ns, unsure = finding["saved_ns_per_step"], finding["saved_uncertainty_ns"]
-    entry = finding["saving"]
     if ns > 0:
         much = f"{words.with_bound(ns, unsure)} per step"
-    elif entry is None:
+    elif finding["saving"] is None:
         return "saving unknown" if finding["code"] == "straggler.shallow" else "no repair"
     else:
         much = f"at most {words.ms(ns + unsure)} per step" if ns + unsure > 0 else "nothing"
-    return f"repair saves {much}{_net_of(entry, ns)}"
+    return f"repair saves {much}{net_of(finding)}{alone(finding)}"
 
 
 def saving(finding: Finding) -> list[str]:
@@ -502,15 +488,20 @@ def saving(finding: Finding) -> list[str]:
     return sentences
 
 
-def _net_of(entry: Saving | None, ns: float) -> str:
-    """What is repaired already in a saving, and what it is alone, to stand behind it."""
-    if entry is None or not entry["net_of"]:
+def net_of(finding: Finding) -> str:
+    """The findings that are repaired already in what this one saves, to stand behind it."""
+    codes = [one["code"] for one in finding["saving"]["net_of"]] if finding["saving"] else []
+    if len(codes) > 1:
+        return f" once {len(codes)} other causes are repaired"
+    return f" once {codes[0]} is repaired" if codes else ""
+
+
+def alone(finding: Finding) -> str:
+    """What a finding's repair alone saves, where that is noticeably more or less."""
+    entry, ns = finding["saving"], finding["saved_ns_per_step"]
+    if entry is None or abs(entry["alone_ns"] - ns) <= _LEAST_PART * entry["window"]["step_ns"]:
         return ""
-    codes = [repaired["code"] for repaired in entry["net_of"]]
-    text = f" once {codes[0] if len(codes) == 1 else f'{len(codes)} other causes'}"
-    text += f" {'is' if len(codes) == 1 else 'are'} repaired"
-    apart = abs(entry["alone_ns"] - ns) > _LEAST_PART * entry["window"]["step_ns"]
-    return f"{text}, {words.ms(entry['alone_ns'])} alone" if apart else text
+    return f", {words.ms(entry['alone_ns'])} alone"
 
 
 def facts(finding: Finding) -> list[str]:

@@ -16,7 +16,6 @@ from lab.tiers import long_but
 from simulate import Cause, Job, simulate
 from studies import studied_job as studied
 
-from clusterprof.analysis.findings.finding import sentences
 from clusterprof.analysis.findings.registry import CODES
 from clusterprof.analysis.model.intervals import union
 from clusterprof.analysis.model.timeline import Timelines
@@ -41,10 +40,8 @@ STRAGGLERS = {code for code in CODES if code.startswith("straggler.")}
 
 def leading(results: Results) -> str | None:
     """The code of the finding with whose headline the verdict begins; None: with no finding's."""
-    for f in results["findings"]:
-        if results["verdict"].startswith(sentences(f["summary"], 1)):
-            return f["code"]
-    return None
+    code = results["headline"][0]["code"]
+    return code if code in CODES else None
 
 
 def hosts_in(found: Finding) -> set[str]:

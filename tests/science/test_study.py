@@ -15,7 +15,7 @@ from lab.tiers import long_but
 from simulate import Cause, Job, middle, simulate, with_clock
 from studies import found_in, gathered
 
-from clusterprof.analysis.findings.finding import sentences
+from clusterprof.analysis.findings.finding import headline
 from clusterprof.errors import MergeError
 from clusterprof.results import RANKS, Finding, Results
 from clusterprof.run_directory import Manifest
@@ -36,7 +36,7 @@ def test_the_healthy_recording_has_no_straggler_but_pageable_copies(
     results = studied(recording).results
     assert not [c for c in codes(results) if c.startswith("straggler")]
     assert codes(results)[0] == "input.pageable_copy"
-    assert sentences(results["findings"][0]["summary"], 1) in results["verdict"]
+    assert headline(results["findings"][0], 1)[0] in results["headline"]
     # about 6 ms and 33.5 MB a step on all ranks, of which a pinned copy takes 0.7 ms yet; and a
     # host that does not wait for it launches earlier
     found = results["findings"][0]
@@ -57,7 +57,7 @@ def test_the_planted_straggler_is_named_with_its_host_and_its_20_ms(
     # of 20 ms of sleep the queue hides some; and the other hosts need 33 ms a step here, while the
     # recording without the sleep has steps of 30
     assert 13 * MS <= found["cost_ns_per_step"] <= 18 * MS
-    assert results["verdict"] == sentences(found["summary"], 2)
+    assert results["headline"] == headline(found, 2)
     assert re.match(r"Rank 2 .* 1\d\.\d ms .* 4\d\.\d ms .*\(3\d%\)", results["verdict"])
     assert "clock_nanosleep" in results["verdict"]
     assert [c for c in codes(results) if c.startswith("straggler")] == ["straggler.host"]

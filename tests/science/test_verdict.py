@@ -21,8 +21,8 @@ from studies import NAMES, SEED, Simulated, gathered
 from clusterprof.analysis.findings import registry
 from clusterprof.analysis.findings.finding import (
     SENTENCE_LENGTH,
+    headline,
     named,
-    sentences,
 )
 from clusterprof.analysis.findings.straggler import overlapped
 from clusterprof.analysis.findings.verdict import verdict
@@ -68,6 +68,7 @@ def finding(
         "severity": severity,
         "summary": f"Of {code}. More of it.",
         "evidence": [],
+        "ranks": [],
     }
     return cast("Finding", {**made, "saved_ns_per_step": cost_ms * 1e6})
 
@@ -89,7 +90,7 @@ HOST, STALL = "straggler.host", "input.stall"
 def test_the_verdict_is_the_straggler_or_what_costs_far_more(
     findings: list[Finding], named: list[str]
 ) -> None:
-    line = verdict(dataset(), findings)
+    line = " ".join(sentence["text"] for sentence in verdict(dataset(), findings))
     assert re.findall(f"{re.escape(HOST)}|{re.escape(STALL)}", line) == named
     # with the straggler alone comes why
     assert ("More of it." in line) is (named == [HOST])
@@ -97,9 +98,10 @@ def test_the_verdict_is_the_straggler_or_what_costs_far_more(
 
 
 def test_of_one_rank_the_verdict_names_it_and_what_costs_most() -> None:
-    line = verdict(dataset((7,)), [finding(STALL, 30)])
-    assert "only rank 7 " in line.lower()
-    assert line.endswith(f"Of {STALL}.")
+    unknown, of_finding = verdict(dataset((7,)), [finding(STALL, 30)])
+    assert unknown["code"] == "unknown"
+    assert "only rank 7 " in unknown["text"].lower()
+    assert (of_finding["code"], of_finding["text"]) == (STALL, f"Of {STALL}.")
 
 
 def is_short(line: str) -> None:
@@ -146,11 +148,16 @@ def test_a_simulated_job_has_a_short_first_line_plain_numbers_and_codes_that_are
     assert {each["code"] for each in results["findings"]} <= registry.CODES.keys()
 
 
+def texts(summary: str, most: int) -> list[str]:
+    found = cast("Finding", finding(HOST, 1) | {"summary": summary})
+    return [sentence["text"] for sentence in headline(found, most)]
+
+
 def test_a_sentence_that_is_too_long_loses_its_parenthesis_and_names_are_cut() -> None:
     first = "GPUs idle 19.1 ms of each step waiting for launches"
-    assert sentences(f"{first} ({'x' * 80}). Second one.", 1) == f"{first}."
+    assert texts(f"{first} ({'x' * 80}). Second one.", 1) == [f"{first}."]
     three = ["A first (in y).", "A second.", "A third."]
-    assert sentences(" ".join(three), 2) == " ".join(three[:2])
+    assert texts(" ".join(three), 2) == three[:2]
     assert len(named("n" * 500)) <= 40
 
 
@@ -252,5 +259,5 @@ def test_gpus_that_idle_with_work_launched_already_wait_for_what_no_report_shows
     (found,) = [f for f in results["findings"] if f["code"] == "gpu.idle"]
     assert found["rank"] is None
     assert 0.2 < found["share_of_step"] < 0.4
-    assert sentences(found["summary"], 1) in results["verdict"]
+    assert headline(found, 1)[0] in results["headline"]
     assert not [f for f in study(ranks).results["findings"] if f["code"] == "gpu.idle"]

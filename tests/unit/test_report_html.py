@@ -85,12 +85,13 @@ def test_the_boxes_are_about_the_finding_that_the_verdict_begins_with() -> None:
     copies["saved_ns_per_step"], copies["share_of_step"] = 40_000_000, 0.65
     copies["summary"] = "Copying costs 40.0 ms of each 61.6 ms step (65%). It is slow."
     straggler["summary"] = "Rank 2 delays the other ranks by 17.9 ms of each 61.6 ms step (29%)."
-    results["verdict"] = f"{copies['summary'][:-12]} Also, r{straggler['summary'][1:]}"
+    also = f"Also, r{straggler['summary'][1:]}"
+    sample.say(results, (copies, copies["summary"][:-12]), (straggler, also))
     page = html.render(results, sample.collectives(), title="x")
     who, cost, *_ = _tiles(page)
     assert who == ("all 4 profiled ranks", "no single straggler, input.pageable_copy")
     assert cost[0] == "65% of each step"
-    results["verdict"] = straggler["summary"]
+    sample.say(results, (straggler, straggler["summary"]))
     page = html.render(results, sample.collectives(), title="x")
     assert _tiles(page)[0][0] == "rank 2"
 
@@ -99,7 +100,7 @@ def test_without_findings_the_confidence_is_the_number_of_steps() -> None:
     results = sample.results()
     own = {"code": "profiler.perturbation", "severity": "info", "saved_ns_per_step": 0}
     results["findings"] = [sample.pageable() | own]
-    results["verdict"] = "No findings above severity info in 3 steady-state steps of 61.6 ms."
+    sample.say(results, (None, "No findings above severity info in 3 steady-state steps."))
     page = html.render(results, sample.collectives(), title="x")
     assert _tiles(page)[3] == (
         "3 steps", "4 of 5 reports, in steady state (7–9), between clocks ±17 µs"
@@ -114,7 +115,8 @@ def test_the_finding_is_the_headline_and_not_that_there_is_no_straggler() -> Non
     results = sample.results()
     results["findings"] = [sample.pageable()]
     results["findings"][0]["summary"] = "Launch-bound: hosts are slow, 5.20 ms of each step (14%)."
-    results["verdict"] = f"No stragglers. {results['findings'][0]['summary']}"
+    found = results["findings"][0]
+    sample.say(results, (None, "No stragglers."), (found, found["summary"]))
     page = html.render(results, sample.collectives(), title="x")
     assert "<h1><span>Launch-bound: hosts are slow, 5.20 ms of each step (14%).</span>" in page
     assert "<span>No stragglers.</span></h1>" in page
@@ -137,7 +139,8 @@ def test_a_straggler_by_flight_recorders_alone_costs_at_most_what_others_wait() 
     own = sample.straggler()
     own |= {"code": "straggler.shallow", "severity": "info", "share_of_step": 0.0}
     own |= {"saved_ns_per_step": 0, "saving": None, "confidence": 0.6}
-    own["summary"] = results["verdict"] = "Rank 2 may delay the other ranks."
+    own["summary"] = "Rank 2 may delay the other ranks."
+    sample.say(results, (own, own["summary"]))
     results["findings"], results["ranks"], results["steps"] = [own], [], []
     results["missing"], results["pace"], results["combined"] = [], None, None
     page = html.render(results, sample.collectives().slice(0, 0), title="x")
@@ -192,7 +195,8 @@ def test_the_first_finding_does_not_repeat_the_verdict() -> None:
     results = sample.results()
     sentence = "Rank 2 delays the other ranks by 17.9 ms of each 61.6 ms step."
     results["findings"][0]["summary"] = f"{sentence} Cause: it sleeps (clock_nanosleep). Twice."
-    results["verdict"] = f"{sentence} Cause: it sleeps."
+    found = results["findings"][0]
+    sample.say(results, (found, sentence), (found, "Cause: it sleeps."))
     page = html.render(results, sample.collectives(), title="x")
     assert _Page(page).text.count(sentence) == 1
     assert '<p class="summary">Twice.</p>' in page
@@ -230,7 +234,8 @@ def test_the_policy_allows_exactly_the_script_of_the_page() -> None:
 
 def test_names_out_of_reports_stay_text() -> None:
     results = sample.results(host=EVIL, operation=EVIL)
-    results["verdict"] = results["findings"][0]["summary"] = EVIL
+    results["findings"][0]["summary"] = EVIL
+    sample.say(results, (results["findings"][0], EVIL))
     results["findings"][0]["evidence"] = [{EVIL: EVIL}]
     results["warnings"] = [EVIL]
     results["clock"]["method"] = EVIL

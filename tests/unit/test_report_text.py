@@ -74,7 +74,8 @@ def test_a_wait_below_the_clocks_uncertainty_is_not_given_as_a_number() -> None:
 
 def test_a_summary_that_is_the_verdict_is_given_once() -> None:
     results = sample.results()
-    results["verdict"] = results["findings"][0]["summary"]
+    found = results["findings"][0]
+    sample.say(results, (found, found["summary"]))
     assert " ".join(text.render(results).split()).count(results["verdict"]) == 1
 
 
@@ -120,6 +121,7 @@ def test_the_first_finding_does_not_repeat_the_verdict_above_it() -> None:
     results = sample.results()
     first = results["findings"][0]
     first["summary"] = f"{results['verdict']} Group default_pg waits for host vm."
+    sample.say(results, (first, results["verdict"]))
     page = text.render(results)
     assert page.count(results["verdict"]) == 1
     assert "    Group default_pg waits for host vm.\n" in page

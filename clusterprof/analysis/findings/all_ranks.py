@@ -16,7 +16,7 @@ from clusterprof.analysis.findings.finding import (
 )
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset
-from clusterprof.results import Finding, ShallowResults, Suspect
+from clusterprof.results import Finding, Sentence, ShallowResults, Suspect
 from clusterprof.words import listed, ms, percent
 from clusterprof.words import ranks as rank_list
 
@@ -139,19 +139,26 @@ def _summary(shallow: ShallowResults, some: list[Suspect]) -> str:
     return f"{first}{where}{line}.{whole}"
 
 
-def verdict(dataset: Dataset) -> str:
-    """Return the first line where no rank was profiled; empty without flight recorders."""
+def verdict(dataset: Dataset) -> list[Sentence]:
+    """Return the first line where no rank was profiled; nothing without flight recorders."""
     shallow = dataset.shallow
     if shallow is None:
-        return ""
+        return []
     count = (
         f"{len(shallow['ranks'])} ranks, {len(shallow['steps'])} steps of {ms(shallow['step_ns'])}"
     )
     if shallow["by"] == "nothing" or not shallow["steps"]:
-        return "Stragglers cannot be determined: no call is known of all members of its group."
+        text = "Stragglers cannot be determined: no call is known of all members of its group."
+        return _sentences("unknown", text)
     unknown = "Stragglers cannot be determined from flight recorders alone"
     if late := [each["rank"] for each in shallow["suspects"]]:
-        return f"{unknown} ({count}). Profile {rank_list(late, 4)} and a peer (--ranks)."
+        advice = f"Profile {rank_list(late, 4)} and a peer (--ranks)."
+        return _sentences("unknown", f"{unknown} ({count}).", advice)
     if shallow["by"] == "clock":
-        return f"No rank delays the other ranks by their flight recorders ({count})."
-    return f"{unknown}. No rank keeps its group waiting ({count})."
+        text = f"No rank delays the other ranks by their flight recorders ({count})."
+        return _sentences("none", text)
+    return _sentences("unknown", f"{unknown}.", f"No rank keeps its group waiting ({count}).")
+
+
+def _sentences(code: str, *texts: str) -> list[Sentence]:
+    return [{"code": code, "ranks": [], "text": text} for text in texts]

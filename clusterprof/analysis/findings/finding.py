@@ -20,7 +20,7 @@ from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Bools, Dataset
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.what_if import Saved, WhatIfs, what_ifs
-from clusterprof.results import NODES, RANKS, Finding, Pace, Recurrence, Saving, Severity
+from clusterprof.results import NODES, RANKS, Finding, Pace, Recurrence, Saving, Sentence, Severity
 
 #: a sentence of the verdict's first line is at most this long, to fit a terminal's line
 SENTENCE_LENGTH = 100
@@ -33,7 +33,7 @@ _FOR_NSYS = {"--nsys", "--nsys-arg", "--trace", "--pytorch", "--cpu-sampling", "
 #: the code of a job whose kernels are launched too slowly
 LAUNCH_BOUND = "host.launch_bound"
 _LEVELS: tuple[Severity, ...] = ("info", "warning", "critical")
-_SENTENCE_END = re.compile(r"(?<=[.!?]) (?=[A-Z0-9])")
+_ASIDE = re.compile(r" \([^()]*\)(?=\.$)")
 
 Evidence = list[dict[str, Any]]
 
@@ -129,7 +129,7 @@ def finding(
         at_most = "info"
     level = min(severity((saved_ns - unsure_ns) / max(step_ns, 1.0)), at_most, key=_LEVELS.index)
     if saved and at_most != "info" and unsure_ns >= saved_ns and severity(share) != "info":
-        first, *rest = _SENTENCE_END.split(summary)
+        first, *rest = words.sentences(summary)
         summary = " ".join((first, _to_tell(saved, clocks_ns, unsure_ns), *rest))
     steps_said = saved and recurrence != "persistent" and of_saving(dataset, saved) in summary
     if saved:
@@ -210,13 +210,16 @@ def _worded(dataset: Dataset, text: str) -> str:
     return _GPU.sub(r"processor\1", text).replace("its kernels", "its operators")
 
 
-def sentences(text: str, most: int) -> str:
-    """The first `most` sentences of a summary, each without what is in parentheses if too long."""
-    kept = _SENTENCE_END.split(text)[:most]
-    return " ".join(
-        one if len(one) <= SENTENCE_LENGTH else re.sub(r" \([^()]*\)(?=\.$)", "", one)
-        for one in kept
-    )
+def headline(found: Finding, most: int) -> list[Sentence]:
+    """The first `most` sentences of a finding, without what is in parentheses where too long."""
+    return [
+        {
+            "code": found["code"],
+            "ranks": found["ranks"],
+            "text": one if len(one) <= SENTENCE_LENGTH else _ASIDE.sub("", one),
+        }
+        for one in words.sentences(found["summary"])[:most]
+    ]
 
 
 def named(name: object) -> str:

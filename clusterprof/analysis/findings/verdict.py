@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 from clusterprof.analysis.findings import all_ranks
 from clusterprof.analysis.findings.finding import (
     another_pace,
+    headline,
     pace_ns,
-    sentences,
     severity,
     unseen,
     unseen_ns,
@@ -19,10 +19,11 @@ from clusterprof.analysis.findings.finding import (
 from clusterprof.analysis.findings.straggler import hidden_by_profilers, overlapped
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import LEAST_STEADY, Dataset
-from clusterprof.results import NODES, Finding
+from clusterprof.results import NODES, Finding, Sentence
 from clusterprof.words import ms
 from clusterprof.words import ranks as rank_list
 
+_OPEN = "cannot be determined"
 #: the parts of a step's account, as a single step is described by them
 _PARTS = {
     "compute_ns": "compute",
@@ -32,72 +33,81 @@ _PARTS = {
 }
 
 
-def verdict(dataset: Dataset, findings: Sequence[Finding]) -> str:
+def verdict(dataset: Dataset, findings: Sequence[Finding]) -> list[Sentence]:
     """Who delays the other ranks and why; else that no rank does, and what saves most."""
     by_look = [f for f in findings if f["code"] == all_ranks.CODE and f["severity"] != "info"]
     if by_look and len(dataset.steady_steps) < LEAST_STEADY:
-        return sentences(by_look[0]["summary"], 2)
+        return headline(by_look[0], 2)
     if not dataset.ranks:
-        return all_ranks.verdict(dataset) or "No report could be read."
+        return all_ranks.verdict(dataset) or [_unknown("No report could be read.")]
     if len(dataset.steady_steps) < LEAST_STEADY:
         few = f"Not enough steady-state steps ({len(dataset.steady_steps)} of {LEAST_STEADY})."
-        return f"{few}{_single_step(dataset)}"
+        return [*map(_unknown, filter(None, (few, _single_step(dataset))))]
     some = len(dataset.ranks) < (dataset.world_size or 0)
-    none = "No stragglers among the profiled ranks." if some else "No stragglers."
+    none = _none("No stragglers among the profiled ranks." if some else "No stragglers.")
     weighty = [f for f in findings if f["severity"] != "info"]
     late = [f for f in findings if f["code"].startswith("straggler.") and not overlapped(f)]
     start, leading = _no_straggler(dataset), [f for f in late if f in weighty]
     if unseen(dataset) and unseen_ns(dataset) > max(map(_saved, weighty), default=0):
         window, step = ms(dataset.step_ns), ms(pace_ns(dataset))
-        start = f"The window shows {window} of each {step} step: the rest cannot be determined."
+        start = _unknown(f"The window shows {window} of each {step} step: the rest {_OPEN}.")
         late, leading = [], []
     if leading and _saved(leading[0]) >= limits.HALF * _saved(weighty[0]):
-        return sentences(leading[0]["summary"], 2)
+        return headline(leading[0], 2)
     if weighty and (leading or (late and not start)):
         # the straggler comes first, but not where something else saves many times as much
-        also = sentences((leading or late)[0]["summary"], 1)
-        return f"{sentences(weighty[0]['summary'], 1)} Also, {also[0].lower()}{also[1:]}"
+        (also,) = headline((leading or late)[0], 1)
+        also["text"] = f"Also, {also['text'][0].lower()}{also['text'][1:]}"
+        return [*headline(weighty[0], 1), also]
     if weighty:
-        return f"{start or none} {sentences(weighty[0]['summary'], 1)}"
+        return [start or none, *headline(weighty[0], 1)]
     if once := [
         f for f in findings if f["recurrence"] == "once" and severity(f["share_of_step"]) != "info"
     ]:
-        return f"{start or none} {sentences(once[0]['summary'], 1)}"
+        return [start or none, *headline(once[0], 1)]
     steps = f"in {len(dataset.steady_steps)} steady-state steps of {ms(dataset.step_ns)}"
     steps += f" ({ms(pace_ns(dataset))} without the profiler)." if another_pace(dataset) else "."
     what = "other findings" if start else "findings above severity info" if findings else "findings"
-    return f"{start} No {what} {steps}".lstrip()
+    return [*([start] if start else []), _none(f"No {what} {steps}")]
+
+
+def _unknown(text: str) -> Sentence:
+    return {"code": "unknown", "ranks": [], "text": text}
+
+
+def _none(text: str) -> Sentence:
+    return {"code": "none", "ranks": [], "text": text}
 
 
 def _saved(found: Finding) -> int:
     return found["saved_ns_per_step"]
 
 
-def _no_straggler(dataset: Dataset) -> str:
-    """Why no straggler is named, as far as ranks can be compared; empty where there is none."""
+def _no_straggler(dataset: Dataset) -> Sentence | None:
+    """Why no straggler is named, as far as ranks can be compared; None where there is no reason."""
     if len(dataset.ranks) < 2:
         only = f"Only rank {dataset.ranks[0]} was profiled"
-        return f"{only}, so stragglers cannot be determined; profile two or more (--ranks)."
+        return _unknown(f"{only}, so stragglers {_OPEN}; profile two or more (--ranks).")
     apart = incomparable(dataset)
     if len(apart) > len(dataset.ranks) - 2:
         why = "no collectives of these ranks match; profile ranks of one communicator."
         if dataset.has_whole_graphs:
             why = f"CUDA graphs were recorded as wholes ({NODES} records what is in them)."
-        return f"Stragglers cannot be determined: {why}"
+        return _unknown(f"Stragglers {_OPEN}: {why}")
     if apart:
-        return (
-            f"No stragglers among {len(dataset.ranks) - len(apart)} ranks; cannot be determined "
+        return _unknown(
+            f"No stragglers among {len(dataset.ranks) - len(apart)} ranks; {_OPEN} "
             f"for {rank_list(apart, 2)} (no matched collectives)."
         )
     if hidden_by_profilers(dataset):
         why = "two profilers slow hosts differently; choose one (--profiler)."
-        return f"Stragglers cannot be determined: {why}"
+        return _unknown(f"Stragglers {_OPEN}: {why}")
     rank, wait = always_last(dataset)
     if rank is None:
-        return ""
+        return None
     under = " under the profiler" if another_pace(dataset) else ""
     waits = f"Ranks wait {ms(wait)} of each {ms(dataset.step_ns)} step{under} for rank {rank}; "
-    return f"{waits}fixing it saves little."
+    return _none(f"{waits}fixing it saves little.")
 
 
 def incomparable(dataset: Dataset) -> list[int]:
@@ -139,4 +149,4 @@ def _single_step(dataset: Dataset) -> str:
     parts = (f"{what} {share:.0%}" for what, share in zip(_PARTS.values(), shares, strict=True))
     typical = ms(float(np.median(rows["duration_ns"].to_numpy())))
     what = "One step" if dataset.timelines.has_steps.any() else "The window"
-    return f" {what} ({typical}, no evidence): {', '.join(parts)}."
+    return f"{what} ({typical}, no evidence): {', '.join(parts)}."
