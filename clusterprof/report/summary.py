@@ -401,11 +401,16 @@ class Summary:
 
     @cached_property
     def uneven(self) -> str:
-        """How much longer steps take than with even work, and which kind and rank make it so."""
-        what_if = self.results["what_if"]
+        """How much longer steps take than with even work, and which kind and rank make it so.
+
+        Of the profiled ranks: where these are not all, it is theirs alone.
+        """
+        what_if, profiled = self.results["what_if"], len(self.results["ranks"])
         if what_if["S"] is None:
             return ""
-        text = f"steps take {what_if['S']:.2f} times as long as with the same work on all ranks"
+        whom = "all ranks" if profiled == self.world else f"the {profiled} profiled ranks"
+        text = f"steps take {what_if['S']:.2f} times as long as with the same work on {whom}"
+        text += "" if profiled == self.world else f" of {self.world}"
         worst = max(what_if["S_t"], key=lambda kind: kind["slowdown"])
         if what_if["S"] < 1 + _LEAST_PART or worst["slowdown"] < 1 + _LEAST_PART:
             return text

@@ -187,7 +187,7 @@ def test_the_critical_path_is_shown_with_its_rank_and_what_its_imbalance_costs()
     page = " ".join(text.render(sample.results()).split())
     facts = ("critical path", "61.6 ms", "host 34.1 ms (55%)", "100% on rank 2", "60.4 ms")
     assert re.search(".{1,120}".join(map(re.escape, facts)), page)
-    assert "1.31 times" in page
+    assert "1.31 times as long as with the same work on the 4 profiled ranks of " in page
     nothing = sample.results()
     nothing["critical_path"] = None
     nothing["what_if"] |= {"S": None, "S_t": [], "S_w": []}
