@@ -61,13 +61,17 @@ def _known_and_not(results: Results, loud: list[Finding]) -> Iterator[str]:
 
 
 def _more_than_all(results: Results) -> Iterator[str]:
-    """Savings that count a millisecond twice: together they leave less than nothing."""
+    """Savings that add up to more than the step, or that are net of what nobody is told of."""
     savings = [(f["saving"], f["saved_ns_per_step"]) for f in results["findings"] if f["saving"]]
     # in the long run a step is longer where queued work hides something in the window
     steps = [s[view]["step_ns"] for s, _ in savings for view in ("window", "long_run")]
     total = sum(max(ns, 0) for _, ns in savings)
     if savings and total > 1.001 * max(steps):
         yield f"all repairs save {total} ns of a step of {max(steps)} ns"
+    names = [(f["code"], f["ranks"]) for f in results["findings"]]
+    for one in (one for saving, _ in savings if saving for one in saving["net_of"]):
+        if (one["code"], one["ranks"]) not in names:
+            yield f"a saving is net of {one['code']}, which is not among the findings"
 
 
 def _beyond_all(results: Results) -> Iterator[str]:

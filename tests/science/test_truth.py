@@ -104,8 +104,8 @@ def test_the_stage_with_more_layers_is_a_finding_and_its_host_is_no_straggler(
     assert "stage 3 " in results["verdict"].lower()
     assert not straggler_named(results["findings"])
     # a transfer of less than no time, by the clocks, is not scaled by itself: ±591% of the step
-    [bubble] = [f for f in results["findings"] if f["code"] == "pipeline.bubble"]
-    assert bubble["saved_uncertainty_ns"] < 1 * MS
+    for found in results["findings"]:
+        assert found["saved_uncertainty_ns"] <= found["saved_ns_per_step"]
 
 
 @pytest.mark.parametrize("seed", long_but([95000], [95001]))

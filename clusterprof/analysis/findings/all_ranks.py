@@ -12,6 +12,7 @@ from clusterprof.analysis.findings.finding import (
     finding,
     lighter,
     named,
+    plain,
     severity,
 )
 from clusterprof.analysis.model import limits
@@ -149,16 +150,12 @@ def verdict(dataset: Dataset) -> list[Sentence]:
     )
     if shallow["by"] == "nothing" or not shallow["steps"]:
         text = "Stragglers cannot be determined: no call is known of all members of its group."
-        return _sentences("unknown", text)
+        return plain("unknown", text)
     unknown = "Stragglers cannot be determined from flight recorders alone"
     if late := [each["rank"] for each in shallow["suspects"]]:
         advice = f"Profile {rank_list(late, 4)} and a peer (--ranks)."
-        return _sentences("unknown", f"{unknown} ({count}).", advice)
+        return plain("unknown", f"{unknown} ({count}).", advice)
     if shallow["by"] == "clock":
         text = f"No rank delays the other ranks by their flight recorders ({count})."
-        return _sentences("none", text)
-    return _sentences("unknown", f"{unknown}.", f"No rank keeps its group waiting ({count}).")
-
-
-def _sentences(code: str, *texts: str) -> list[Sentence]:
-    return [{"code": code, "ranks": [], "text": text} for text in texts]
+        return plain("none", text)
+    return plain("unknown", f"{unknown}.", f"No rank keeps its group waiting ({count}).")

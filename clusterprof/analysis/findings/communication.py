@@ -101,7 +101,7 @@ def _entry(dataset: Dataset, rows: Ints) -> OperationEntry:
     }
 
 
-def repairs(dataset: Dataset, _lengths: Lengths, before: Sequence[Repair] = ()) -> list[Repair]:
+def repairs(dataset: Dataset, _: Lengths, before: Sequence[Repair] = ()) -> list[Repair]:
     """Propose `communication.exposed`, one per operation whose transfers cost enough.
 
     Not where members wait for an unprofiled rank: there transfer and waiting cannot be separated.

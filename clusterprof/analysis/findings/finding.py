@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, auto
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -73,9 +73,8 @@ class Repair:
     apply: Callable[[Lengths], Lengths]
     #: the finding, of what its repair saves
     words: Callable[[Saved], Finding]
-    #: it is a finding where it saves so much (ns a step), or in any case
+    #: it is a finding where it saves so much (ns a step)
     least_ns: float
-    always: bool = False
     #: of a module those of an earlier turn are weighed before the others, whatever they save
     turn: int = 0
     #: rows of the placed table that no repair of a later tier is about
@@ -208,6 +207,11 @@ def _worded(dataset: Dataset, text: str) -> str:
     if not dataset.on_host:
         return text
     return _GPU.sub(r"processor\1", text).replace("its kernels", "its operators")
+
+
+def plain(code: Literal["unknown", "none"], *texts: str) -> list[Sentence]:
+    """Sentences of the verdict that are of no finding."""
+    return [{"code": code, "ranks": [], "text": text} for text in texts]
 
 
 def headline(found: Finding, most: int) -> list[Sentence]:

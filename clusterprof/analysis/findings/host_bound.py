@@ -136,7 +136,7 @@ class _Cause:
         return replace(lengths, own=lengths.own - self.own, woken=woken, explained=explained)
 
 
-def repairs(dataset: Dataset, lengths: Lengths, _before: Sequence[Repair] = ()) -> list[Repair]:
+def repairs(dataset: Dataset, lengths: Lengths, *_: object) -> list[Repair]:
     """Propose `host.gil`, `host.gc`, `input.stall`, `host.sync`, `host.launch_bound`, `host.busy`,
     `gpu.idle`."""
     job = job_of(dataset)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
@@ -41,13 +38,18 @@ _PCIE_4 = 25.0
 _PCIE_5_GPUS = re.compile(r"\b(GH|GB|H|B)\d{2,3}")
 
 
-def repairs(dataset: Dataset, _lengths: Lengths, _before: Sequence[Repair] = ()) -> list[Repair]:
+def repairs(dataset: Dataset, *_: object) -> list[Repair]:
     """Propose `input.pageable_copy`: pinned copies that the host does not wait for."""
     job = job_of(dataset).job
-    copies = _copies(dataset, job)
-    pageable, volume, rate = copies.pageable, copies.volume, copies.rate
+    pageable, volume, rate, assumed = _copies(dataset, job)
     if not pageable.any():
         return []
+    taken, copied = (
+        np.bincount(job.rank[pageable], each[pageable], len(dataset.ranks)) / len(job.steps)
+        for each in (job.lengths.run, volume)
+    )
+    doing = np.flatnonzero(taken > 0)
+    ranks = tuple(dataset.ranks[k] for k in doing)
 
     def pinned(lengths: Lengths) -> Lengths:
         run, woken = lengths.run.copy(), lengths.woken.copy()
@@ -56,55 +58,37 @@ def repairs(dataset: Dataset, _lengths: Lengths, _before: Sequence[Repair] = ())
         woken[np.minimum(job.launch_moment[pageable, None] + [1, 2], len(woken) - 1)] = NEVER
         return replace(lengths, run=run, woken=woken)
 
-    doing = np.unique(job.rank[pageable & (job.lengths.run > 0)]).tolist()
-    ranks = tuple(dataset.ranks[k] for k in doing)
-    least = limits.LEAST_FRAC * dataset.step_ns
-    return [Repair(CODES[0], ranks, pinned, partial(_finding, dataset, copies, doing), least)]
+    def words(saved: Saved) -> Finding:
+        per_step, each = float(taken[doing].mean()), float(copied[doing].mean())
+        # what is saved beyond the copies themselves
+        queued = " for them and for what is queued before them" if saved.ns > 2 * per_step else ""
+        speed = f"{'assumed' if assumed else 'recorded'} {size(rate * 1e9)}/s of pinned memory"
+        return finding(
+            dataset,
+            CODES[0],
+            ranks=ranks,
+            saved=saved,
+            confidence=limits.ASSUMED if assumed else limits.MEASURED,
+            summary=f"Copying the batch from pageable memory costs {of_step(dataset, saved)}. "
+            f"{size(each)} per step take {ms(per_step)} ({size(each / per_step * 1e9)}/s), and the "
+            f"host waits{queued}; compared with the {speed}.",
+            evidence=[
+                {
+                    "rank": dataset.ranks[k], "copy_ns_per_step": round(float(taken[k])),
+                    "bytes_per_step": round(float(copied[k])),
+                }
+                for k in doing[: limits.MOST]
+            ],
+        )  # fmt: skip
+
+    return [Repair(CODES[0], ranks, pinned, words, limits.LEAST_FRAC * dataset.step_ns)]
 
 
-def _finding(dataset: Dataset, copies: _Copies, doing: list[int], saved: Saved) -> Finding:
-    """The copies in words; `doing` are the places of the ranks that copy."""
-    job, mine = job_of(dataset).job, copies.pageable
-    taken, copied = (
-        np.bincount(job.rank[mine], each[mine], len(dataset.ranks)) / len(job.steps)
-        for each in (job.lengths.run, copies.volume)
-    )
-    per_step, each = float(taken[doing].mean()), float(copied[doing].mean())
-    # what is saved beyond the copies themselves
-    queued = " for them and for what is queued before them" if saved.ns > 2 * per_step else ""
-    known = "assumed" if copies.assumed else "recorded"
-    return finding(
-        dataset,
-        CODES[0],
-        ranks=[dataset.ranks[k] for k in doing],
-        saved=saved,
-        confidence=limits.ASSUMED if copies.assumed else limits.MEASURED,
-        summary=f"Copying the batch from pageable memory costs "
-        f"{of_step(dataset, saved)}. {size(each)} per step take {ms(per_step)} "
-        f"({size(each / per_step * 1e9)}/s), and the host waits{queued}; compared with the "
-        f"{known} {size(copies.rate * 1e9)}/s of pinned memory.",
-        evidence=[
-            {
-                "rank": dataset.ranks[k], "copy_ns_per_step": round(float(taken[k])),
-                "bytes_per_step": round(float(copied[k])),
-            }
-            for k in doing[: limits.MOST]
-        ],
-    )  # fmt: skip
+def _copies(dataset: Dataset, job: Replay) -> tuple[Bools, Floats, float, bool]:
+    """Which activities of the replay are pageable copies to the GPU, and the bytes of each.
 
-
-class _Copies(NamedTuple):
-    """Which activities of the replay are pageable copies to the GPU."""
-
-    pageable: Bools
-    #: the bytes of each activity
-    volume: Floats
-    #: the speed of pinned copies (bytes per ns), and whether it is assumed
-    rate: float
-    assumed: bool
-
-
-def _copies(dataset: Dataset, job: Replay) -> _Copies:
+    Also the speed of pinned copies (bytes per ns), and whether that is assumed.
+    """
     a = dataset.activities
     rows = job.activity
     size = a.size
@@ -112,6 +96,6 @@ def _copies(dataset: Dataset, job: Replay) -> _Copies:
     pinned = np.flatnonzero(a.to_gpu & ~a.pageable & (size >= limits.LARGE_BYTES))
     if len(pinned):
         speeds = size[pinned] / np.maximum((a.stop - a.start)[pinned], 1)
-        return _Copies(pageable, volume, float(np.median(speeds)), assumed=False)
+        return pageable, volume, float(np.median(speeds)), False
     newer = all(_PCIE_5_GPUS.search(t.info.device or "") for t in dataset.tables)
-    return _Copies(pageable, volume, (1 + newer) * _PCIE_4, assumed=True)
+    return pageable, volume, (1 + newer) * _PCIE_4, True

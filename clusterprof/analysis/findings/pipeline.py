@@ -1,4 +1,4 @@
-"""Stages of unequal work in a pipeline."""
+"""Pipelines: stages of unequal work, and bubbles."""
 
 from __future__ import annotations
 
@@ -16,21 +16,34 @@ from clusterprof.analysis.findings.finding import (
     finding,
     job_of,
     of_step,
+    of_window,
 )
+from clusterprof.analysis.groups.schedule import schedule
 from clusterprof.analysis.groups.stages import Stages, stages
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.accounts import activities_of
+from clusterprof.analysis.model.accounts import EXPOSED, WAITING, activities_of, by_call
 from clusterprof.analysis.model.dataset import Dataset, Floats, Ints
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE
 from clusterprof.analysis.model.untraced import MOST_SLOWER
 from clusterprof.analysis.model.what_if import Saved, WhatIfs
 from clusterprof.results import Finding
-from clusterprof.words import ms
+from clusterprof.words import ms, percent
 
 TIER = Tier.STAGES
 
 CODES = (
+    Code(
+        "pipeline.bubble",
+        "Pipeline stages wait for each other",
+        "Ranks of a pipeline wait in receives. Each schedule has an ideal bubble, which the "
+        "finding states where it recognises the schedule. It is information: what lies beyond the "
+        "ideal is due to hosts, stages and transfers, which have findings of their own.",
+        "The ideal assumes stages of equal work. What more microbatches would save assumes that "
+        "smaller ones compute as efficiently.",
+        "Use more microbatches per step or an interleaved schedule; beyond the ideal, look at the "
+        "stages' hosts and transfers.",
+    ),
     Code(
         "pipeline.imbalance",
         "One pipeline stage computes more than the others",
@@ -43,10 +56,10 @@ CODES = (
 )
 
 
-def repairs(dataset: Dataset, lengths: Lengths, _before: Sequence[Repair] = ()) -> list[Repair]:
+def repairs(dataset: Dataset, lengths: Lengths, *_: object) -> list[Repair]:
     """Propose `pipeline.imbalance`: a stage that computes more than the others, if one does."""
-    known = stages(dataset) if dataset.pipelined else None
-    if known is None or len(known.groups) < 2:
+    known = _known(dataset)
+    if known is None:
         return []
     job, enough = job_of(dataset), limits.LEAST_FRAC * dataset.step_ns
     work = job.job.kind == COMPUTE
@@ -56,24 +69,29 @@ def repairs(dataset: Dataset, lengths: Lengths, _before: Sequence[Repair] = ()) 
     most = int(np.argmax(usual))
     if usual[most] - float(np.mean(usual)) < enough:
         return []
-    words = partial(_finding, dataset, known, usual)
-    return [Repair(CODES[0], tuple(known.groups[most]), partial(_even, job), words, enough)]
+    words = partial(_uneven, dataset, known, usual)
+    return [Repair(CODES[1], tuple(known.groups[most]), partial(_even, job), words, enough)]
 
 
-def _finding(dataset: Dataset, known: Stages, usual: list[float], saved: Saved) -> Finding:
+def _known(dataset: Dataset) -> Stages | None:
+    known = stages(dataset) if dataset.pipelined else None
+    return known if known is not None and len(known.groups) > 1 else None
+
+
+def _uneven(dataset: Dataset, known: Stages, usual: list[float], saved: Saved) -> Finding:
     """Stages of unequal work in words; `usual` is what each computes per step (ns)."""
     most, least = int(np.argmax(usual)), int(np.argmin(usual))
     slow, fast = (f"stage {known.numbers[at]}" for at in (most, least))
     return finding(
         dataset,
-        CODES[0],
+        CODES[1],
         rank=known.groups[most][0],
         ranks=known.groups[most],
         saved=saved,
         confidence=limits.MEASURED,
         summary=f"{slow.capitalize()} computes {ms(usual[most])} per step, {fast} "
         f"{ms(usual[least])}. Equal stages would save up to {of_step(dataset, saved)}.",
-        evidence=stage_rows(known, "compute_ns_per_step", usual),
+        evidence=_stage_rows(known, "compute_ns_per_step", usual),
         advice=f"Move layers from {slow} to {fast}, or give {slow} more ranks.",
     )
 
@@ -128,7 +146,62 @@ def _slower(job: WhatIfs, base: Lengths, stage: Ints) -> Floats:
     return np.clip(slower, 1 / MOST_SLOWER, MOST_SLOWER)
 
 
-def stage_rows(known: Stages, what: str, each: Sequence[float]) -> Evidence:
+def _waiting(dataset: Dataset) -> Floats:
+    """What each rank waits in Sends and Recvs, exposed, per evidence step (ns).
+
+    Of a call without its other side: what it takes beyond the quickest of all.
+    """
+    c = dataset.collectives
+    rows = np.flatnonzero(c.point_to_point & c.has)
+    spent = by_call(dataset)[rows]
+    quick = (c.end - c.start)[rows].min(initial=np.iinfo(np.int64).max)
+    waits = np.where(c.matched[rows], spent[:, WAITING], np.maximum(spent[:, EXPOSED] - quick, 0))
+    total = np.bincount(np.searchsorted(dataset.ranks, c.rank[rows]), waits, len(dataset.ranks))
+    return np.asarray(total / max(len(dataset.evidence_steps), 1))
+
+
+def find(dataset: Dataset, found: Sequence[Finding] = ()) -> list[Finding]:
+    """Return `pipeline.bubble`: waiting in receives, and the ideal of its schedule."""
+    known, step_ns = _known(dataset), dataset.step_ns
+    if known is None:
+        return []
+    waits = _waiting(dataset)
+    per_step = float(waits.mean())
+    if per_step < limits.LEAST_FRAC * step_ns:
+        return []
+    per_stage = [float(waits[np.searchsorted(dataset.ranks, g)].mean()) for g in known.groups]
+    evidence = _stage_rows(known, "wait_ns_per_step", per_stage)
+    text = f"Pipeline bubble: each rank waits {of_window(dataset, per_step)} in receives."
+    if any(each["saved_ns_per_step"] > 0 for each in found):
+        text += " Other findings explain a part of it."
+    plan = schedule(dataset, known)
+    if plan is None:
+        text += " Its schedule is not recognised."
+        evidence.append({"schedule": None})
+    else:
+        evidence.append({**plan._asdict(), "ideal_share": round(plan.ideal, 4)})
+        ideal, chunks = plan.ideal * step_ns, f" in {plan.chunks} chunks each"
+        # (p - 1) / (v m) of the work is the bubble: with twice the microbatches it is half of it
+        text += (
+            f" The ideal of its schedule ({plan.schedule}, {plan.microbatches} microbatches over "
+            f"{plan.stages} stages{chunks if plan.chunks > 1 else ''}) is {percent(plan.ideal)}; "
+            "twice as many microbatches, each half as large, would save up to "
+            f"{ms(min(per_step, ideal) / 2)}."
+        )
+    confidence = limits.MEASURED if plan else limits.ASSUMED
+    return [
+        finding(
+            dataset,
+            CODES[0],
+            ranks=sorted(known.of),
+            summary=text,
+            evidence=evidence,
+            confidence=confidence,
+        )
+    ]
+
+
+def _stage_rows(known: Stages, what: str, each: Sequence[float]) -> Evidence:
     """A row for each stage with what it waits or computes."""
     return [
         {"stage": number, "ranks": list(group), what: round(ns)}

@@ -84,7 +84,7 @@ def all_findings(dataset: Dataset) -> tuple[list[Finding], list[str]]:
         return [*all_ranks.find(dataset), *profiler_overhead.find(dataset)], [warning]
     if what_ifs(dataset):
         found = [repair.words(saved) for repair, saved in weigh(dataset)]
-    for module in MODULES:
+    for module in MODULES if what_ifs(dataset) else [all_ranks, profiler_overhead]:
         if isinstance(module, FindingModule):
             found += module.find(dataset, found)
     return sorted(_each_once(found), key=lambda f: -f["saved_ns_per_step"]), []
@@ -125,10 +125,9 @@ def weigh(dataset: Dataset) -> list[tuple[Repair, Saved]]:
             small = [one for one in ready if not enough[one]]
             best = small[0] if small else max(ready, key=lambda one: saved[one].certain_ns)
             left = [[one for one in of if one is not best] for of in left]
-            if enough[best] or best.always:
+            if enough[best]:
                 alone = job.saved(best.apply(job.base), job.base)
                 out.append((best, replace(saved[best], alone=alone)))
-            if enough[best]:
                 lengths = replace(saved[best].without, repaired=(*lengths.repaired, best.name))
     job.repaired = lengths.repaired
     return out

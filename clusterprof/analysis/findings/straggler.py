@@ -274,34 +274,30 @@ def _code(dataset: Dataset, members: Sequence[Member]) -> Code:
     return CODES[0] if members[0][1] == "host" or dataset.on_host else CODES[1]
 
 
-def repairs(dataset: Dataset, _lengths: Lengths, _before: Sequence[Repair] = ()) -> list[Repair]:
-    """Propose `straggler.host` and `straggler.gpu`, and late ranks whose repair saves nothing."""
-    found = [one.members for one in stragglers(dataset)]
+def repairs(dataset: Dataset, *_: object) -> list[Repair]:
+    """Propose `straggler.host` and `straggler.gpu`, each found on what those before it leave."""
     return [
         Repair(
-            _code(dataset, members),
-            tuple(_ranks(dataset, members)),
-            partial(_like_peers, job_of(dataset), members),
-            partial(_finding, dataset, members, delays=bool(found)),
-            # each has been found on what those before it leave
-            least_ns=-math.inf if found else math.inf,
-            always=not found,
+            _code(dataset, one.members),
+            tuple(_ranks(dataset, one.members)),
+            partial(_like_peers, job_of(dataset), one.members),
+            partial(_finding, dataset, one.members, delays=True),
+            least_ns=-math.inf,
             turn=turn,
         )
-        for turn, members in enumerate(found or _harmless(dataset))
+        for turn, one in enumerate(stragglers(dataset))
     ]
 
 
-def _harmless(dataset: Dataset) -> list[tuple[Member, ...]]:
-    """The rank whose host is much slower than its peers', though its repair saves nothing."""
+def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
+    """Return the rank whose host is much slower than its peers', though that delays nobody."""
     job = job_of(dataset)
     more = job.excess["host"].mean(axis=1)
     one: Member = (int(np.argmax(more)), "host")
-    if more.max() < limits.CRITICAL_FRAC * dataset.step_ns or not _stands_out(
-        job, job.excess, one, {one}
-    ):
+    enough = more.max() >= limits.CRITICAL_FRAC * dataset.step_ns and not stragglers(dataset)
+    if not enough or not _stands_out(job, job.excess, one, {one}):
         return []
-    return [(one,)]
+    return [_finding(dataset, [one], _tried(job, job.base, (one,)).saved, delays=False)]
 
 
 def _finding(dataset: Dataset, every: Sequence[Member], saved: Saved, *, delays: bool) -> Finding:

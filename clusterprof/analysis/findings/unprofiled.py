@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -24,7 +23,6 @@ from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.accounts import call_of
 from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints, once, parts
 from clusterprof.analysis.model.intervals import union
-from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.what_if import Saved
 from clusterprof.results import Finding
 from clusterprof.words import numbers
@@ -119,7 +117,7 @@ def _all_wait(dataset: Dataset, rows: Ints, transfer: Floats) -> bool:
     return bool(apart <= limits.LEAST_FRAC * dataset.step_ns)
 
 
-def repairs(dataset: Dataset, _lengths: Lengths, _before: Sequence[Repair] = ()) -> list[Repair]:
+def repairs(dataset: Dataset, *_: object) -> list[Repair]:
     """Propose `straggler.unprofiled` where profiled members wait for an unprofiled rank.
 
     Evidence: of calls of one communicator, operation and size, some take many times longer after

@@ -12,6 +12,7 @@ from clusterprof.analysis.findings.finding import (
     another_pace,
     headline,
     pace_ns,
+    plain,
     severity,
     unseen,
     unseen_ns,
@@ -39,18 +40,20 @@ def verdict(dataset: Dataset, findings: Sequence[Finding]) -> list[Sentence]:
     if by_look and len(dataset.steady_steps) < LEAST_STEADY:
         return headline(by_look[0], 2)
     if not dataset.ranks:
-        return all_ranks.verdict(dataset) or [_unknown("No report could be read.")]
+        return all_ranks.verdict(dataset) or plain("unknown", "No report could be read.")
     if len(dataset.steady_steps) < LEAST_STEADY:
         few = f"Not enough steady-state steps ({len(dataset.steady_steps)} of {LEAST_STEADY})."
-        return [*map(_unknown, filter(None, (few, _single_step(dataset))))]
+        return plain("unknown", few, *_single_step(dataset))
     some = len(dataset.ranks) < (dataset.world_size or 0)
-    none = _none("No stragglers among the profiled ranks." if some else "No stragglers.")
+    start = _no_straggler(dataset)
+    none = "No stragglers among the profiled ranks." if some else "No stragglers."
     weighty = [f for f in findings if f["severity"] != "info"]
     late = [f for f in findings if f["code"].startswith("straggler.") and not overlapped(f)]
-    start, leading = _no_straggler(dataset), [f for f in late if f in weighty]
+    leading = [f for f in late if f in weighty]
     if unseen(dataset) and unseen_ns(dataset) > max(map(_saved, weighty), default=0):
         window, step = ms(dataset.step_ns), ms(pace_ns(dataset))
-        start = _unknown(f"The window shows {window} of each {step} step: the rest {_OPEN}.")
+        text = f"The window shows {window} of each {step} step: the rest {_OPEN}."
+        start = plain("unknown", text)
         late, leading = [], []
     if leading and _saved(leading[0]) >= limits.HALF * _saved(weighty[0]):
         return headline(leading[0], 2)
@@ -60,54 +63,47 @@ def verdict(dataset: Dataset, findings: Sequence[Finding]) -> list[Sentence]:
         also["text"] = f"Also, {also['text'][0].lower()}{also['text'][1:]}"
         return [*headline(weighty[0], 1), also]
     if weighty:
-        return [start or none, *headline(weighty[0], 1)]
+        return [*(start or plain("none", none)), *headline(weighty[0], 1)]
     if once := [
         f for f in findings if f["recurrence"] == "once" and severity(f["share_of_step"]) != "info"
     ]:
-        return [start or none, *headline(once[0], 1)]
+        return [*(start or plain("none", none)), *headline(once[0], 1)]
     steps = f"in {len(dataset.steady_steps)} steady-state steps of {ms(dataset.step_ns)}"
     steps += f" ({ms(pace_ns(dataset))} without the profiler)." if another_pace(dataset) else "."
     what = "other findings" if start else "findings above severity info" if findings else "findings"
-    return [*([start] if start else []), _none(f"No {what} {steps}")]
-
-
-def _unknown(text: str) -> Sentence:
-    return {"code": "unknown", "ranks": [], "text": text}
-
-
-def _none(text: str) -> Sentence:
-    return {"code": "none", "ranks": [], "text": text}
+    return [*start, *plain("none", f"No {what} {steps}")]
 
 
 def _saved(found: Finding) -> int:
     return found["saved_ns_per_step"]
 
 
-def _no_straggler(dataset: Dataset) -> Sentence | None:
-    """Why no straggler is named, as far as ranks can be compared; None where there is no reason."""
+def _no_straggler(dataset: Dataset) -> list[Sentence]:
+    """Why no straggler is named, as far as ranks can be compared; nothing where none is known."""
     if len(dataset.ranks) < 2:
         only = f"Only rank {dataset.ranks[0]} was profiled"
-        return _unknown(f"{only}, so stragglers {_OPEN}; profile two or more (--ranks).")
+        return plain("unknown", f"{only}, so stragglers {_OPEN}; profile two or more (--ranks).")
     apart = incomparable(dataset)
     if len(apart) > len(dataset.ranks) - 2:
         why = "no collectives of these ranks match; profile ranks of one communicator."
         if dataset.has_whole_graphs:
             why = f"CUDA graphs were recorded as wholes ({NODES} records what is in them)."
-        return _unknown(f"Stragglers {_OPEN}: {why}")
+        return plain("unknown", f"Stragglers {_OPEN}: {why}")
     if apart:
-        return _unknown(
+        return plain(
+            "unknown",
             f"No stragglers among {len(dataset.ranks) - len(apart)} ranks; {_OPEN} "
-            f"for {rank_list(apart, 2)} (no matched collectives)."
+            f"for {rank_list(apart, 2)} (no matched collectives).",
         )
     if hidden_by_profilers(dataset):
         why = "two profilers slow hosts differently; choose one (--profiler)."
-        return _unknown(f"Stragglers {_OPEN}: {why}")
+        return plain("unknown", f"Stragglers {_OPEN}: {why}")
     rank, wait = always_last(dataset)
     if rank is None:
-        return None
+        return []
     under = " under the profiler" if another_pace(dataset) else ""
     waits = f"Ranks wait {ms(wait)} of each {ms(dataset.step_ns)} step{under} for rank {rank}; "
-    return _none(f"{waits}fixing it saves little.")
+    return plain("none", f"{waits}fixing it saves little.")
 
 
 def incomparable(dataset: Dataset) -> list[int]:
@@ -136,17 +132,17 @@ def always_last(dataset: Dataset) -> tuple[int | None, float]:
     return (dataset.ranks[k], min(wait, dataset.step_ns)) if long else (None, 0.0)
 
 
-def _single_step(dataset: Dataset) -> str:
-    """Where the time of a single step goes, which is no evidence; empty where none is known."""
+def _single_step(dataset: Dataset) -> list[str]:
+    """Where the time of a single step goes, which is no evidence; nothing where none is known."""
     if not dataset.steps:
-        return ""
+        return []
     step = (*dataset.steps[-1:], *dataset.steady_steps)[-1]
     rows = dataset.accounts.filter(pc.equal(dataset.accounts["step"], step))
     whole = pc.sum(rows["duration_ns"]).as_py()
     if not whole:
-        return ""
+        return []
     shares = (pc.sum(rows[name]).as_py() / whole for name in _PARTS)
     parts = (f"{what} {share:.0%}" for what, share in zip(_PARTS.values(), shares, strict=True))
     typical = ms(float(np.median(rows["duration_ns"].to_numpy())))
     what = "One step" if dataset.timelines.has_steps.any() else "The window"
-    return f"{what} ({typical}, no evidence): {', '.join(parts)}."
+    return [f"{what} ({typical}, no evidence): {', '.join(parts)}."]
