@@ -20,7 +20,7 @@ from simulate.job import COPY_BYTES, Cause, Job
 from simulate.reports import simulate
 
 MS = 1_000_000
-_STRAGGLER = ("straggler.host", "straggler.gpu", "straggler.unprofiled")
+_STRAGGLER = ("straggler.host", "straggler.gpu", "straggler.link", "straggler.unprofiled")
 #: a rank whose repair saves less of a step is no straggler
 _LEAST_SAVED = 0.03
 #: ranks that start 190 ms apart have queued work that hides 5 ms of each of 40 steps
@@ -364,6 +364,15 @@ def _slow_node(d: _Draw) -> Case:
     return d.case(replace(job, causes=causes), "straggler.gpu", ranks=ranks)
 
 
+def _slow_link(d: _Draw) -> Case:
+    """The transfers of one tensor group take many times as long as those of the others."""
+    job = d.job(d.one((2, 2, 1), (4, 2, 1), (2, 4, 1)), d.part(0.3, 0.6))
+    job = replace(job, synchronous=bool(d.one(True, False)))
+    made = d.late(job, "link", d.part(0.12, 0.5), "straggler.link")
+    first = made.ranks[0] // job.tp * job.tp
+    return replace(made, ranks=tuple(range(first, first + job.tp)))
+
+
 def _launch_bound(d: _Draw) -> Case:
     job = d.job(d.data(), 1.0, layer_ns=int(d.part(12_000, 25_000)), layers=24)
     job = replace(job, launch_ns=int(d.part(25_000, 60_000)), copy_ns=20_000, latency_ns=8_000)
@@ -518,4 +527,5 @@ KINDS: dict[str, Callable[[_Draw], Case]] = {
     "healthy, long pauses": _long_pauses,
     "healthy, lengths that hold": _sticky,
     "slow node in tensor groups": _slow_node,
+    "slow link": _slow_link,
 }

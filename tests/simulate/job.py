@@ -8,7 +8,7 @@ from typing import Literal
 #: a batch
 COPY_BYTES = 33_554_432
 
-CauseKind = Literal["host", "input", "gpu_more", "gpu_slow"]
+CauseKind = Literal["host", "input", "gpu_more", "gpu_slow", "link"]
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,8 @@ class Cause:
     """One planted cause: `rank` loses `extra_ns` in each of `steps` (None: in every step).
 
     `host`: its host sleeps before the forward; `input`: it waits for its batch; `gpu_more`: its
-    GPU has more kernels; `gpu_slow`: its kernels take longer, by `extra_ns` over the whole step.
+    GPU has more kernels; `gpu_slow`: its kernels take longer, by `extra_ns` over the whole step;
+    `link`: the transfers of its tensor group in the forward do.
     """
 
     kind: CauseKind

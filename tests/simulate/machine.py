@@ -90,9 +90,12 @@ class Machine:
 
     def collective(
         self, ranks: Ints, groups: Ints, needs: Ints, length: int, stream: int, tag: str,
-        operation: str = "AllReduce",
+        operation: str = "AllReduce", longer: Ints | int = 0,
     ) -> Ints:  # fmt: skip
-        """A collective in each group of `ranks` (`groups`: number per rank); returns its ends."""
+        """A collective in each group of `ranks` (`groups`: number per rank); returns its ends.
+
+        Each group's transfer takes `length`, and `longer` by so much of each rank.
+        """
         begin, launched = self._launched(ranks)
         start = np.maximum.reduce([launched + _PAUSE_NS, self.free[stream][ranks] + 500, needs])
         small = length <= 2 * self.job.latency_ns
@@ -102,7 +105,7 @@ class Machine:
         last = np.zeros(int(groups.max()) + 1, dtype=np.int64)
         np.maximum.at(last, groups, start)
         spread = 400 if small else self.job.phase_ns
-        end = last[groups] + length + self.rng.integers(0, max(spread, 1), len(ranks))
+        end = last[groups] + length + longer + self.rng.integers(0, max(spread, 1), len(ranks))
         self.free[stream][ranks] = end
         self._activity(
             ranks, start, end, stream, f"ncclDevKernel_{operation}", "collective", begin, launched

@@ -170,10 +170,20 @@ class Training:
             if self.job.tp > 1:
                 done = machine.collective(
                     here, self.tensor_group[here], end + 500, self.job.transfer_ns // 2,
-                    TENSOR_STREAM, "tensor",
+                    TENSOR_STREAM, "tensor", longer=self._longer(here, number, part),
                 )  # fmt: skip
                 free = machine.free[COMPUTE_STREAM]
                 free[here] = np.maximum(free[here], done)
+
+    def _longer(self, ranks: Ints, number: int, part: float) -> Ints:
+        """By how much a layer's transfer is longer than usual, in `part` of a forward (ns)."""
+        job, longer = self.job, np.zeros(len(ranks), dtype=np.int64)
+        for cause in job.causes:
+            if cause.kind == "link":
+                mine = self.tensor_group[ranks] == self.tensor_group[cause.rank]
+                layers = float(self.layers[cause.rank]) * job.chunks
+                longer[mine] += int(cause.at(number) * part / layers)
+        return longer
 
     def _gather(self, ranks: Ints) -> None:
         """Sharded: this layer's parameters, for which its kernels wait."""

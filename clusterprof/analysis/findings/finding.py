@@ -53,6 +53,7 @@ class Tier(IntEnum):
     """What a module's findings are weighed after: those of the tiers before its own."""
 
     STRAGGLERS = auto()
+    LINKS = auto()
     UNPROFILED = auto()
     STAGES = auto()
     #: what all ranks lose alike, first what saves most

@@ -20,6 +20,7 @@ from clusterprof import words
 from clusterprof.analysis.groups.stages import Stages, stages, traffic
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import (
+    Bools,
     Dataset,
     Floats,
     Ints,
@@ -86,6 +87,7 @@ class _Calls(NamedTuple):
     early: bool | None
 
 
+@once
 def topology(dataset: Dataset) -> TopologyEntry:
     """Return the groups by kind and ranks, and the pipeline's stages in order."""
     found = stages(dataset)
@@ -216,6 +218,22 @@ def communicator_size(dataset: Dataset, rows: Ints) -> int | None:
     sizes = np.unique(dataset.issued("communicator_size")[rows])
     sizes = sizes[sizes > 0]
     return int(sizes[0]) if len(sizes) == 1 else None
+
+
+@once
+def whole(dataset: Dataset) -> Bools:
+    """Which rows of the placed table are of calls all of whose members are profiled.
+
+    A communicator of no known size is taken to span the job.
+    """
+    c = dataset.collectives
+    codes, names = c.communicators
+    of, _ = np.unique(np.stack([codes, c.rank]), axis=1)
+    size = np.zeros(len(names), dtype=np.int64)
+    np.maximum.at(size, codes, dataset.issued("communicator_size"))
+    size = np.where(size > 0, size, dataset.world_size or 0)
+    members = np.bincount(of, minlength=len(names))
+    return (members >= size)[codes] | (c.point_to_point & c.matched)
 
 
 def _called(dataset: Dataset, name: str, ranks: list[int], size: int | None) -> str:
