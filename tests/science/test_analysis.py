@@ -486,3 +486,20 @@ def test_hosts_whose_time_is_all_in_named_calls_have_no_middle_launch() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert study(ranks, source="reports").results["findings"]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_may_wait_for_an_unprofiled_rank_is_no_exposed_transfer(*, late: bool) -> None:
+    """Both buckets wait for it, one behind the other: neither is three times as long as usual."""
+    causes = (Cause("host", 2, 5 * MS),) if late else ()
+    job = Job(layers=2, steps=7, transfer_ns=4 * MS, serial=True, synchronous=True, causes=causes)
+    whole = studied(job).results
+    if not late:
+        assert only(whole, "communication.exposed")["severity"] == "critical"
+    ranks = [tables for tables in simulate(job)[0] if tables.rank != 2]
+    results = study(ranks).results
+    found = only(results, "communication.exposed")
+    assert found["severity"] == "info"
+    assert "waiting excluded" not in found["summary"]
+    assert "transfer, or waiting for unprofiled ranks" in results["verdict"]
+    assert "--ranks 2 " in found["next"]

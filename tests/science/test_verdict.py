@@ -61,6 +61,7 @@ def dataset(ranks: tuple[int, ...] = (0, 1)) -> Dataset:
 def finding(
     code: str, cost_ms: float, severity: str = "critical", recurrence: str = "persistent"
 ) -> Finding:
+    unsure = severity == "info" and recurrence == "persistent"
     made: dict[str, Any] = {
         "code": code,
         "recurrence": recurrence,
@@ -69,8 +70,10 @@ def finding(
         "summary": f"Of {code}. More of it.",
         "evidence": [],
         "ranks": [],
+        "saved_ns_per_step": cost_ms * 1e6,
+        "saved_uncertainty_ns": cost_ms * 1e6 if unsure else 0.0,
     }
-    return cast("Finding", {**made, "saved_ns_per_step": cost_ms * 1e6})
+    return cast("Finding", made)
 
 
 HOST, STALL = "straggler.host", "input.stall"

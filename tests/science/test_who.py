@@ -56,6 +56,15 @@ def test_one_pause_is_an_information_about_its_rank(rank: int) -> None:
     assert f"Rank {rank} paused once, in step 9" in once["summary"]
 
 
+@pytest.mark.parametrize(("steps", "few"), [(4, True), (5, False)])
+def test_one_pause_in_very_few_steps_may_be_one_of_many(steps: int, *, few: bool) -> None:
+    job = Job(dp=2, steps=steps, synchronous=True, causes=(Cause("host", 1, 40 * MS, (8,)),))
+    line = studied_job(job).results["verdict"]
+    start = "Stragglers cannot be determined from 3 steady-state steps" if few else "No stragglers."
+    assert line.startswith(start)
+    assert "Rank 1 paused once, in step 8, for 40" in line
+
+
 def test_a_pause_is_no_profiler_s_and_is_compared_under_two_of_them() -> None:
     ranks = _two_profilers(Job(steps=8, synchronous=True, causes=(Cause("host", 2, 8 * MS),)))
     found = study(ranks).results["findings"]

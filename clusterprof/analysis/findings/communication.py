@@ -12,19 +12,21 @@ from clusterprof.analysis.findings.finding import (
     Code,
     Repair,
     Tier,
+    capture,
     finding,
     job_of,
     of_step,
     of_window,
 )
-from clusterprof.analysis.findings.unprofiled import beyond_quickest
+from clusterprof.analysis.findings.unprofiled import not_captured, profile_them
+from clusterprof.analysis.groups.topology import whole
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.accounts import COMMUNICATION, EXPOSED, WAITING, by_call, call_of
 from clusterprof.analysis.model.dataset import Bools, Dataset, Ints, calls_per_step, once, parts
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.what_if import Saved
 from clusterprof.results import Finding, OperationEntry
-from clusterprof.words import ms, percent
+from clusterprof.words import percent
 
 TIER = Tier.EVERYONE
 
@@ -36,8 +38,8 @@ CODES = (
         "Waiting for a late rank is not counted. Saved: compute overlaps these transfers "
         "fully, slowed by a quarter of their time: an upper bound.",
         "Some exposure is unavoidable at the end of the backward pass and in tensor-parallel "
-        "layers. Where a member of the communicator has no report, transfer and waiting cannot be "
-        "separated, and nothing is reported.",
+        "layers. Where a member of the communicator is not profiled, transfer and waiting for it "
+        "cannot be separated: that is an information, and no more than an upper bound.",
         "Start transfers earlier (gradient buckets, prefetching, async_op=True), send fewer and "
         "larger messages, or shard over fewer ranks.",
     ),
@@ -104,7 +106,8 @@ def _entry(dataset: Dataset, rows: Ints) -> OperationEntry:
 def repairs(dataset: Dataset, _: Lengths, before: Sequence[Repair] = ()) -> list[Repair]:
     """Propose `communication.exposed`, one per operation whose transfers cost enough.
 
-    Not where members wait for an unprofiled rank: there transfer and waiting cannot be separated.
+    Not where members wait for an unprofiled rank. Where one may wait for such a rank, transfer and
+    waiting cannot be separated: an information.
     """
     c, spent = dataset.collectives, by_call(dataset)[:-1]
     least = limits.LEAST_FRAC * dataset.step_ns
@@ -113,11 +116,11 @@ def repairs(dataset: Dataset, _: Lengths, before: Sequence[Repair] = ()) -> list
         if each.calls is not None:
             known &= ~each.calls
     # tensor groups are many communicators of one kind: they are one finding
-    label = np.where(c.between_stages, _BOTH, c.label)
+    label, separable = np.where(c.between_stages, _BOTH, c.label), whole(dataset)
     transfer, steady = spent[:, EXPOSED] - spent[:, WAITING], np.isin(c.step, dataset.steady_steps)
     out = []
-    for operation in dict.fromkeys(label[known]):
-        mine = known & (label == operation)
+    for operation, separate in dict.fromkeys(zip(label[known], separable[known], strict=True)):
+        mine = known & (label == operation) & (separable == separate)
         most = np.bincount(c.rank, transfer * mine).max()
         if most >= least * len(dataset.steady_steps):
             ranks = tuple(np.unique(c.rank[mine & steady]).tolist())
@@ -131,15 +134,12 @@ def repairs(dataset: Dataset, _: Lengths, before: Sequence[Repair] = ()) -> list
 def _without(dataset: Dataset, mine: Bools, base: Lengths) -> Lengths:
     """The lengths where compute overlaps the transfers of these rows of the placed table.
 
-    They take what they slow it by. What they wait, for whichever rank, stays: with unprofiled ranks
-    that may be all that they take beyond the quickest of their kind.
+    They take what they slow it by. What they wait for a profiled rank stays.
     """
     replayed = job_of(dataset).job
     call, run = call_of(dataset, replayed), base.run.copy()
     rows = np.flatnonzero((call >= 0) & mine[call])
-    call = call[rows]
-    waits = beyond_quickest(dataset)[0][call].astype(np.int64)
-    waits += np.where(replayed.joined[rows], 0, dataset.collectives.wait[call])
+    waits = np.where(replayed.joined[rows], 0, dataset.collectives.wait[call[rows]])
     run[rows] -= ((1 - _SLOWS) * np.maximum(run[rows] - waits, 0)).astype(np.int64)
     return replace(base, run=run)
 
@@ -151,26 +151,34 @@ def _finding(dataset: Dataset, operation: str, mine: Bools, saved: Saved) -> Fin
     names = {(str(c.label[r]), str(c.communicator[r])) for r in np.flatnonzero(mine)}
     used = [e for e in by_operation(dataset) if (e["operation"], e["communicator"]) in names]
     exposed = sum(e["exposed_ns_per_step"] for e in used)
-    whole = sum(e["communication_ns_per_step"] for e in used)
+    every = sum(e["communication_ns_per_step"] for e in used)
     waits = sum(e["exposed_wait_ns_per_step"] for e in used)
     often = calls_per_step(dataset, inside)
-    overlapped = percent(1.0 - exposed / max(whole, 1))
-    longer = float((beyond_quickest(dataset)[0] * mine)[inside].sum())
-    longer /= max(len(dataset.ranks) * len(dataset.steady_steps), 1)
-    open_ = f" {ms(longer)} of it may be waiting for unprofiled ranks." if longer else ""
+    overlapped = percent(1.0 - exposed / max(every, 1))
     alone = overlapped in (percent(0.0), percent(1e-9))
     how = f"No compute overlaps {operation}" if alone else f"{operation} is {overlapped} overlapped"
+    spent, saves = of_window(dataset, exposed - waits), of_step(dataset, saved)
+    calls = f"{often:.3g} call{'' if often == 1 else 's'} per step"
+    summary = (
+        f"{how}: full overlap would save at most {saves}. Exposed transfers take {spent}, waiting "
+        f"excluded, in the mean of the ranks. {calls}, {overlapped} of their time overlapped."
+    )
+    separate = bool(whole(dataset)[mine].all())
+    missing = [] if separate else not_captured(dataset, inside)
+    if not separate:
+        summary = (
+            f"{operation} takes {spent}: transfer, or waiting for unprofiled ranks. {how}, in "
+            f"{calls}: full overlap would save at most {saves}, less what is waiting."
+        )
     return finding(
         dataset,
         CODES[0],
         ranks=np.unique(c.rank[inside]).tolist(),
         saved=saved,
-        confidence=limits.MEASURED,
-        summary=f"{how}: full overlap would save at most "
-        f"{of_step(dataset, saved)}. Exposed transfers take "
-        f"{of_window(dataset, exposed - waits)}, waiting excluded, in the mean of the ranks."
-        f"{open_} {often:.3g} call{'' if often == 1 else 's'} per step, "
-        f"{overlapped} of their time overlapped.",
+        at_most="critical" if separate else "info",
+        confidence=limits.MEASURED if separate else limits.ASSUMED,
+        summary=summary,
         evidence=[dict(entry) for entry in used[: limits.MOST]],
-        advice=_ADVICE.get(operation, ""),
+        advice=_ADVICE.get(operation, "") if separate else profile_them(missing),
+        follow_up=capture(dataset, missing[: limits.MOST]) if missing else "",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -18,10 +19,10 @@ from clusterprof.analysis.findings.finding import (
     of_step,
 )
 from clusterprof.analysis.findings.straggler import beyond
-from clusterprof.analysis.groups.topology import communicator_size
+from clusterprof.analysis.groups.topology import communicator_size, whole
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.accounts import call_of
-from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints, once, parts
+from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints, parts
 from clusterprof.analysis.model.intervals import union
 from clusterprof.analysis.model.what_if import Saved
 from clusterprof.results import Finding
@@ -45,21 +46,18 @@ CODES = (
 _WAITED_FOR = ["AllReduce", "AllGather", "ReduceScatter", "AllToAll"]
 
 
-@once
-def beyond_quickest(dataset: Dataset) -> tuple[Floats, Bools]:
+def _beyond_quickest(dataset: Dataset) -> Floats:
     """How much longer than the quickest of its kind each row lasts after its last arrival (ns).
 
-    And whether that is so long that it is no transfer. Per row of the placed table; the last
-    arrival is that of the *profiled* members. Zero where every rank of the world has a report.
+    Zero where that is not so long that it is no transfer, and where every member is profiled. Per
+    row of the placed table; the last arrival is that of the *profiled* members.
     Kinds are communicator, operation, and large or small; the time of a large message goes with its
     size, that of a small one does not. Where all calls wait for a rank that computes between them,
     the quickest tell no more than the small ones do.
     """
-    c, world = dataset.collectives, dataset.world_size
-    extra, long = np.zeros(len(c.rank)), np.zeros(len(c.rank), dtype=bool)
-    if world is None or world <= len(dataset.ranks):
-        return extra, long
-    usable = c.has & ~c.point_to_point & (c.matched | (c.wait == 0))
+    c = dataset.collectives
+    extra = np.zeros(len(c.rank))
+    usable = c.has & ~c.point_to_point & (c.matched | (c.wait == 0)) & ~whole(dataset)
     usable &= np.isin(c.operation.astype(str), _WAITED_FOR)
     large, transfer = c.size >= limits.LARGE_BYTES, (c.end - c.start - c.wait).astype(float)
     scale = np.where(large, c.size, 1.0)
@@ -80,9 +78,9 @@ def beyond_quickest(dataset: Dataset) -> tuple[Floats, Bools]:
                 usual = np.minimum(usual, others.min(initial=np.inf))
             elif _all_wait(dataset, rows, transfer[rows]):
                 usual = np.minimum(usual, others.min() if len(others) else 0.0)
-            extra[rows] = np.maximum(transfer[rows] - usual, 0.0)
-            long[rows] = transfer[rows] > limits.LONGER * usual + limits.WAITING_CALL_NS
-    return extra, long
+            long = transfer[rows] > limits.LONGER * usual + limits.WAITING_CALL_NS
+            extra[rows] = np.where(long, transfer[rows] - usual, 0.0)
+    return extra
 
 
 def _all_wait(dataset: Dataset, rows: Ints, transfer: Floats) -> bool:
@@ -126,7 +124,7 @@ def repairs(dataset: Dataset, *_: object) -> list[Repair]:
     confidence. It saves what the replay saves where these calls transfer as quickly. Only where the
     world has ranks without a report.
     """
-    c, extra = dataset.collectives, np.where(*beyond_quickest(dataset)[::-1], 0.0)
+    c, extra = dataset.collectives, _beyond_quickest(dataset)
     # in a pipeline all ranks wait for the other stages, profiled or not
     if not extra.any() or dataset.pipelined:
         return []
@@ -173,14 +171,15 @@ def _repair(dataset: Dataset, communicator: str, extra: Floats) -> Repair:
 
 def _finding(dataset: Dataset, mine: Bools, long_calls: int, saved: Saved) -> Finding:
     """The calls `mine` of one communicator in words."""
-    c, world = dataset.collectives, dataset.world_size or 0
+    c = dataset.collectives
     ranks = np.unique(c.rank[mine]).tolist()
     size = communicator_size(dataset, np.flatnonzero(mine))
-    missing = _not_captured(dataset, ranks, size, world)
+    missing = not_captured(dataset, np.flatnonzero(mine))
     who = rank_list(ranks, limits.FEW).capitalize()
     who += " waits" if len(ranks) == 1 else " wait together"
     when = " in the window, and hardly in the steps before it"
     when = when if saved.rare else f": {of_step(dataset, saved)}"
+    world = dataset.world_size or "more"
     of = f"It is one of {size} in its communicator" if size else "It is not known which one it is"
     return finding(
         dataset,
@@ -197,20 +196,26 @@ def _finding(dataset: Dataset, mine: Bools, long_calls: int, saved: Saved) -> Fi
                 "long_calls": long_calls // len(ranks),
             }
         ],
-        advice=f"Profile the other ranks: --ranks {numbers(missing[: limits.MOST])}.",
+        advice=profile_them(missing),
         follow_up=capture(dataset, missing[: limits.MOST], profiler=lighter(dataset)),
     )  # fmt: skip
 
 
-def _not_captured(dataset: Dataset, ranks: list[int], size: int | None, world: int) -> list[int]:
-    """Unprofiled members of the communicator, as far as known; else all unprofiled ranks.
+def profile_them(missing: Sequence[int]) -> str:
+    """The advice to profile the ranks that are missing, as far as these are known."""
+    which = f": --ranks {numbers(missing[: limits.MOST])}" if missing else ""
+    return f"Profile the other ranks{which}."
+
+
+def not_captured(dataset: Dataset, rows: Ints) -> list[int]:
+    """Unprofiled members of the communicator of `rows`, as far as known; else all unprofiled ranks.
 
     Frameworks lay groups out evenly: a stride that fits the members with a report, and a first
     rank that is a multiple of the group's extent, give the others. Tried are the strides that
     divide the world into groups of this size, the smallest first.
     """
-    members = range(world)
-    size = size or world
+    ranks, world = np.unique(dataset.collectives.rank[rows]).tolist(), dataset.world_size or 0
+    members, size = range(world), communicator_size(dataset, rows) or world
     for stride in range(1, world // size + 1):
         extent = stride * size
         groups = {(r // extent, r % stride) for r in ranks}

@@ -64,10 +64,10 @@ def verdict(dataset: Dataset, findings: Sequence[Finding]) -> list[Sentence]:
         return [*headline(weighty[0], 1), also]
     if weighty:
         return [*(start or plain("none", none)), *headline(weighty[0], 1)]
-    if once := [
-        f for f in findings if f["recurrence"] == "once" and severity(f["share_of_step"]) != "info"
-    ]:
-        return [*(start or plain("none", none)), *headline(once[0], 1)]
+    # what no step log tells the frequency of, or that may be waiting for unprofiled ranks
+    if large := [f for f in findings if severity(_least(f) / pace_ns(dataset)) != "info"]:
+        start = start or _too_few(dataset, large[0]) or plain("none", none)
+        return [*start, *headline(large[0], 1)]
     steps = f"in {len(dataset.steady_steps)} steady-state steps of {ms(dataset.step_ns)}"
     steps += f" ({ms(pace_ns(dataset))} without the profiler)." if another_pace(dataset) else "."
     what = "other findings" if start else "findings above severity info" if findings else "findings"
@@ -76,6 +76,19 @@ def verdict(dataset: Dataset, findings: Sequence[Finding]) -> list[Sentence]:
 
 def _saved(found: Finding) -> int:
     return found["saved_ns_per_step"]
+
+
+def _least(found: Finding) -> int:
+    return found["saved_ns_per_step"] - found["saved_uncertainty_ns"]
+
+
+def _too_few(dataset: Dataset, found: Finding) -> list[Sentence]:
+    """Why one rank's pause in so few steps leaves open whether it pauses often; else nothing."""
+    steps = len(dataset.steady_steps)
+    if steps >= limits.FEW or len(found["ranks"]) != 1 or found["recurrence"] != "once":
+        return []
+    few = f"{steps} steady-state steps"
+    return plain("unknown", f"Stragglers {_OPEN} from {few}; profile more (--steps).")
 
 
 def _no_straggler(dataset: Dataset) -> list[Sentence]:

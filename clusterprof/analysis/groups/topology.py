@@ -224,7 +224,8 @@ def communicator_size(dataset: Dataset, rows: Ints) -> int | None:
 def whole(dataset: Dataset) -> Bools:
     """Which rows of the placed table are of calls all of whose members are profiled.
 
-    A communicator of no known size is taken to span the job.
+    A communicator of no known size is taken to span the job. Of a message between stages both sides
+    are.
     """
     c = dataset.collectives
     codes, names = c.communicators
@@ -233,7 +234,7 @@ def whole(dataset: Dataset) -> Bools:
     np.maximum.at(size, codes, dataset.issued("communicator_size"))
     size = np.where(size > 0, size, dataset.world_size or 0)
     members = np.bincount(of, minlength=len(names))
-    return (members >= size)[codes] | (c.point_to_point & c.matched)
+    return (members >= size)[codes] | (c.between_stages & c.matched)
 
 
 def _called(dataset: Dataset, name: str, ranks: list[int], size: int | None) -> str:
