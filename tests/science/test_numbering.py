@@ -125,6 +125,65 @@ def test_where_clocks_agree_but_for_whole_steps_it_is_the_numbers_that_differ(
     assert (worst["code"], worst["rank"]) == ("straggler.host", 2)
 
 
+@pytest.mark.parametrize("communicator_ids", [True, False])
+def test_a_rank_that_counts_by_twos_is_counted_by_ones(*, communicator_ids: bool) -> None:
+    job = replace(REGULAR, communicator_ids=communicator_ids, causes=(Cause("host", 2, 20 * MS),))
+    ranks, _ = simulate(job)
+    ranks[3] = _numbered(ranks[3], range(12, 28, 2))
+    found = study(ranks)
+    assert found.results["collectives"]["unmatched"] == 0
+    assert calls_apart(found) == 0
+    assert (found.results["findings"][0]["code"], found.results["findings"][0]["rank"]) == (
+        "straggler.host", 2,
+    )  # fmt: skip
+    (warning,) = (each for each in found.results["warnings"] if "go up by 2" in each)
+    assert warning.startswith("rank 3: ")
+
+
+@pytest.mark.parametrize("communicator_ids", [True, False])
+def test_steps_that_are_twice_as_long_as_those_of_the_others_are_no_steps(
+    *, communicator_ids: bool
+) -> None:
+    job = replace(REGULAR, communicator_ids=communicator_ids, causes=(Cause("host", 2, 20 * MS),))
+    ranks, _ = simulate(job)
+    ranks[3] = _numbered(_every_second(ranks[3]), range(6, 10))
+    found = study(ranks)
+    # by the numbers every other step's calls would be matched with those of another step
+    assert calls_apart(found) == 0
+    (warning,) = (each for each in found.results["warnings"] if "2 times as long" in each)
+    assert warning.startswith("rank 3: ")
+    assert {each["rank"] for each in found.results["findings"]} <= {2, None}
+
+
+def _numbered(tables: RankTables, numbers: Sequence[int]) -> RankTables:
+    """The rank with these numbers of its steps."""
+    at = tables.steps.schema.get_field_index("step")
+    column = pa.array(numbers, pa.int64())
+    return replace(
+        tables, steps=tables.steps.set_column(at, tables.steps.schema.field("step"), column)
+    )
+
+
+def _every_second(tables: RankTables) -> RankTables:
+    """The rank with one step where it has two."""
+    rows = tables.steps.to_pylist()
+    pairs = [
+        {**one, "end_ns": two["end_ns"]} for one, two in zip(rows[::2], rows[1::2], strict=True)
+    ]
+    return replace(tables, steps=pa.Table.from_pylist(pairs, tables.steps.schema))
+
+
+def calls_apart(found: Study) -> int:
+    """How many collectives are matched of calls that are not one and the same.
+
+    Each rank of a simulated job makes the same calls, numbered alike.
+    """
+    calls: dict[int, set[int]] = {}
+    for row in found.collectives.select(["collective", "call"]).to_pylist():
+        calls.setdefault(row["collective"], set()).add(row["call"])
+    return sum(len(each) > 1 for each in calls.values())
+
+
 @pytest.mark.parametrize("seconds", [0.062, 3456.789])
 def test_a_clock_that_is_off_by_no_whole_steps_is_no_other_count(seconds: float) -> None:
     job = replace(REGULAR, offset_ns=(0, 0, 0, round(seconds * 1e9)))

@@ -27,6 +27,8 @@ from clusterprof.tables import RankTables, empty
 _AGREE_FRAC = 0.6
 #: so many steps have a rhythm; members of one collective on one host end within this
 _FEW, _ONE_END_NS = 3, 10_000.0
+#: steps of one training last as long on all ranks, but for the few that a window begins with
+_UNLIKE = 1.5
 #: in steps: ends of the same step on two ranks differ by less, and so do the calls and one clock
 _BESIDE = 0.75
 #: in steps: a clock that is off lies so near to a whole number of them once in a hundred times
@@ -40,9 +42,10 @@ def numbered(ranks: Sequence[RankTables]) -> list[RankTables]:
     by how much. A rank that shares no collective with any other keeps its own count: nothing is
     compared.
     """
-    own = [r.rank for r in ranks if is_counted(r)]
     if len(ranks) < 2:
         return list(ranks)
+    ranks = _in_stride(ranks)
+    own = [r.rank for r in ranks if is_counted(r)]
     if not own:
         return _recounted(ranks)
     calls = _in_steps(ranks, own)
@@ -56,6 +59,51 @@ def numbered(ranks: Sequence[RankTables]) -> list[RankTables]:
         least = min(int(r.steps["step"][0].as_py()) + added[r.rank] for r in ranks)
         added = {number: by - least for number, by in added.items()}
     return [_moved(r, added[r.rank]) if r.rank in own else r for r in ranks]
+
+
+def _in_stride(ranks: Sequence[RankTables]) -> list[RankTables]:
+    """Return the ranks with numbers that go up alike, each with a warning where it is changed.
+
+    A rank that counts by twos gets the numbers that the others count by. One whose steps last many
+    times as long as theirs, as if it marked every second one, has no step that is one of theirs.
+    """
+    measured = ((r, _pace(r)) for r in ranks if not is_counted(r))
+    paces = {r.rank: (*pace, r) for r, pace in measured if pace}
+    if not paces:
+        return list(ranks)
+    usual = Counter(by for by, _, _ in paces.values()).most_common(1)[0][0]
+    middle = sorted(paces.values(), key=lambda pace: pace[1])[(len(paces) - 1) // 2]
+    _, lasts, base = middle
+    out = []
+    for r in ranks:
+        by, ns, _ = paces.get(r.rank, (usual, lasts, r))
+        if by != usual:
+            first, number = r.steps["step"][0].as_py(), r.steps["step"].to_numpy()
+            r = _moved(r, (number - first) // by * usual - (number - first)).warned(
+                f"its step numbers go up by {by}, those of most ranks by {usual}: they are counted "
+                f"as the others', from {first} on"
+            )
+        if not 1 / _UNLIKE < ns / lasts < _UNLIKE and _at_one_time(r, base):
+            r = replace(r, steps=empty("steps")).warned(
+                f"its steps last {ns / lasts:.2g} times as long as those of most ranks: they are "
+                "others (a range around several steps or a part of one, or another job?), so that "
+                "they are not compared"
+            )
+        out.append(r)
+    return out
+
+
+def _pace(tables: RankTables) -> tuple[int, float] | None:
+    """By how much a rank's numbers go up, and how long a step lasts (ns), in the median.
+
+    None where it has few steps, or numbers that do not go up evenly.
+    """
+    _, end = _ends(tables)
+    number = tables.steps["step"].to_numpy()
+    apart = np.diff(number)
+    if len(end) <= _FEW or len(apart) < _FEW or apart.min() < 1 or (apart % apart[0]).any():
+        return None
+    return int(apart[0]), max(float(np.median(np.diff(end))), 1.0)
 
 
 def _in_steps(ranks: Sequence[RankTables], bare: Collection[int]) -> pa.Table:
@@ -253,7 +301,7 @@ def _by_calls(calls: pa.Table, known: Mapping[int, int], wanted: Collection[int]
     return {r: by for r, by in best.items() if counted[r][by] >= _AGREE_FRAC * counted[r].total()}
 
 
-def _moved(tables: RankTables, by: int) -> RankTables:
+def _moved(tables: RankTables, by: int | Ints) -> RankTables:
     steps = tables.steps
     number = pa.array(steps["step"].to_numpy() + by, pa.int64())
     at = steps.schema.get_field_index("step")
