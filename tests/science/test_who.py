@@ -14,6 +14,7 @@ from simulate import Cause, Job, simulate
 from simulate.cases import right, straggler_named
 from studies import Simulated, studied_job
 
+from clusterprof.analysis.findings.finding import job_of
 from clusterprof.analysis.findings.registry import all_findings
 from clusterprof.analysis.findings.verdict import verdict
 from clusterprof.study import dataset_of, study
@@ -145,6 +146,31 @@ def _two_profilers(job: Job, *, call_each_ns: int = 0) -> list[RankTables]:
 def _span(calls: pa.Table) -> tuple[int, int]:
     """When the first of a host's calls begins and the last ends (ns)."""
     return pc.min(calls["start_ns"]).as_py(), pc.max(calls["end_ns"]).as_py()
+
+
+def test_work_that_was_queued_before_a_report_begins_is_none_of_its_steps() -> None:
+    """Hosts are steps ahead: the reports of ranks 0 and 1 lack the launches before their window."""
+    ranks = [
+        _from_step_8(tables, launches=tables.rank > 1)
+        for tables in simulate(Job(steps=9, launch_ns=20_000, tear_ns=2 * MS))[0]
+    ]
+    dataset = dataset_of(ranks)
+    excess = job_of(dataset).excess["gpu"]
+    assert excess.max() < 1 * MS
+    assert not straggler_named(all_findings(dataset)[0])
+
+
+def _from_step_8(tables: RankTables, *, launches: bool) -> RankTables:
+    """The rank with a window from step 8 on; what was launched before it may still run in it."""
+    begin = tables.steps["begin_ns"][2].as_py()
+    activity = tables.activity.filter(pc.greater(tables.activity["end_ns"], begin))
+    if not launches:
+        early = pc.less(activity["launch_start_ns"], begin)
+        for name in ("launch_start_ns", "launch_end_ns"):
+            at = activity.schema.get_field_index(name)
+            known = pc.if_else(early, None, activity[name])
+            activity = activity.set_column(at, activity.schema.field(name), known)
+    return replace(tables, steps=tables.steps.slice(2), activity=activity)
 
 
 def test_hosts_that_pause_in_turn_are_one_finding_of_all() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof import threads
@@ -171,11 +172,31 @@ class Timelines:
 
 
 def wall_times(tables: RankTables) -> tuple[Ints, ...]:
-    """When each activity starts and stops, and its launch does, on its rank's own wall clock."""
+    """When each activity starts and stops, and its launch does, on its rank's own wall clock.
+
+    What a report has no launch of was launched by its start, and before what follows it on its
+    stream: so that work queued before the window's begin is not taken for a step's own.
+    """
     names = ("start_ns", "end_ns", "launch_start_ns", "launch_end_ns")
-    start, stop, launch, launch_end = (tables.activity[name] for name in names)
-    launches = (pc.coalesce(t, start) if t.null_count else t for t in (launch, launch_end))
-    return tuple(each.to_numpy() for each in (start, stop, *launches))
+    start, stop, *launches = (tables.activity[name] for name in names)
+    known = [
+        _by_the_next(tables, start, each) if 0 < each.null_count < len(each)
+        else pc.coalesce(each, start).to_numpy()
+        for each in launches
+    ]  # fmt: skip
+    return start.to_numpy(), stop.to_numpy(), *known
+
+
+def _by_the_next(tables: RankTables, start: pa.ChunkedArray, launch: pa.ChunkedArray) -> Ints:
+    """Launches, the unknown ones as late as can be: a stream runs in the order of its launches."""
+    known = np.asarray(pc.is_valid(launch).to_numpy())
+    stream = tables.activity["stream"].to_numpy()
+    out = pc.coalesce(launch, start).to_numpy().copy()
+    for one in np.unique(stream[~known]):
+        rows = np.flatnonzero(stream == one)[::-1]
+        earliest = np.minimum.accumulate(np.where(known[rows], out[rows], np.iinfo(np.int64).max))
+        out[rows] = np.where(known[rows], out[rows], np.minimum(out[rows], earliest))
+    return np.asarray(out)
 
 
 def _on_host(tables: RankTables) -> bool:
