@@ -61,7 +61,7 @@ def _known_and_not(results: Results, loud: list[Finding]) -> Iterator[str]:
 
 
 def _more_than_all(results: Results) -> Iterator[str]:
-    """Savings that add up to more than the step, or that are net of what nobody is told of."""
+    """Savings that add up to more than the step, or that are net of what no rank is told of."""
     savings = [(f["saving"], f["saved_ns_per_step"]) for f in results["findings"] if f["saving"]]
     # in the long run a step is longer where queued work hides something in the window
     steps = [s[view]["step_ns"] for s, _ in savings for view in ("window", "long_run")]
