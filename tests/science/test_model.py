@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from lab.tiers import long_but
-from simulate import Job, simulate
+from simulate import Cause, Job, simulate
 from simulate.cases import KINDS
 from studies import FOLDER, SEED, TRUTH, Simulated, gathered
 
@@ -105,6 +105,15 @@ def test_the_long_run_of_a_steady_job_has_the_windows_pace(
     dataset = simulated(job_kind, seed).study.dataset
     job = exact(dataset)
     assert job.pace(job.lengths) == pytest.approx(dataset.step_ns, rel=0.02)
+
+
+def test_a_host_slower_than_its_gpu_sets_the_long_runs_pace_however_much_work_is_queued() -> None:
+    """By 1 ms a step, of a queue of four steps of 22.7 ms: the window shows none of it."""
+    dataset = dataset_of(simulate(Job(steps=6, causes=(Cause("host", 1, 12_500_000),)))[0])
+    job = exact(dataset)
+    its_own = job.lengths.own[job.host_rank == 1].sum() / len(job.steps)
+    assert dataset.step_ns < 0.96 * its_own
+    assert job.pace(job.lengths) == pytest.approx(its_own, rel=0.001)
 
 
 @pytest.mark.parametrize("recording", long_but(["kineto/gloo"], ["nsys-2025.3/ddp-host-hidden"]))

@@ -36,8 +36,8 @@ from clusterprof.analysis.model.dataset import Bools, Floats, Ints
 from clusterprof.analysis.model.graph import NEVER, Graph, first_of, running_maximum, running_sum
 from clusterprof.analysis.model.timeline import Small
 
-#: until queues have filled or emptied, so many steps do not count: with 8 the host in the recording
-#: ddp-host-hidden saves 1.6 ms a step, with 12 3.7, and with twice the time 4.0
+#: until queues have filled, so many steps do not count: with 4 a step of the recording
+#: pipeline-1f1b takes 47.7 ms, with 12 48.8, and with four times as many as well
 SETTLE_STEPS = 12
 
 
@@ -314,28 +314,30 @@ class Replay:
         return {}
 
     def _long_run(self, lengths: Lengths) -> tuple[Ints, Floats]:
-        """Replay many windows, one after the other.
+        """Replay the window, and then many, one after the other, that begin with empty queues.
 
-        Each round of the window goes on from where the one before has left hosts and queues. As
-        many steps count as do not: the queues must have filled or emptied first. Once all moments
-        go on as they do (`_goes_on`), and the next round begins as they do, those that are left
-        are known.
+        How fast a host is that is slower than its GPU shows there at once, and behind a full queue
+        only when that has drained. Each round goes on from where the one before has left hosts and
+        queues. As many steps count as do not. Once all moments go on as they do (`_goes_on`), and
+        the next round begins as they do, those that are left are known.
         """
-        begin, change = self.first_ns, np.zeros(0, dtype=np.int64)
-        rounds, before = list[Ints](), list[Ints]()
-        passes = self._passes(lengths)
+        passes, rounds, before = self._passes(lengths), list[Ints](), list[Ints]()
         marks, again = self.graph.place(self.marks), self.graph.place(self.again)
+
+        def left(times: Ints) -> Ints:
+            return np.where(_like(self.again, times) < 0, NEVER, times[again])
+
+        window = passes(self.first_ns)[-1]
+        begin, change = self._emptied(left(window)), np.zeros(0, dtype=np.int64)
         steps = max(self.marks.shape[1] - 1, 1)
         settled = -(-SETTLE_STEPS // steps)
         for _ in range(2 * settled):
             found = passes(begin)
             rounds.append(found[-1][marks])
-            left = found[-1][again]
-            left[self.again < 0] = NEVER
-            later = left - _like(begin, left)
+            later = left(found[-1]) - begin
             if np.array_equal(change, later) and self._goes_on(before, found):
                 break
-            begin, before, change = left, found, later
+            begin, before, change = left(found[-1]), found, later
         while len(rounds) < 2 * settled:
             rounds.append(2 * rounds[-1] - rounds[-2])
         # a round begins where the one before has ended
@@ -343,7 +345,14 @@ class Replay:
             [rounds[settled - 1][:, -1:], *(r[:, 1:] for r in rounds[settled:])], 1
         )
         took = np.diff(ends.mean(axis=0), axis=0)
-        return rounds[0], took.reshape(settled, steps, *took.shape[1:]).mean(axis=0)
+        return window[marks], took.reshape(settled, steps, *took.shape[1:]).mean(axis=0)
+
+    def _emptied(self, begin: Ints) -> Ints:
+        """`begin` with empty queues: no GPU has more to do when the first host goes on."""
+        hosts = len(self.first_of_host)
+        first: Ints = begin.copy()
+        first[hosts:] = np.minimum(begin[hosts:], begin[:hosts].min(axis=0))
+        return first
 
     def _goes_on(self, before: list[Ints], now: list[Ints]) -> bool:
         """Whether each moment is as much later in all rounds to come as it is in this one.
