@@ -173,6 +173,41 @@ def _from_step_8(tables: RankTables, *, launches: bool) -> RankTables:
     return replace(tables, steps=tables.steps.slice(2), activity=activity)
 
 
+def test_of_a_rank_that_starts_its_profiler_twice_the_steps_between_are_no_evidence() -> None:
+    job = Job(steps=12, synchronous=True, causes=(Cause("host", 2, 9 * MS),))
+    ranks, _ = simulate(job)
+    ranks[1] = _without_steps(ranks[1], 10, 13)
+    dataset = dataset_of(ranks)
+    assert dataset.steady_steps == (7, 8, 9, 14, 15, 16, 17)
+    top = all_findings(dataset)[0][0]
+    assert (top["code"], top["ranks"]) == ("straggler.host", [2])
+    # rank 1 is compared and replayed with the others: without it two thirds of the saving are lost
+    assert top["saved_ns_per_step"] == pytest.approx(8.85 * MS, rel=0.05)
+
+
+def _without_steps(tables: RankTables, first: int, until: int) -> RankTables:
+    """The rank without what was recorded from one step to before another."""
+    rows = {row["step"]: row["begin_ns"] for row in tables.steps.to_pylist()}
+
+    def kept(table: pa.Table, time: str) -> pa.Table:
+        before, after = pc.less(table[time], rows[first]), pc.less(table[time], rows[until])
+        return table.filter(pc.or_(before, pc.invert(after)))
+
+    return replace(
+        tables, steps=kept(tables.steps, "begin_ns"), activity=kept(tables.activity, "start_ns"),
+        host_calls=kept(tables.host_calls, "start_ns"),
+        collective_calls=kept(tables.collective_calls, "issue_start_ns"),
+    )  # fmt: skip
+
+
+def test_the_only_profiled_member_of_a_group_waits_for_the_unprofiled_one() -> None:
+    """One rank of each tensor group is profiled; the other member of rank 4's is late."""
+    job = Job(dp=4, tp=2, steps=8, synchronous=True, causes=(Cause("host", 5, 10 * MS),))
+    found = all_findings(dataset_of(simulate(job)[0][::2]))[0]
+    assert (found[0]["code"], found[0]["ranks"]) == ("straggler.unprofiled", [4])
+    assert found[0]["saved_ns_per_step"] == pytest.approx(10 * MS, rel=0.05)
+
+
 def test_hosts_that_pause_in_turn_are_one_finding_of_all() -> None:
     turns = tuple(Cause("host", step % 4, 20 * MS, (step,)) for step in range(6, 14))
     found = studied_job(Job(steps=8, synchronous=True, causes=turns)).results["findings"]

@@ -110,13 +110,14 @@ def repairs(dataset: Dataset, _: Lengths, before: Sequence[Repair] = ()) -> list
     waiting cannot be separated: an information.
     """
     c, spent = dataset.collectives, by_call(dataset)[:-1]
-    least = limits.LEAST_FRAC * dataset.step_ns
-    known = c.has & c.matched
+    least, separable = limits.LEAST_FRAC * dataset.step_ns, whole(dataset)
+    # the only profiled member of a communicator matches no other
+    known = c.has & (c.matched | ~separable)
     for each in before:
         if each.calls is not None:
             known &= ~each.calls
     # tensor groups are many communicators of one kind: they are one finding
-    label, separable = np.where(c.between_stages, _BOTH, c.label), whole(dataset)
+    label = np.where(c.between_stages, _BOTH, c.label)
     transfer, steady = spent[:, EXPOSED] - spent[:, WAITING], np.isin(c.step, dataset.steady_steps)
     out = []
     for operation, separate in dict.fromkeys(zip(label[known], separable[known], strict=True)):

@@ -290,7 +290,7 @@ def repairs(dataset: Dataset, *_: object) -> list[Repair]:
 
 
 def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
-    """Return the rank whose host is much slower than its peers', though that delays no other rank."""
+    """Return the rank whose host is much slower than its peers', though it delays no other rank."""
     job = job_of(dataset)
     more = job.excess["host"].mean(axis=1)
     one: Member = (int(np.argmax(more)), "host")

@@ -156,7 +156,8 @@ def _repair(dataset: Dataset, communicator: str, extra: Floats) -> Repair:
     hit = _waited(dataset, mine, extra) > limits.WARNING_FRAC * dataset.step_ns
     late = mine & (extra > 0) & np.isin(c.step, np.asarray(dataset.steady_steps)[hit])
     call = call_of(dataset, job)
-    waits = np.where(job.joined & late[call], extra[call], 0).astype(np.int64)
+    # the only profiled member waits as well, and matches no other
+    waits = np.where((call >= 0) & late[call], extra[call], 0).astype(np.int64)
     # what is in three of four steps is no congestion; else it must cost a lot
     steady = float(hit.mean()) >= limits.STEADY_FRAC
     return Repair(

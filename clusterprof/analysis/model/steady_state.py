@@ -23,7 +23,8 @@ def steady_steps(d: Timelines, placed: pa.Table) -> tuple[int, ...]:
     rank. The first synchronising collectives after it bring the GPUs together again; until each
     rank has been through one (and from communicator to communicator all ranks through each
     other's), later steps are not evidence either. A report without steps has none in steady state.
-    Windows that begin some steps apart have only the steps in common to compare the ranks by.
+    Windows that begin some steps apart have only the steps in common to compare the ranks by, and
+    so have ranks of which one lacks steps in the midst of its window.
     Stopping shows too: in the step after a rank's last one, as all wait for that rank, and
     in the last step of all where a rank's report ends before its collectives do. A step in
     which no time passes on some rank (of a report whose times are wrong) shows nothing.
@@ -38,10 +39,14 @@ def steady_steps(d: Timelines, placed: pa.Table) -> tuple[int, ...]:
     rank, step, took = rank[kept], step[kept], took[kept]
     steps = np.unique(step)
     first, last = step[np.diff(rank, prepend=-1) != 0], step[np.diff(rank, append=-1) != 0]
-    disturbed = np.r_[first, _disturbed_by_the_stop(last, placed), step[took <= 0]]
-    steady = (steps > _synchronised(placed, int(first.max()))) & ~np.isin(steps, disturbed)
     at = np.searchsorted(steps, step)
+    # a profiler that pauses on a rank starts once more
+    starts = step[(np.diff(rank, prepend=-1) != 0) | (np.diff(at, prepend=0) > 1)]
+    disturbed = np.r_[starts, _disturbed_by_the_stop(last, placed), step[took <= 0]]
+    steady = (steps > _synchronised(placed, int(first.max()))) & ~np.isin(steps, disturbed)
     ranks = np.bincount(at, minlength=len(steps))
+    inside = (first[:, None] <= steps) & (steps <= last[:, None])
+    steady &= ranks == inside.sum(axis=0)
     # what few ranks have is of another window; profilers begin in one step, or in the next
     steady &= 2 * ranks > len(first)
     if first.max() - first.min() > 1:
