@@ -88,7 +88,10 @@ def adds_up(results: Results) -> None:
 
 
 #: "16.9 ms of each 47.5 ms step (35%)", and whose step it is
-_OF_EACH = re.compile(r"([\d.]+) ms of each ([\d.]+) ms step \(<?([\d.]+)%\)( under the profiler)?")
+_OF_EACH = re.compile(
+    r"([\d.]+) ms of each ([\d.]+) ms step \(<?([\d.]+)%(?:; [\d.]+ ms alone)?\)"
+    r"( under the profiler)?"
+)
 
 
 def sentences(results: Results) -> None:

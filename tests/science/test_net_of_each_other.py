@@ -87,7 +87,7 @@ def test_what_saves_most_comes_first_and_the_same_is_not_saved_twice(
     (found,) = (f for f in results["findings"] if f["code"] == second)
     assert found["severity"] == "info"
     assert "0.00 ms of each" in found["summary"] or "0 ms of each" in found["summary"]
-    assert found["summary"].endswith(" ms alone.")
+    assert found["summary"].endswith(" ms alone).")
     shown = " once nearly all is repaired, "
     assert shown in summary.saved(found)
     assert shown in " ".join(text.render(results).split())

@@ -282,7 +282,7 @@ def test_what_ranks_wait_for_in_a_look_is_no_headline() -> None:
     found = all_findings(dataset)[0]
     assert [each["severity"] for each in found] == ["info"]
     assert "32.0 ms" in found[0]["summary"]
-    line = verdict(dataset, found)
+    line = " ".join(sentence["text"] for sentence in verdict(dataset, found))
     assert line.startswith("Stragglers cannot be determined from flight recorders alone")
     assert "32.0 ms" not in line
 

@@ -197,14 +197,16 @@ def test_runs_are_listed_the_newest_first(tmp_path: Path) -> None:
 def test_the_next_command_of_a_launch_bound_run_names_torch_s_profiler() -> None:
     from simulate import Job, simulate
 
-    from clusterprof.analysis.findings.finding import capture, lighter
+    from clusterprof.analysis.findings.finding import LAUNCH_BOUND, capture, job_of, lighter
     from clusterprof.study import dataset_of
 
     ranks, _ = simulate(Job())
     line = ["clusterprof", "srun", RANKS, "-N2", "--", "python", "train.py"]
     dataset = dataset_of(ranks, again=line)
-    assert lighter(dataset, []) == "nsys"
-    assert lighter(dataset, [bound()]) == "torch"
-    assert "--profiler torch -N2" in capture(dataset, [1], profiler=lighter(dataset, [bound()]))
+    assert lighter(dataset) == "nsys"
     asked = dataset_of(ranks, again=[*line[:2], "--trace=cuda,nvtx", *line[2:]])
-    assert lighter(asked, [bound()]) == "nsys"
+    for each in (dataset, asked):
+        job_of(each).repaired = ((LAUNCH_BOUND, (0, 1)),)
+    assert lighter(dataset) == "torch"
+    assert "--profiler torch -N2" in capture(dataset, [1], profiler=lighter(dataset))
+    assert lighter(asked) == "nsys"
