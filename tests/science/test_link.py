@@ -86,3 +86,10 @@ def test_a_late_member_makes_no_link_slow() -> None:
 def test_a_congested_step_is_no_slow_link() -> None:
     once = replace(SLOW, causes=(Cause("link", 2, 12 * MS, (8,)),))
     assert not [each for each in _links(simulate(once)[0]) if each["severity"] != "info"]
+
+
+def test_of_unknown_communicators_no_rank_is_waited_for_that_is_not_there() -> None:
+    found = found_in(simulate(replace(SLOW, communicator_ids=False))[0])
+    (exposed,) = [each for each in found if each["code"] == "communication.exposed"]
+    assert exposed["severity"] == "warning"
+    assert "unprofiled" not in exposed["summary"]

@@ -96,8 +96,11 @@ def _in_stride(ranks: Sequence[RankTables]) -> list[RankTables]:
 def _pace(tables: RankTables) -> tuple[int, float] | None:
     """By how much a rank's numbers go up, and how long a step lasts (ns), in the median.
 
-    None where it has few steps, or numbers that do not go up evenly.
+    None where it has few steps, or numbers that do not go up evenly, or no timed call: hosts alone
+    run ahead of each other.
     """
+    if not (integers(tables.collective_calls, "end_ns") > 0).any():
+        return None
     _, end = _ends(tables)
     number = tables.steps["step"].to_numpy()
     apart = np.diff(number)

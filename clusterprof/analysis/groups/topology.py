@@ -228,6 +228,8 @@ def whole(dataset: Dataset) -> Bools:
     are.
     """
     c = dataset.collectives
+    if _everyone(dataset):
+        return np.ones(len(c.rank), dtype=bool)
     codes, names = c.communicators
     of, _ = np.unique(np.stack([codes, c.rank]), axis=1)
     size = np.zeros(len(names), dtype=np.int64)
