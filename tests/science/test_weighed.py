@@ -170,6 +170,16 @@ def test_without_step_logs_launch_bound_may_be_the_profilers_doing() -> None:
     assert one["saved_ns_per_step"] - one["saved_uncertainty_ns"] <= 1.1 * true
 
 
+def test_kernels_of_ranks_that_wait_are_compared_as_if_no_collective_ran_beside_them() -> None:
+    job = Job(steps=8, launch_ns=50_000, contention_frac=0.3)
+    extra = int(0.4 * 3 * job.layer_ns * job.layers)
+    late = replace(job, causes=(Cause("gpu_slow", 1, extra),))
+    (one,) = found(studied(late), "straggler.gpu")
+    saved = window_step_ns(late) - window_step_ns(job)
+    # the late rank's own are longer, and beside no collective: they tell nothing of the others'
+    assert one["saved_ns_per_step"] == pytest.approx(saved, rel=0.05)
+
+
 def test_an_uncertainty_has_what_the_clocks_leave_open(monkeypatch: pytest.MonkeyPatch) -> None:
     job = next(cases(["late in a pipeline"], [9104])).job
     ranks, _ = simulate(job)

@@ -373,6 +373,14 @@ def _slow_link(d: _Draw) -> Case:
     return replace(made, ranks=tuple(range(first, first + job.tp)))
 
 
+def _contention(d: _Draw) -> Case:
+    """Kernels are slower beside a collective: those of the ranks that wait, more than others'."""
+    job = d.job(d.data(), d.part(0.3, 0.6), contention_frac=d.part(0.1, 0.4))
+    kind = str(d.one("gpu_slow", "gpu_slow", "gpu_more", "host"))
+    code = "straggler.host" if kind == "host" else "straggler.gpu"
+    return d.late(replace(job, synchronous=kind == "host"), kind, d.part(0.15, 0.5), code)
+
+
 def _launch_bound(d: _Draw) -> Case:
     job = d.job(d.data(), 1.0, layer_ns=int(d.part(12_000, 25_000)), layers=24)
     job = replace(job, launch_ns=int(d.part(25_000, 60_000)), copy_ns=20_000, latency_ns=8_000)
@@ -528,4 +536,5 @@ KINDS: dict[str, Callable[[_Draw], Case]] = {
     "healthy, lengths that hold": _sticky,
     "slow node in tensor groups": _slow_node,
     "slow link": _slow_link,
+    "contention": _contention,
 }

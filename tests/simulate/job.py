@@ -86,6 +86,8 @@ class Job:
     #: interleaved 1F1B: each rank has so many chunks of layers (microbatches: a multiple of pp)
     chunks: int = 1
     noise_frac: float = 0.01
+    #: kernels take longer by such a part while a collective is on their GPU, waiting or not
+    contention_frac: float = 0.0
     #: each GPU's speed differs by up to such a part from the others'
     gpu_speed_frac: float = 0.0
     #: sequences are as long as a log-normal of such a sigma says, by replica and step

@@ -1,4 +1,4 @@
-"""Ranks with a host, a compute stream and a communication stream, all advanced together.
+"""Ranks with a host, a compute stream and a communication stream, all advanced shared_ns.
 
 Everything is an array over ranks: no loop over ranks, so thousands of them can be simulated.
 A kernel starts once it is launched, its stream is free and what it needs is done; a
@@ -40,6 +40,8 @@ class Machine:
         self._group = 0
         self.speed = self._unequal(job.gpu_speed_frac)
         self.pace = self._unequal(job.host_pace_frac)
+        #: from when to when each rank's latest collectives were on its GPU, without a gap
+        self.occupied = np.zeros((2, n), dtype=np.int64)
 
     def _unequal(self, frac: float) -> npt.NDArray[np.float64]:
         """A factor for each rank, within `frac` of 1."""
@@ -67,12 +69,21 @@ class Machine:
         """Launch one kernel on each of `ranks`; returns when it ends."""
         begin, launched = self._launched(ranks)
         start = np.maximum(launched + _PAUSE_NS, self.free[stream][ranks] + 1_000)
-        end = start + length
+        end = start + (self._beside(ranks, start, length) if kind == "compute" else length)
         self.free[stream][ranks] = end
         if self.job.on_host:
             self.host[ranks] = end
         self._activity(ranks, start, end, stream, name, kind, begin, launched, **more)
         return end
+
+    def _beside(self, ranks: Ints, start: Ints, length: Ints) -> Ints:
+        """How long kernels take, which are slower beside a collective of their rank."""
+        begin, end = self.occupied[:, ranks]
+        before = np.clip(begin - start, 0, length)
+        times = 1 + self.job.contention_frac
+        shared_ns = np.maximum(end - np.maximum(start, begin), 0)
+        crowded = np.minimum(length - before, shared_ns / times)
+        return np.asarray(length + (times - 1) * crowded).astype(np.int64)
 
     def _launched(self, ranks: Ints) -> tuple[Ints, Ints]:
         """Let the hosts launch one kernel; returns from when to when that took them."""
@@ -107,6 +118,11 @@ class Machine:
         spread = 400 if small else self.job.phase_ns
         end = last[groups] + length + longer + self.rng.integers(0, max(spread, 1), len(ranks))
         self.free[stream][ranks] = end
+        begun, until = self.occupied[:, ranks]
+        self.occupied[:, ranks] = (
+            np.where(start > until + 1_000, start, begun),
+            np.maximum(until, end),
+        )
         self._activity(
             ranks, start, end, stream, f"ncclDevKernel_{operation}", "collective", begin, launched
         )

@@ -358,7 +358,7 @@ def _by_rank(r: _Reports, chosen: Bools, values: Ints, part: float, otherwise: i
     """For each of `row` this quantile of its rank's `chosen` values; of none `otherwise`."""
     rank = r.rank[r.row]
     out = np.full(len(r.begins), otherwise)
-    known, found = quantiles(rank[chosen], values[chosen], part)
+    known, found, _ = quantiles(rank[chosen], values[chosen], part)
     out[known] = found
     return out[rank]
 
@@ -408,8 +408,8 @@ def _believed(part: Ints, true: Bools) -> Bools:
     return few[part]
 
 
-def quantiles(key: Ints, values: Ints, part: float) -> tuple[Ints, Ints]:
-    """All keys, ascending, and a quantile of each one's values: one of them, of two the lower."""
+def quantiles(key: Ints, values: Ints, part: float) -> tuple[Ints, Ints, Ints]:
+    """All keys, ascending, a quantile of each one's values (of two the lower), and their number."""
     ordered = values[np.lexsort((values, key))]
     known, count = np.unique(key, return_counts=True)
-    return known, ordered[np.cumsum(count) - count + (part * (count - 1)).astype(int)]
+    return known, ordered[np.cumsum(count) - count + (part * (count - 1)).astype(int)], count

@@ -17,6 +17,7 @@ from clusterprof.analysis.model.accounts import activity_of
 from clusterprof.analysis.model.by_report import Part, joined, part_of, quantiles
 from clusterprof.analysis.model.dataset import Bools, Dataset, Ints, once
 from clusterprof.analysis.model.graph import NEVER, Graph, depths, first_of
+from clusterprof.analysis.model.intervals import union
 from clusterprof.analysis.model.replay import (
     FOLLOWING,
     LAUNCHING,
@@ -24,8 +25,11 @@ from clusterprof.analysis.model.replay import (
     Replay,
     length_places,
 )
-from clusterprof.analysis.model.timeline import COMPUTE, Small
+from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE, Small
 from clusterprof.mapped import trim
+
+#: makes one number of several: other ones are alike by chance of 2^-64
+_MIXES = np.int64(6_364_136_223_846_793_005)
 
 
 def replay(dataset: Dataset) -> Replay | None:
@@ -311,35 +315,47 @@ class _Moments:
     def _freely(self, beside: Ints, run: Ints) -> Ints:
         """How long each activity runs where its rank waits in no collective beside it (ns).
 
-        Of a beside kernel the median of the same kernels (by name, and how many-th of its name in
-        the step), over ranks and steps in which they were not beside; at most its own.
+        One factor for all: how many times as long a kernel runs beside a collective as the same one
+        does beside none, of all the middle one, by their time and the root of how many tell it.
+        Only a rank's own kernels tell it: those of another, whose GPU may be slow or have longer
+        work, are no measure of what these would take.
         """
-        if not len(beside):
-            return run
-        key = self._same_kernels()
-        known = key >= 0
-        known[beside] = False
-        free = np.flatnonzero(known)
-        keys, middle = quantiles(key[free], run[free], 0.5)
-        at = np.searchsorted(keys, key[beside])
-        known = np.r_[keys, -1][at] == key[beside]
+        alike, crowded, free = self._same_kernels()
+        keys, alone, times = quantiles(alike[free], run[free], 0.5)
+        others, longer, count = quantiles(alike[crowded], run[crowded], 0.5)
+        _, at, other = np.intersect1d(keys, others, return_indices=True)
+        factor = longer[other] / alone[at]
+        weight = np.minimum(alone[at], longer[other]) * np.sqrt(np.minimum(times[at], count[other]))
+        order = np.argsort(factor)
+        until = np.cumsum(weight[order])
         out = run.copy()
-        out[beside[known]] = np.minimum(run[beside[known]], middle[at[known]])
+        if len(order):
+            middle = factor[order][np.searchsorted(until, limits.HALF * until[-1])]
+            out[beside] = run[beside] / max(float(middle), 1.0)
         return np.asarray(out)
 
-    def _same_kernels(self) -> Ints:
-        """A number for each kernel: equal for the same kernel of any rank and step; else -1."""
-        part, names = self.part, self.dataset.activities.name
-        out = np.full(self.n, -1, dtype=np.int64)
+    def _same_kernels(self) -> tuple[Ints, Bools, Bools]:
+        """A number for each kernel, and whether collectives run beside all of it, or none of it.
+
+        Equal for those of a rank that do the same, in any layer and step: by their names, and those
+        of two before and two behind each.
+        """
+        part, axis, names = self.part, self.dataset.axis, self.dataset.activities.name
+        out = np.zeros(self.n, dtype=np.int64)
+        crowded, free = np.zeros((2, self.n), dtype=bool)
         for rows in self._some_ranks():
-            name = np.where(part.kind[rows] == COMPUTE, names[part.row[rows]], -1)
-            order = np.lexsort((part.start[rows], name, part.step[rows], part.rank[rows]))
-            of = np.stack([part.rank[rows], part.step[rows], name])[:, order]
-            fresh = np.r_[True, (of[:, 1:] != of[:, :-1]).any(axis=0)]
-            since = np.arange(len(order)) - first_of(fresh)
-            of_name = of[2].astype(np.int64)
-            out[rows.start + order] = np.where(of_name >= 0, of_name * self.n + since, -1)
-        return out
+            begin, end = (axis.of(part.rank[rows], t[rows]) for t in (part.start, part.stop))
+            busy = part.kind[rows] == COLLECTIVE
+            kernel = np.flatnonzero((part.kind[rows] == COMPUTE) & (end > begin))
+            kernel = kernel[np.argsort(begin[kernel], kind="stable")]
+            name, alike = names[part.row[rows][kernel]], part.rank[rows][kernel].astype(np.int64)
+            for apart in range(-2, 3):
+                alike = alike * _MIXES + np.roll(name, apart)
+            covered = union(begin[busy], end[busy]).within(begin[kernel], end[kernel])
+            kernel += rows.start
+            out[kernel], free[kernel] = alike, covered == 0
+            crowded[kernel] = covered == part.stop[kernel] - part.start[kernel]
+        return out, crowded, free
 
     def _add_step_ends(self, edges: _Edges) -> None:
         """A step ends with the host and, on each stream, with the last that it has launched."""
