@@ -45,6 +45,8 @@ _RECORDINGS = Path(__file__).resolve().parent.parent / "tests" / "data" / "recor
 _HELD_OUT = 1000
 #: a stated saving is near the measured one within this part of it, or this part of the step
 _NEAR_SAVED_FRAC, _NEAR_STEP_FRAC = 0.10, 0.02
+#: a finding that saves so much of a step is above information
+_DECIDES_FRAC = 0.05
 #: what two replays of one job may differ by
 _ROUNDED_NS = 1_000
 #: planted clocks are off by up to so much; so many runs are timed, fewer of those that take long
@@ -85,6 +87,10 @@ TABLES = {
     "unsure": Table(
         "True saving beyond the stated uncertainty (on GPUs and what repeats vary by)",
         0.05, None, "not measured",
+    ),
+    "width": Table(
+        "Half the width of what may be saved, of the saving, where that is above information",
+        0.15, None, "a third",
     ),
     "replay": Table("Replay without change against the recorded steps", None, 0.01),
     # steps differ, so that what the other half lasted is compared; 3.3%: Lumos' mean, MLSys 2025
@@ -244,11 +250,9 @@ def of_job(case: Case) -> Iterator[Row]:
             true, before = saved_ns(case.job)
         what = f"{true / 1e6:.2f} of {before / 1e6:.2f} ms"
         error = abs(stated - true) / before
-        unsure = sum(f["saved_uncertainty_ns"] for f in _true(case, found))
-        text = f"{stated / 1e6:.2f} ± {unsure / 1e6:.2f} ms"
+        text = _text(_true(case, found))
         yield Row("saving", case.kind, name, what, text, error)
-        beyond = float(abs(stated - true) > unsure + _ROUNDED_NS)
-        yield Row("unsure", case.kind, name, what, text, beyond)
+        yield from _intervals(case.kind, name, what, _true(case, found), true, _ROUNDED_NS, before)
 
 
 def profiled(case: Case, job: Job) -> list[RankTables]:
@@ -363,16 +367,41 @@ def _measured(name: str, what: dict[str, Any], found: Sequence[Any]) -> Iterator
             continue
         mine = [f for f in found if f["code"] == pair["saved_of"]]
         stated = sum(_saved(f) for f in mine) / 1e6
-        unsure = sum(f["saved_uncertainty_ns"] for f in mine) / 1e6
         saved, spread, step = pair["saved_ms"], pair["saved_spread_ms"], what["step_ms"]
         most = max(_NEAR_SAVED_FRAC * abs(saved), _NEAR_STEP_FRAC * step)
         error = abs(stated - saved)
         true = f"{saved:.2f} ± {spread:.2f} of {step:.2f} ms, {pair['saved_of']}"
-        text = f"{stated:.2f} ± {unsure:.2f} ms"
+        text = _text(mine)
         for table, near in (("measured", most), ("repeats", most + spread)):
             beyond = max(error - near, 0.0) / step
             yield Row(table, "recording", name, true, text, beyond)
-        yield Row("unsure", "recording", name, true, text, float(error > unsure + spread))
+        ns = (1e6 * each for each in (saved, spread, step))
+        yield from _intervals("recording", name, true, mine, *ns)
+
+
+def _interval(found: Sequence[Any]) -> tuple[float, float]:
+    """From where to where what findings save together lies (ns)."""
+    least, most = (sum(f[f"saved_{end}_ns"] for f in found) for end in ("least", "most"))
+    return least, most
+
+
+def _text(found: Sequence[Any]) -> str:
+    """What findings save together."""
+    stated = sum(_saved(f) for f in found)
+    low, high = (each / 1e6 for each in _interval(found))
+    return f"{stated / 1e6:.2f} ({low:.2f} to {high:.2f}) ms"
+
+
+def _intervals(
+    kind: str, name: str, what: str, found: Sequence[Any], true: float, within: float, step: float
+) -> Iterator[Row]:
+    """Whether what is true lies in the interval, and how wide that is where it is a finding."""
+    (least, most), stated = _interval(found), sum(_saved(f) for f in found)
+    beyond = float(not least - within <= true <= most + within)
+    yield Row("unsure", kind, name, what, _text(found), beyond)
+    if least >= _DECIDES_FRAC * step:
+        width = (most - least) / 2 / stated
+        yield Row("width", kind, name, what, _text(found), width)
 
 
 def timed(ranks: int) -> Iterator[Row]:

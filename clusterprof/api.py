@@ -49,6 +49,8 @@ FINDINGS = pa.schema(
         required("steps", pa.list_(pa.int64())),
         required("recurrence", pa.string()),
         required("saved_ns_per_step", pa.int64()),
+        required("saved_least_ns", pa.int64()),
+        required("saved_most_ns", pa.int64()),
         required("saved_uncertainty_ns", pa.int64()),
         required("share_of_step", pa.float64()),
         required("cost_ns_per_step", pa.int64()),
@@ -238,6 +240,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         """The verdict and the findings, as a notebook shows them."""
+        from clusterprof.report.summary import saved_text
 
         def row(tag: str, *cells: str) -> str:
             texts = (html.escape(words.plain(cell)) for cell in cells)
@@ -250,7 +253,7 @@ class Run:
                 finding["severity"],
                 finding["code"],
                 words.spans(finding["ranks"], 8),
-                words.with_bound(finding["saved_ns_per_step"], finding["saved_uncertainty_ns"]),
+                saved_text(finding),
                 words.percent(finding["share_of_step"]),
             )
             for finding in self.results["findings"]
@@ -331,11 +334,11 @@ def _row(job: WhatIfs, group: _Group, what: What, times: float | None) -> dict[s
     if lengths is None:
         return row
     saved = job.saved(lengths)
-    clocks_ns = job.clock_error_ns(saved, group.ranks)
+    least_ns, most_ns, _ = job.interval(saved, group.ranks)
     return row | {
         "without_ns": round(job.step_ns - saved.ns),
         "saved_ns": round(saved.ns),
-        "saved_uncertainty_ns": round(math.hypot(saved.uncertainty_ns, clocks_ns)),
+        "saved_uncertainty_ns": round(max(saved.ns - least_ns, most_ns - saved.ns)),
         "share_of_step": saved.ns / job.step_ns if job.step_ns else 0.0,
     }
 

@@ -237,7 +237,10 @@ class Finding(TypedDict):
     #: by how much a step would be shorter without the cause, once what `saving` is net of is
     #: repaired: a step of the job without the profiler, where its step logs tell that (`pace`)
     saved_ns_per_step: int
-    #: half-width: what the window alone and the same steps again and again differ by
+    #: from where to where that lies (95%); the severity is that of the least
+    saved_least_ns: int
+    saved_most_ns: int
+    #: how far the farther of both is from it
     saved_uncertainty_ns: int
     #: None where nothing can be repaired, and nothing is saved (profiler.perturbation), and where
     #: nothing is replayed: what straggler.shallow saves is its lateness

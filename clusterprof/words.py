@@ -89,6 +89,16 @@ def with_bound(ns: float, uncertainty_ns: float) -> str:
     return f"{value} ±{_rounded_up(uncertainty_ns / 1e6, len(value.partition('.')[2]))} ms"
 
 
+def between(ns: float, least_ns: float, most_ns: float) -> str:
+    """A time and where it lies: `20.3 ±1.5 ms`, or off the middle, `3.7 (0.1 to 3.9) ms`."""
+    less, more = with_bound(ns, ns - least_ns), with_bound(ns, most_ns - ns)
+    if less == more:
+        return less
+    value = milliseconds(ns)
+    ends = (milliseconds(end, len(value.partition(".")[2])) for end in (least_ns, most_ns))
+    return f"{value} ({' to '.join(ends)}) ms"
+
+
 def sentences(text: str) -> list[str]:
     """The sentences of a text: one ends before a space and a capital letter or a number."""
     return _SENTENCE_END.split(text)

@@ -27,7 +27,9 @@ MEANINGS: dict[str, str] = {
     "steps": "the steps that show it",
     "recurrence": "`persistent`, `intermittent` or `once`",
     "saved_ns_per_step": "by how much a step is shorter once it is repaired",
-    "saved_uncertainty_ns": "half-width",
+    "saved_least_ns": "from where that lies (95%): what its severity is of",
+    "saved_most_ns": "and to where",
+    "saved_uncertainty_ns": "how far the farther of both is from it",
     "share_of_step": "the saving, of the step",
     "cost_ns_per_step": "what its cause takes of the window's own steps",
     "confidence": "0 to 1",
@@ -94,7 +96,7 @@ MEANINGS: dict[str, str] = {
     "step_ns": "the step as it is",
     "without_ns": "the replayed step with that change; null where there are no peers",
     "saved_ns": "the difference; negative where the middle peer takes longer",
-    "what_if.saved_uncertainty_ns": "half-width, as of findings",
+    "what_if.saved_uncertainty_ns": "how far off that may be (95%), as of findings",
 }
 
 

@@ -37,9 +37,9 @@ def contradictions(results: Results) -> list[str]:
 def _open(loud: list[Finding]) -> Iterator[str]:
     """Findings above severity info that may save nothing."""
     for found in loud:
-        saved, unsure = found["saved_ns_per_step"], found["saved_uncertainty_ns"]
-        if found["code"] != _NO_SAVING and unsure >= saved:
-            yield f"{found['code']} is {found['severity']} and saves {saved} ± {unsure} ns"
+        least, most = found["saved_least_ns"], found["saved_most_ns"]
+        if found["code"] != _NO_SAVING and least <= 0:
+            yield f"{found['code']} is {found['severity']} and saves {least} to {most} ns"
 
 
 def _unmatched(results: Results) -> Iterator[str]:

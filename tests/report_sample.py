@@ -47,6 +47,8 @@ def straggler() -> Finding:
         "cost_ns_per_step": 20_312_345,
         "share_of_step": 0.2901,
         "saved_ns_per_step": 17_870_000,
+        "saved_least_ns": 16_740_000,
+        "saved_most_ns": 19_000_000,
         "saved_uncertainty_ns": 1_130_000,
         "saving": {
             "window": {"step_ns": 61_600_000, "without_ns": 43_730_000},
@@ -99,6 +101,8 @@ def pageable() -> Finding:
         "cost_ns_per_step": 6_012_000,
         "share_of_step": 0.0479,
         "saved_ns_per_step": 2_950_000,
+        "saved_least_ns": 2_740_000,
+        "saved_most_ns": 3_160_000,
         "saved_uncertainty_ns": 210_000,
         "saving": {
             "window": {"step_ns": 43_730_000, "without_ns": 40_780_000},

@@ -230,6 +230,8 @@ def _common(merged: Merged, begin_ns: int, ids: Iterator[int], notes: Sequence[s
             "severity": finding["severity"],
             "confidence": words.confidence(finding["confidence"]),
             "saved_ns_per_step": finding["saved_ns_per_step"],
+            "saved_least_ns": finding["saved_least_ns"],
+            "saved_most_ns": finding["saved_most_ns"],
             "saved_uncertainty_ns": finding["saved_uncertainty_ns"],
         }
         for rank, time in moments(merged, finding):

@@ -82,7 +82,7 @@ def gauges(merged: Merged) -> list[Gauge]:
             ((_finding(f), f["saved_ns_per_step"] / 1e9) for f in results["findings"]),
         ),
         Gauge(
-            "finding_saved_uncertainty_seconds", "Half-width of what a repair saves.",
+            "finding_saved_uncertainty_seconds", "How far off what a repair saves may be.",
             ((_finding(f), f["saved_uncertainty_ns"] / 1e9) for f in results["findings"]),
         ),
         Gauge(

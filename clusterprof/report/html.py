@@ -147,12 +147,12 @@ def _cards(run: Summary, timeline: lanes.Timeline | None) -> list[Card]:
     by_code: dict[str, list[Card]] = {}
     for number, finding in enumerate(run.cards, 1):
         share, saved = finding["share_of_step"] * 100, finding["saved_ns_per_step"]
-        half = share * finding["saved_uncertainty_ns"] / saved if share else 0.0
-        low, high = round(max(share - half, 0.0), 2), round(min(share + half, 100.0), 2)
+        ends = finding["saved_least_ns"], finding["saved_most_ns"]
+        low, high = (round(min(share * end / saved, 100.0), 2) if share else 0.0 for end in ends)
         drawn = {
             "share": round(min(share, 100.0), 2) if share else None,
-            # an uncertainty below 0.2% of a step is narrower than the mark for it
-            "whisker": (low, high) if half > 0.2 else None,
+            # what is narrower than 0.4% of a step is narrower than the mark for it
+            "whisker": (low, high) if high - low > 0.4 else None,
             "saving": _saving(finding),
             "evidence": _evidence(finding, run.begins),
             "moment": _moment(finding, run, timeline),

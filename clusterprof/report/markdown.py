@@ -42,8 +42,7 @@ def _row(finding: Finding) -> list[str]:
         finding["code"],
         finding["severity"],
         summary.whom(finding),
-        (words.with_bound(saved, finding["saved_uncertainty_ns"]) if saved > 0 else "-")
-        + summary.alone(finding),
+        (summary.saved_text(finding) if saved > 0 else "-") + summary.alone(finding),
         words.percent(finding["share_of_step"]) if finding["share_of_step"] > 0 else "-",
         words.confidence(finding["confidence"]),
     ]

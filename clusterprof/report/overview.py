@@ -97,9 +97,7 @@ def _saving(run: Summary, top: Finding) -> Tile:
         late = _lateness_ns(run, top)
         why = "a profile of the rank would tell" if late else summary.saved(top)
         return Tile(name, "unknown", why)
-    value, _, bound = (
-        words.with_bound(ns, top["saved_uncertainty_ns"]).removesuffix("ms").partition(" ")
-    )
+    value, _, bound = summary.saved_text(top).removesuffix("ms").partition(" ")
     saving = top["saving"]
     if pace and saving and saving["stated"] == "long_run" and not pace["without_profiler"]:
         # queued work hides it in the window, whose step is shorter than those to come

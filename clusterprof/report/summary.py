@@ -454,18 +454,25 @@ def whom(finding: Finding) -> str:
     return words.ranks(named) if named else ""
 
 
+def saved_text(finding: Finding) -> str:
+    """What a finding's repair saves a step, and from where to where that lies."""
+    return words.between(
+        finding["saved_ns_per_step"], finding["saved_least_ns"], finding["saved_most_ns"]
+    )
+
+
 def saved(finding: Finding) -> str:
     """What the repair of a finding's cause saves of a step, or that it saves nothing.
 
     Once what comes before it is repaired, and alone where that is noticeably more or less.
     """
-    ns, unsure = finding["saved_ns_per_step"], finding["saved_uncertainty_ns"]
-    if ns > 0:
-        much = f"{words.with_bound(ns, unsure)} per step"
+    most_ns = finding["saved_most_ns"]
+    if finding["saved_ns_per_step"] > 0:
+        much = f"{saved_text(finding)} per step"
     elif finding["saving"] is None:
         return "saving unknown" if finding["code"] == "straggler.shallow" else "no repair"
     else:
-        much = f"at most {words.ms(ns + unsure)} per step" if ns + unsure > 0 else "nothing"
+        much = f"at most {words.ms(most_ns)} per step" if most_ns > 0 else "nothing"
     return f"repair saves {much}{net_of(finding)}{alone(finding)}"
 
 

@@ -71,7 +71,7 @@ def finding(
         "evidence": [],
         "ranks": [],
         "saved_ns_per_step": cost_ms * 1e6,
-        "saved_uncertainty_ns": cost_ms * 1e6 if unsure else 0.0,
+        "saved_least_ns": 0.0 if unsure else cost_ms * 1e6,
     }
     return cast("Finding", made)
 

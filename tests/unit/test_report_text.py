@@ -198,9 +198,11 @@ def test_what_a_repair_saves_is_shown() -> None:
     results = sample.results()
     straggler, copies = results["findings"]
     assert "17.9 ±1.2 ms" in summary.saved(straggler)
-    straggler["saved_ns_per_step"], straggler["saved_uncertainty_ns"] = -100_000, 1_200_000
+    straggler["saved_least_ns"] = 16_000_000
+    assert "17.9 (16.0 to 19.0) ms" in summary.saved(straggler)
+    straggler["saved_ns_per_step"], straggler["saved_most_ns"] = -100_000, 1_100_000
     assert "1.10 ms" in summary.saved(straggler)
-    straggler["saved_uncertainty_ns"] = 0
+    straggler["saved_most_ns"] = -100_000
     assert "nothing" in summary.saved(straggler)
     assert "straggler.host (rank 2)" in " ".join(summary.saving(copies))
 

@@ -67,6 +67,7 @@ def _finding(dataset: Dataset, shallow: ShallowResults, some: list[Suspect], by:
     ranks, worst = [each["rank"] for each in some], some[0]
     step_ns = shallow["step_ns"]
     saved = min(worst["lateness_ns"], step_ns) if worst["delays"] else 0
+    bound = worst["bound_ns"] if worst["delays"] else 0
     share = saved / step_ns if step_ns else 0.0
     steps = [each for each in shallow["steps"] if _late(worst, each)]
     # several groups may have one name
@@ -94,7 +95,9 @@ def _finding(dataset: Dataset, shallow: ShallowResults, some: list[Suspect], by:
         "cost_ns_per_step": saved,
         "share_of_step": round(share, 4),
         "saved_ns_per_step": saved,
-        "saved_uncertainty_ns": worst["bound_ns"] if worst["delays"] else 0,
+        "saved_least_ns": max(saved - bound, 0),
+        "saved_most_ns": min(saved + bound, step_ns),
+        "saved_uncertainty_ns": bound,
         "uncertainty_ns": worst["bound_ns"],
     }
 

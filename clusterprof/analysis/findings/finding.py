@@ -19,7 +19,7 @@ from clusterprof import words
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Bools, Dataset
 from clusterprof.analysis.model.replay import Lengths
-from clusterprof.analysis.model.what_if import Saved, WhatIfs, what_ifs
+from clusterprof.analysis.model.what_if import Interval, Saved, WhatIfs, what_ifs
 from clusterprof.results import NODES, RANKS, Finding, Pace, Recurrence, Saving, Sentence, Severity
 
 #: a sentence of the verdict's first line is at most this long, to fit a terminal's line
@@ -123,14 +123,15 @@ def finding(
     step_ns = _step_ns(dataset, saved) if saved else pace_ns(dataset)
     saved_ns = min(saved.ns, saved.of_ns) if saved else 0.0
     share = min(max(saved_ns / step_ns, 0.0), 1.0) if step_ns else 0.0
-    clocks_ns, unsure_ns = _unsure(dataset, saved, ranks) if saved else (0.0, 0.0)
+    lies = job_of(dataset).interval(saved, ranks) if saved else Interval(0.0, 0.0, (0.0, 0.0))
+    unsure_ns = round(max(saved_ns - lies.least_ns, lies.most_ns - saved_ns))
     recurrence = _recurrence(len(hit), len(each))
     if saved and not saved.known and recurrence == "once":
         at_most = "info"
-    level = min(severity((saved_ns - unsure_ns) / max(step_ns, 1.0)), at_most, key=_LEVELS.index)
-    if saved and at_most != "info" and unsure_ns >= saved_ns and severity(share) != "info":
+    level = min(severity(lies.least_ns / max(step_ns, 1.0)), at_most, key=_LEVELS.index)
+    if saved and at_most != "info" and lies.least_ns <= 0 and severity(share) != "info":
         first, *rest = words.sentences(summary)
-        summary = " ".join((first, _to_tell(saved, clocks_ns, unsure_ns), *rest))
+        summary = " ".join((first, _to_tell(saved, lies), *rest))
     steps_said = saved and recurrence != "persistent" and of_saving(dataset, saved) in summary
     if saved:
         job_of(dataset).weighed[code.code, tuple(int(r) for r in ranks), round(saved_ns)] = saved
@@ -144,9 +145,11 @@ def finding(
         "cost_ns_per_step": round(per_step),
         "share_of_step": round(share, 4),
         "saved_ns_per_step": round(saved_ns),
-        "saved_uncertainty_ns": round(unsure_ns),
-        "saving": _saving(saved, clocks_ns) if saved else None,
-        "uncertainty_ns": round(unsure_ns),
+        "saved_least_ns": round(lies.least_ns),
+        "saved_most_ns": round(lies.most_ns),
+        "saved_uncertainty_ns": unsure_ns,
+        "saving": _saving(saved, max(lies.clocks_ns)) if saved else None,
+        "uncertainty_ns": unsure_ns,
         "confidence": round(float(min(max(confidence, 0.0), 1.0)), 2),
         "summary": _worded(dataset, summary + ("" if steps_said else _when(dataset, each, hit))),
         "evidence": evidence,
@@ -155,24 +158,14 @@ def finding(
     }
 
 
-def _unsure(dataset: Dataset, saved: Saved, ranks: Sequence[int]) -> tuple[float, float]:
-    """The half-width of a saving (ns): what clocks leave open, and all that is not known.
-
-    No repair saves more than the step, nor less than nothing.
-    """
-    clocks_ns = job_of(dataset).clock_error_ns(saved, ranks)
-    most_ns = max(saved.ns, saved.of_ns - saved.ns)
-    return clocks_ns, min(float(np.hypot(saved.uncertainty_ns, clocks_ns)), most_ns)
-
-
 def _step_ns(dataset: Dataset, saved: Saved) -> float:
     """The step that a saving is a share of: the longer one to come where queued work hides it."""
     return saved.of_ns if saved.long_run and not saved.known else pace_ns(dataset)
 
 
-def _to_tell(saved: Saved, clocks_ns: float, unsure_ns: float) -> str:
+def _to_tell(saved: Saved, lies: Interval) -> str:
     """That a saving may be nothing, and what would tell."""
-    if clocks_ns >= limits.HALF * unsure_ns:
+    if lies.clocks_ns[0] >= limits.HALF * saved.ns:
         return "It may be nothing: the ranks' clocks are not known well enough."
     record = "profile more steps" if saved.known else "profile it by clusterprof, with step logs,"
     return f"It may be nothing: {record} to tell."

@@ -79,7 +79,7 @@ def _saved(found: Finding) -> int:
 
 
 def _least(found: Finding) -> int:
-    return found["saved_ns_per_step"] - found["saved_uncertainty_ns"]
+    return found["saved_least_ns"]
 
 
 def _too_few(dataset: Dataset, found: Finding) -> list[Sentence]:

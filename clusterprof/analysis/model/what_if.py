@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -31,8 +31,8 @@ from clusterprof.analysis.model.untraced import MOST_SLOWER, explanations
 
 Part = Literal["host", "gpu"]
 PARTS: tuple[Part, ...] = ("host", "gpu")
-#: nine of ten savings that were measured on GPUs are within this part of what is stated
-#: (`make truth`, recordings' pairs): GPUs that wait less clock lower, and the rest of a job adapts
+#: nine of ten savings that were measured on GPUs are within this part of what is stated, above it
+#: or below (`make truth`, recordings' pairs): GPUs that wait less clock lower, the job adapts
 _MEASURED_FRAC = 1 / 8
 
 
@@ -42,8 +42,8 @@ class Saved:
 
     each: Floats
     long_ns: float
-    #: the step without the what-if: in the window (mean), and in the long run
-    base_ns: float
+    #: the step without the what-if: each of the window, and in the long run
+    steps: Floats
     base_long_ns: float
     #: the lengths before the repair, and after it
     base: Lengths
@@ -55,8 +55,6 @@ class Saved:
     known: bool
     #: what it saves where the pace without the profiler is explained in each of the other ways
     others_ns: Callable[[], list[float]]
-    #: how far from it what was measured on GPUs has been (ns a step)
-    measured_ns: float
     #: the share of each steady-state step in the long run; None: all come equally often
     shares: Floats | None = None
     #: the same repair where nothing is repaired before it; None: nothing is
@@ -66,6 +64,11 @@ class Saved:
     def window_ns(self) -> float:
         """The mean over the window's steady-state steps."""
         return float(self.each.mean()) if len(self.each) else 0.0
+
+    @property
+    def base_ns(self) -> float:
+        """The mean step of the window without the what-if."""
+        return float(self.steps.mean())
 
     @property
     def hit(self) -> Bools:
@@ -88,27 +91,34 @@ class Saved:
         return self.base_long_ns if self.long_run else self.base_ns
 
     @cached_property
-    def uncertainty_ns(self) -> float:
-        """What queues hide or reveal, another explanation of the pace, the model, and chance (95%).
+    def errors_ns(self) -> Floats:
+        """By how much less, and how much more, each of four unknowns may make it, [4, 2] (95%).
 
-        Chance is by how much those steps differ in which it happens: in how many it does is a
-        count of the window. Many steps before that tell the pace, so that it is none where that is
-        known. What queues hide in the window says nothing of the time behind it, where that is
-        stated.
+        Another explanation of the pace, what queues hide or reveal, the model, and chance. The
+        former two say where it lies otherwise, so that they are on one side of it. Chance is by how
+        much those steps differ in which it happens: in how many it does is a count of the window.
+        A known pace tells the mean step, and so what differs as the steps do (a control variate).
+        What queues hide in the window says nothing of the time behind it, where that is stated.
         """
-        hit = self.each[self.hit]
-        few = self.known or len(hit) < 2
-        chance = 0.0 if few else 2 * float(hit.std(ddof=1)) * len(hit) ** 0.5 / len(self.each)
+        each, steps = self.each[self.hit], self.steps[self.hit]
+        few = len(each) < 2
+        if self.known and not few and np.ptp(steps):
+            each = each - np.cov(each, steps)[0, 1] / steps.var(ddof=1) * steps
+        chance = 0.0 if few else 2 * float(each.std(ddof=1)) * len(each) ** 0.5 / len(self.each)
         # other explanations have the long run's pace
-        other = max((abs(one - self.long_ns) for one in self.others_ns()), default=0.0)
+        others = [one - self.long_ns for one in self.others_ns()]
         window_ns = self.window_ns if self.shares is None else float(self.shares @ self.each)
-        hidden = self.long_ns - window_ns if self.known or not self.long_run else 0.0
-        return float(np.hypot.reduce((hidden, other, self.measured_ns, chance)))
+        views = [] if self.long_run and not self.known else [window_ns, self.long_ns]
+        hidden = [one - (self.long_ns if self.long_run else window_ns) for one in views]
+        # beyond what clocks differ by nothing was wrong
+        slower = (MOST_SLOWER - 1) * max(self.of_ns - self.ns, 0.0)
+        both = [(error, error) for error in (min(abs(self.ns) * _MEASURED_FRAC, slower), chance)]
+        return np.asarray([_sides(others), _sides(hidden), *both])
 
     @property
     def certain_ns(self) -> float:
         """What it saves at least, whatever the clocks are."""
-        return self.most_ns - self.uncertainty_ns
+        return self.most_ns - float(np.hypot.reduce(self.errors_ns[:, 0]))
 
     @property
     def rare(self) -> bool:
@@ -120,6 +130,15 @@ class Saved:
     def most_ns(self) -> float:
         """The larger of both views."""
         return max(self.window_ns, self.long_ns)
+
+
+class Interval(NamedTuple):
+    """From where to where a saving lies (95%, ns): what is stated is in it."""
+
+    least_ns: float
+    most_ns: float
+    #: how much less, and how much more, the ranks' clocks alone may make it
+    clocks_ns: tuple[float, float]
 
 
 class WhatIfs:
@@ -155,15 +174,15 @@ class WhatIfs:
         capture = dataset.capture
         before = capture["profiled"]["before_ns"] if capture else None
         usual = dataset.usual_step_ns or before
-        self.known = usual is not None
         #: the job without the profiler, the likeliest first
         self.untraced = explanations(job, usual, self.named["input.stall"])
         self.job, self.base = self.untraced[0].job, self.untraced[0].lengths
+        pace = self.untraced[0].pace()
+        #: whether the pace is that without the profiler, which steps of the window may not explain
+        self.known = usual is not None and pace <= usual * (1 + limits.LEAST_FRAC)
         #: what each step takes longer outside the window (ns) than anything recorded explains
-        unseen = max((usual or 0) - self.untraced[0].pace(), 0.0)
+        unseen = max((usual or 0) - pace, 0.0)
         self.unseen_ns = unseen if unseen > limits.VARIES_FRAC * (usual or 0) else 0.0
-        #: what `clock_error_ns` gave, by the lengths and the ranks
-        self._clock_errors: dict[tuple[object, ...], float] = {}
         #: what findings repair (codes and ranks), in order
         self.repaired: tuple[tuple[str, tuple[int, ...]], ...] = ()
         #: what they save, by their codes, ranks and savings (ns)
@@ -213,7 +232,6 @@ class WhatIfs:
         """What `lengths` saves against `base` (the job's own, where none is given)."""
         base = base or self.base
         (before, long), (after, long_after) = self._steps(base), self._steps(lengths)
-        saved = long - long_after if self.known else float((before - after).mean())
 
         def others() -> list[float]:
             out = []
@@ -222,11 +240,9 @@ class WhatIfs:
                 out.append(one.pace(first) - one.pace(second))
             return out
 
-        # beyond what clocks differ by nothing was wrong
-        measured = min(abs(saved) * _MEASURED_FRAC, (MOST_SLOWER - 1) * float(long_after))
         return Saved(
-            before - after, long - long_after, float(before.mean()), long, base, lengths,
-            self.known, self.known, others, 0.0 if self.dataset.on_host else measured, self.shares,
+            before - after, long - long_after, before, long, base, lengths,
+            self.known, self.known, others, self.shares,
         )  # fmt: skip
 
     def remaining_ns(self, repairs: Sequence[Saved], long_run: bool) -> float:
@@ -243,18 +259,16 @@ class WhatIfs:
         window, pace = self._steps(lengths)
         return pace if long_run else float(window.mean())
 
-    def clock_error_ns(self, saved: Saved, ranks: Sequence[int]) -> float:
-        """How far off a saving is at most if these ranks' clocks are, as `_clock_error_ns` has it.
+    def interval(self, saved: Saved, ranks: Sequence[int]) -> Interval:
+        """Where what the repair of `ranks` saves lies: no more than the step, nor below nothing."""
+        clocks_ns = self._clock_error_ns(saved, ranks)
+        less, more = np.hypot.reduce([*saved.errors_ns, clocks_ns], axis=0).tolist()
+        stated = min(saved.ns, saved.of_ns)
+        least, most = max(stated - less, 0.0), min(stated + more, saved.of_ns)
+        return Interval(min(least, stated), max(most, stated), clocks_ns)
 
-        A finding asks for the same again, to tell whether its saving is determined.
-        """
-        key = saved.base.digest, saved.without.digest, *ranks
-        if key not in self._clock_errors:
-            self._clock_errors[key] = self._clock_error_ns(saved, ranks)
-        return self._clock_errors[key]
-
-    def _clock_error_ns(self, saved: Saved, ranks: Sequence[int]) -> float:
-        """How far off a saving is at most if these ranks' clocks are, within their bounds (ns).
+    def _clock_error_ns(self, saved: Saved, ranks: Sequence[int]) -> tuple[float, float]:
+        """How much less and more is saved at most if these ranks' clocks are off, in bounds (ns).
 
         Both replays again, with the clocks of `ranks` at one end of their bounds and all others'
         at the other, and the reverse; of all ranks, the reference's against the others'. Only
@@ -281,7 +295,7 @@ class WhatIfs:
         apart = np.where(own[whose] == NEVER, np.abs(later), np.abs(took - own[whose]))
         later = np.clip(later, -apart, apart)
         if not later.any():
-            return 0.0
+            return 0.0, 0.0
         savings = []
         for more in (later, -later):
             run, without = saved.base.run.copy(), saved.without.run.copy()
@@ -289,7 +303,7 @@ class WhatIfs:
             without[known] = np.where(after == took, run[known], after)
             lengths = replace(saved.base, run=run), replace(saved.without, run=without)
             savings.append(self._steps(lengths[0])[1] - self._steps(lengths[1])[1])
-        return float(np.abs(np.asarray(savings) - saved.long_ns).max())
+        return _sides([one - saved.long_ns for one in savings])
 
     @cached_property
     def excess(self) -> dict[Part, Floats]:
@@ -421,6 +435,11 @@ class WhatIfs:
         run = lengths.run.astype(float)
         run[rows] *= base.run[rows].sum() / max(lengths.run[rows].sum(), 1)
         return replace(lengths, run=run.round().astype(np.int64))
+
+
+def _sides(apart: Sequence[float]) -> tuple[float, float]:
+    """How far values lie below zero at most, and how far above it."""
+    return -min((0.0, *apart)), max((0.0, *apart))
 
 
 def _as_long(mine: Ints, my_phase: Ints, its: Ints, its_phase: Ints) -> Ints:
