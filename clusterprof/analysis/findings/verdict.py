@@ -65,7 +65,7 @@ def verdict(dataset: Dataset, findings: Sequence[Finding]) -> list[Sentence]:
     if weighty:
         return [*(start or plain("none", none)), *headline(weighty[0], 1)]
     # what no step log tells the frequency of, or that may be waiting for unprofiled ranks
-    if large := [f for f in findings if severity(_least(f) / pace_ns(dataset)) != "info"]:
+    if large := [f for f in findings if severity(f["saved_least_ns"] / pace_ns(dataset)) != "info"]:
         start = start or _too_few(dataset, large[0]) or plain("none", none)
         return [*start, *headline(large[0], 1)]
     steps = f"in {len(dataset.steady_steps)} steady-state steps of {ms(dataset.step_ns)}"
@@ -76,10 +76,6 @@ def verdict(dataset: Dataset, findings: Sequence[Finding]) -> list[Sentence]:
 
 def _saved(found: Finding) -> int:
     return found["saved_ns_per_step"]
-
-
-def _least(found: Finding) -> int:
-    return found["saved_least_ns"]
 
 
 def _too_few(dataset: Dataset, found: Finding) -> list[Sentence]:
