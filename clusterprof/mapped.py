@@ -8,86 +8,62 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
-import os
 import tempfile
-import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO
 
 import pyarrow as pa
 
-#: Each mapping holds a file descriptor, of which a process may have a thousand.
-_SEGMENT = 1 << 28
-
-_PAGE = mmap.PAGESIZE
-
-
-class _Store:
-    """One file for all tables, in segments that are mapped as a whole."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._file = tempfile.TemporaryFile(prefix="clusterprof-")  # noqa: SIM115 - while we run
-        self._segments: list[mmap.mmap] = []
-        self._begin = self._end = self._next = 0
-
-    def put(self, content: pa.Buffer) -> pa.Buffer:
-        """Return the same bytes, in the file. Raises OSError."""
-        size = -(-content.size // _PAGE) * _PAGE
-        with self._lock:
-            if self._next + size > self._end:
-                self._grow(max(_SEGMENT, size))
-            segment, begin = self._segments[-1], self._next - self._begin
-            rest, at = memoryview(content), self._next
-            while rest:
-                written = os.pwrite(self._file.fileno(), rest, at)
-                rest, at = rest[written:], at + written
-            self._next += size
-        return pa.py_buffer(segment).slice(begin, content.size)
-
-    def _grow(self, size: int) -> None:
-        begin, file = self._end, self._file.fileno()
-        os.ftruncate(file, begin + size)  # takes no space until it is written
-        self._segments.append(mmap.mmap(file, size, access=mmap.ACCESS_READ, offset=begin))
-        self._begin = self._next = begin
-        self._end = begin + size
-
-    def release(self) -> None:
-        for each in self._segments:
-            each.madvise(mmap.MADV_DONTNEED)
+#: All that was mapped. It stays so: Arrow does not say which of its tables still look into a file,
+#: and what were mapped at that address later would lose what it holds (`release`).
+_mapped: list[pa.Buffer] = []
 
 
-_store: _Store | None = None
-_making = threading.Lock()
+def write(tables: Iterable[pa.Table], file: IO[bytes]) -> None:
+    """Write tables, one Arrow stream after the other. Raises OSError (no space)."""
+    for table in tables:
+        with pa.ipc.new_stream(file, table.schema) as stream:
+            stream.write_table(table.unify_dictionaries())
 
 
-def packed(table: pa.Table) -> pa.Buffer:
-    """Return a table as bytes, which `unpacked` takes."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as stream:
-        stream.write_table(table.unify_dictionaries())
-    return sink.getvalue()
-
-
-def unpacked(content: pa.Buffer) -> pa.Table:
-    """Return a table that lies in a file where one can be written, else in memory."""
-    global _store
+def read(file: Path) -> list[pa.Table]:
+    """Return the tables of such a file, which may lose its name then. Raises OSError."""
     try:
-        with _making:
-            _store = _store or _Store()
-        content = _store.put(content)
-    except (OSError, ValueError):  # a full disk, no more file descriptors
-        pass
-    return pa.ipc.open_stream(content).read_all()
+        with pa.memory_map(str(file)) as opened:  # closed, it takes no descriptor
+            content = opened.read_buffer()
+    except UnicodeEncodeError:  # pyarrow opens no path whose bytes are not UTF-8
+        content = pa.py_buffer(file.read_bytes())
+    else:
+        _mapped.append(content)
+    tables, streams = [], pa.BufferReader(content)
+    while streams.tell() < streams.size():
+        tables.append(pa.ipc.open_stream(streams).read_all())
+    return tables
+
+
+def moved(table: pa.Table) -> pa.Table:
+    """Return a table that lies in a file where one can be written, else as it is."""
+    try:
+        with tempfile.NamedTemporaryFile(prefix="clusterprof-") as file:
+            write([table], file)
+            file.flush()
+            return read(Path(file.name))[0]
+    except OSError:
+        return table
 
 
 def release() -> None:
     """Give back the memory of what was read; whoever looks again reads again."""
-    if _store is not None:
-        _store.release()
+    advise = ctypes.CDLL(None).madvise
+    advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    for content in _mapped:
+        advise(content.address, content.size, mmap.MADV_DONTNEED)
 
 
 def trim() -> None:
     """The same, and what was freed: the C library keeps what may be a third of a large merge."""
-    if _store is not None:
-        _store.release()
+    if _mapped:
+        release()
         with contextlib.suppress(OSError, AttributeError):  # another C library than GNU's
             ctypes.CDLL(None).malloc_trim(0)

@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from clusterprof.agent.contracts import files
 from clusterprof.errors import ReportError
-from clusterprof.mapped import packed, unpacked
 from clusterprof.parquet_pages import unpacked_size
 from clusterprof.unpacking import VARIABLE, most
 
@@ -214,12 +213,6 @@ class RankTables:
     #: the files that hold tables of these as they are, by name (`ingest.reduced`)
     kept: Mapping[str, Path] = field(default_factory=dict)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """To another process; the large tables lie in a file there (`clusterprof.mapped`)."""
-        large = packed(self.activity), packed(self.host_calls)
-        small = self.collective_calls, self.steps
-        return _from_another_process, (self.info, self.kept, *large, *small)
-
     @property
     def warnings(self) -> tuple[str, ...]:
         """What is odd about the report."""
@@ -243,17 +236,6 @@ class RankTables:
         """The rank; a `RankTables` that reaches merge always has one."""
         assert self.info.rank is not None, "the reader gives every report a rank or refuses it"
         return self.info.rank
-
-
-def _from_another_process(
-    info: ReportInfo,
-    kept: Mapping[str, Path],
-    activity: pa.Buffer,
-    calls: pa.Buffer,
-    collectives: pa.Table,
-    steps: pa.Table,
-) -> RankTables:
-    return RankTables(info, unpacked(activity), collectives, steps, unpacked(calls), kept)
 
 
 def launches_graphs(host_calls: pa.Table) -> bool:

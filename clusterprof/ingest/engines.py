@@ -2,30 +2,32 @@
 
 Whoever it is, one function reads each source, and what it gave comes back in the order of the
 sources: results do not depend on the engine, nor on the number of workers. A reading process that
-dies, hangs or runs out of memory loses its source to another one, and the rank says so; so does a
-task of MPI.
+dies, hangs or runs out of memory loses its source to another one, and the rank says so.
 """
 
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from queue import SimpleQueue
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias
 
 from clusterprof import console
-from clusterprof.errors import ReportError
-from clusterprof.ingest import handover
-from clusterprof.ingest.reading_process import Lost, Rank, Read, Reader, host
+from clusterprof.errors import ClusterprofError, ReportError
+from clusterprof.ingest.apart import Lost, Readers, host, limit_s
+from clusterprof.ingest.handover import taken_up
 from clusterprof.ingest.sources import KINETO, Source, suffix_of
 from clusterprof.tables import RankTables
 
-_Sent = TypeVar("_Sent")
-_Found = TypeVar("_Found")
+#: what is read of one rank
+Rank: TypeAlias = "RankTables | ClusterprofError"
+
+#: reads one source; what is wrong with it is a value. A function of a module: it is sent by name
+Read: TypeAlias = Callable[[Source], list[Rank]]
 
 #: More do not read faster from one host's disk.
 MOST_WORKERS = 8
@@ -34,13 +36,12 @@ MOST_WORKERS = 8
 #: Arrow read an export of nsys, 0.02 s/MB (measured on two cores).
 _TRACE_S, _EXPORT_S = 0.13e-6, 0.02e-6
 
-#: So much work is worth processes: each takes half a second to start, and hands back tables. Two
-#: traces of 2.5 s took a quarter less processor time, and a third less memory, in threads.
+#: So much work is worth processes, which hand back tables. Two traces of 2.5 s took a quarter less
+#: processor time, and a third less memory, in threads.
 _WORTH_PROCESSES_S = 5.0
 
-#: Tasks of MPI send an update each second. After so long without one, stalls of a busy node
-#: included, a task is lost; what it had is read again: a wrong guess costs time only.
-SILENCE_S = 30.0
+#: Tables of a report come over MPI within this; a task from which nothing comes is lost.
+ON_ITS_WAY_S = 30.0
 
 
 class Engine(Protocol):
@@ -66,61 +67,27 @@ class Processes:
         """What `read` gives of each source. What was lost is read again when the others are
         through, one at a time: memory is free by then.
         """
-        if not sources:
-            return []
+        console.progress(f"reading reports: 0 of {len(sources)}")
         workers = min(self.workers or _usual(), len(sources))
-        few = len(sources) == 1 or sum(map(seconds, sources)) < _WORTH_PROCESSES_S
+        few = len(sources) < 2 or sum(map(seconds, sources)) < _WORTH_PROCESSES_S
         if few and not self.always:
-            if workers == 1:
+            if workers < 2:
                 return [read(source) for source in sources]
             with ThreadPoolExecutor(workers) as threads:
-                return _in_order([threads.submit(read, each) for each in sources], Future.result)
-        found = self._apart(read, sources, workers)
-        lost = [place for place, each in enumerate(found) if isinstance(each, Lost)]
-        again = iter(self._apart(read, [sources[place] for place in lost], 1) if lost else ())
-        return [
-            each if not isinstance(each, Lost) else _second(source, each, next(again))
-            for source, each in zip(sources, found, strict=True)
-        ]
-
-    def _apart(
-        self, read: Read, sources: Sequence[Source], workers: int
-    ) -> list[list[Rank] | Lost]:
-        readers = [Reader() for _ in range(workers)]
-        idle: SimpleQueue[Reader] = SimpleQueue()
-        for reader in readers:
-            idle.put(reader)
-
-        def one(source: Source) -> list[Rank] | Lost:
-            reader = idle.get()
-            try:
-                answer = reader.ask(read, source)
-                return answer if isinstance(answer, Lost) else handover.unpack(answer)
-            finally:
-                idle.put(reader)
-
-        threads = ThreadPoolExecutor(workers)
-        try:
-            return _in_order([threads.submit(one, each) for each in sources], Future.result)
-        finally:
-            # Killed before the threads are waited for: an interrupted merge ends at once.
-            threads.shutdown(wait=False, cancel_futures=True)
-            for reader in readers:
-                reader.kill()
-            threads.shutdown()
-            for reader in readers:
-                reader.close()
+                return [*threads.map(read, sources)]
+        return once_more(read, sources, _apart(read, sources, workers))
 
 
 @dataclass(frozen=True)
 class Tasks:
-    """The tasks of an MPI job, each with a reading process, behind a child of ours that has MPI.
+    """The tasks of an MPI job, of which each reads in processes, behind a child of ours that has
+    MPI.
 
     What they did not read, for whatever reason, this host reads again. It decides what is wrong
     with a report, so that another node, which lacks nsys or sees files late, never does.
     """
 
-    #: to the child: see `launch.handing_out`
+    #: to the child: see `launch.tasks`
     calls: Connection
     here: Processes
 
@@ -128,35 +95,46 @@ class Tasks:
         """What `read` gives of each source."""
         # Tables that were reduced on the nodes are a fifth of what they are in memory: those come
         # over the file system, and no tables over MPI.
-        far = [place for place, each in enumerate(sources) if not _is_reduced(each)]
-        found: list[list[Rank] | Lost | None] = [None] * len(sources)
-        for place, each in zip(far, self._over(read, [sources[k] for k in far]), strict=True):
-            found[place] = each
-        lost = [place for place, each in enumerate(found) if isinstance(each, Lost)]
-        unsure = [place for place, each in enumerate(found) if not _is_whole(each)]
+        far = [source for source in sources if not _is_reduced(source)]
+        came = dict(zip(far, self._over(read, far), strict=True))
+        unsure = [source for source in sources if not _is_whole(came.get(source))]
+        came |= zip(unsure, self.here.read(read, unsure), strict=True)
         # One that took its reader along is read in a process of its own, and not in this one.
-        for places, always in ((lost, True), (unsure, self.here.always)):
-            again = replace(self.here, always=always).read(read, [sources[k] for k in places])
-            for place, ranks in zip(places, again, strict=True):
-                before = found[place]
-                found[place] = before.read_again(ranks) if isinstance(before, Lost) else ranks
-        return [each for each in found if isinstance(each, list)]
+        return once_more(read, sources, [came[source] for source in sources])
 
     def _over(self, read: Read, sources: Sequence[Source]) -> list[list[Rank] | Lost]:
         """What the tasks made of the sources; all that they did not answer is lost."""
         found: list[list[Rank] | Lost] = [Lost("was lost with MPI", host())] * len(sources)
-        left = len(sources)
-        with suppress(EOFError, OSError):
-            if sources:
-                self.calls.send((read, list(sources)))
-            while left and self.calls.poll(SILENCE_S):
-                answer = self.calls.recv()
-                if answer is not None:  # else it is there, and waits
-                    place, lost = answer
-                    found[place] = lost or handover.unpack(handover.receive(self.calls))
-                    left -= 1
-                console.progress(_progress(len(sources) - left, len(sources)))
+        longest_s = max((_limit_s(source) for source in sources), default=0.0) + ON_ITS_WAY_S
+        with (
+            suppress(EOFError, OSError),
+            tempfile.TemporaryDirectory(prefix="clusterprof-") as folder,
+        ):
+            self.calls.send((read, [(each, _limit_s(each)) for each in sources], folder))
+            for done in range(len(sources)):
+                console.progress(f"reading reports: {done} of {len(sources)}")
+                if not self.calls.poll(longest_s):
+                    break
+                place, answer = self.calls.recv()
+                found[place] = answer if isinstance(answer, Lost) else taken_up(answer)
         return found
+
+
+def once_more(
+    read: Read, sources: Sequence[Source], found: Sequence[list[Rank] | Lost]
+) -> list[list[Rank]]:
+    """Return what was found, with what was lost read again, one at a time."""
+    lost = [each for each, parts in zip(sources, found, strict=True) if isinstance(parts, Lost)]
+    again = iter(_apart(read, lost, 1))
+    return [
+        _second(source, parts, next(again)) if isinstance(parts, Lost) else parts
+        for source, parts in zip(sources, found, strict=True)
+    ]
+
+
+def _apart(read: Read, sources: Sequence[Source], workers: int) -> list[list[Rank] | Lost]:
+    limited = [(source, _limit_s(source)) for source in sources]
+    return Readers().read_each(read, limited, workers, "reports")
 
 
 def _second(source: Source, lost: Lost, again: list[Rank] | Lost) -> list[Rank]:
@@ -183,19 +161,8 @@ def _is_whole(found: list[Rank] | Lost | None) -> bool:
     return found is not None
 
 
-def _in_order(
-    futures: Sequence[Future[_Sent]], received: Callable[[Future[_Sent]], _Found]
-) -> list[_Found]:
-    """What was found, in order; meanwhile it is said how many there are."""
-    found = []
-    for place, future in enumerate(futures):
-        console.progress(_progress(place, len(futures)))
-        found.append(received(future))
-    return found
-
-
-def _progress(done: int, of: int) -> str:
-    return f"reading reports: {done} of {of}"
+def _limit_s(source: Source) -> float:
+    return limit_s(path for path in (source.path, source.beside) if path is not None)
 
 
 def seconds(source: Source) -> float:

@@ -14,10 +14,9 @@ from clusterprof import words
 from clusterprof.agent.contracts import paths
 from clusterprof.errors import ClusterprofError, MergeError, ReportError
 from clusterprof.ingest.assembler import RankUnknown, checked, combine
-from clusterprof.ingest.engines import Engine, Processes
+from clusterprof.ingest.engines import Engine, Processes, Rank
 from clusterprof.ingest.group_sizes import ambiguous, with_world
 from clusterprof.ingest.rank_windows import apart, in_time, one_window
-from clusterprof.ingest.reading_process import Rank
 from clusterprof.ingest.reports import read_ranks, read_report
 from clusterprof.ingest.sources import Source, find_sources, resolved, stem_of
 from clusterprof.results import MissingRank

@@ -1,105 +1,77 @@
-"""A value that one process hands to another: a file in memory, with large buffers beside the rest.
+"""What was read on its way from one process to another: large tables lie in files.
 
-A report's tables are as large as the report. As bytes they would be copied three times on their way
-through a pipe; here they are mapped where they are unpickled, so that only MPI copies them.
+A rank's tables are as large as its report. Through a pipe they would be copied three times; a file
+is mapped where they are used, so that only MPI copies them.
 """
 
 from __future__ import annotations
 
-import mmap
-import os
-import pickle
-import struct
-import tempfile
-from multiprocessing.connection import Connection
-from multiprocessing.reduction import recv_handle, send_handle
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
 
-#: Arrow's own alignment of buffers
-_ALIGNED = 64
-#: bytes; the two tables of a report that may be large are put elsewhere at once (`RankTables`)
-_SMALL = 8 << 20
-_COUNT = struct.Struct("<Q")
+from clusterprof import mapped
+from clusterprof.tables import RankTables, empty
+
+#: the tables of a rank that may be large
+_LARGE = ("activity", "host_calls")
+
+#: of the files that this process writes
+_numbers = count()
 
 
-def pack(value: object) -> int:
-    """A file in memory that holds a value, for `unpack`. Raises OSError, MemoryError."""
-    buffers: list[pickle.PickleBuffer] = []
+class _InFile(NamedTuple):
+    """A rank's tables, of which the large ones are in a file."""
 
-    def beside(buffer: pickle.PickleBuffer) -> bool:
-        """Whether a buffer is pickled as bytes after all: as a view it would hold the file."""
-        small = len(buffer.raw()) < _SMALL
-        if not small:
-            buffers.append(buffer)
-        return small
+    others: RankTables
+    file: Path
 
-    head = pickle.dumps(value, protocol=5, buffer_callback=beside)
-    parts = [memoryview(head), *(each.raw() for each in buffers)]
-    index = b"".join(_COUNT.pack(number) for number in (len(parts), *(len(p) for p in parts)))
-    file = _nameless()
+
+class _Packed(NamedTuple):
+    """The same, with what the file holds."""
+
+    others: RankTables
+    content: bytes
+
+
+def put_down(parts: Iterable[Any], folder: str) -> list[Any]:
+    """Return the same with ranks' large tables in files of a folder that this process alone writes.
+
+    Tables for which there is no space stay as they are. Raises OSError for those of `packed`.
+    """
+    return [_put_down(each, Path(folder, f"{next(_numbers)}.arrow")) for each in parts]
+
+
+def _put_down(part: Any, file: Path) -> Any:
+    if isinstance(part, _Packed):
+        file.write_bytes(part.content)
+        return _InFile(part.others, file)
+    if not isinstance(part, RankTables):
+        return part
     try:
-        with open(file, "wb", closefd=False) as out:
-            for part in (memoryview(index), *parts):
-                out.write(part)
-                out.write(bytes(-len(part) % _ALIGNED))
-    except BaseException:
-        os.close(file)
-        raise
-    return file
+        with file.open("wb") as opened:
+            mapped.write([getattr(part, name) for name in _LARGE], opened)
+    except OSError:
+        file.unlink(missing_ok=True)
+        return part
+    return _InFile(replace(part, **{name: empty(name) for name in _LARGE}), file)
 
 
-def unpack(file: int) -> Any:
-    """The value; the file is closed. Large buffers of it hold the memory until they are gone."""
-    memory = memoryview(mapped(file))
-    (count,) = _COUNT.unpack_from(memory)
-    lengths = [_COUNT.unpack_from(memory, _COUNT.size * (1 + n))[0] for n in range(count)]
-    parts, at = [], _aligned(_COUNT.size * (1 + count))
-    for length in lengths:
-        parts.append(memory[at : at + length])
-        at += _aligned(length)
-    return pickle.loads(parts[0], buffers=parts[1:])  # noqa: S301 - our own process packed it
+def packed(parts: Iterable[Any]) -> list[Any]:
+    """Return what was put down as bytes, for another host to put down. Raises OSError."""
+    return [
+        _Packed(each.others, each.file.read_bytes()) if isinstance(each, _InFile) else each
+        for each in parts
+    ]
 
 
-def mapped(file: int) -> mmap.mmap:
-    """The file's memory; the file itself is closed."""
-    try:
-        return mmap.mmap(file, 0)
-    finally:
-        os.close(file)
+def taken_up(parts: Iterable[Any]) -> list[Any]:
+    """Return what was put down on this host, whose files may be removed. Raises OSError."""
+    return [_taken_up(each) if isinstance(each, _InFile) else each for each in parts]
 
 
-def empty(size: int) -> tuple[int, mmap.mmap]:
-    """A file in memory of so many bytes, and its memory, to be filled. Raises OSError."""
-    file = _nameless()
-    try:
-        # All of it, now: where the disk is full, writing into what is mapped would end us (SIGBUS).
-        os.posix_fallocate(file, 0, size)
-        return file, mmap.mmap(file, size)
-    except BaseException:
-        os.close(file)
-        raise
-
-
-def send(to: Connection, file: int) -> None:
-    """Hand over a file, which is closed here. Raises OSError."""
-    try:
-        send_handle(to, file, None)
-    finally:
-        os.close(file)
-
-
-def receive(by: Connection) -> int:
-    """The file that was handed over. Raises OSError, EOFError."""
-    return recv_handle(by)
-
-
-def _nameless() -> int:
-    """A file without a name: in memory, or on disk, where Python cannot make such a one there."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("clusterprof")
-    with tempfile.TemporaryFile(prefix="clusterprof-") as file:
-        return os.dup(file.fileno())
-
-
-def _aligned(length: int) -> int:
-    return length + -length % _ALIGNED
+def _taken_up(found: _InFile) -> RankTables:
+    tables = mapped.read(found.file)
+    return replace(found.others, **dict(zip(_LARGE, tables, strict=True)))

@@ -21,7 +21,7 @@ from clusterprof import folders
 from clusterprof.agent.contracts import documents, files, paths
 from clusterprof.errors import ReportError
 from clusterprof.ingest.opening import unreadable
-from clusterprof.mapped import packed, unpacked
+from clusterprof.mapped import moved
 from clusterprof.tables import SCHEMA_VERSION, SCHEMAS, RankTables, ReportInfo, read_table
 from clusterprof.version import __version__
 
@@ -220,7 +220,7 @@ def _table(folder: Path, name: str, claimed: Mapping[str, int]) -> pa.Table:
     order = table[_SORTED_BY[name]]
     if nulls or table.num_rows != claimed["rows"] or not _is_sorted(order):
         raise _unusable(folder, f"{file.name} does not hold what clusterprof writes")
-    return unpacked(packed(table)) if table.nbytes > _LARGE else table
+    return moved(table) if table.nbytes > _LARGE else table
 
 
 def _is_sorted(column: pa.ChunkedArray) -> bool:

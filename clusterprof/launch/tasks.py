@@ -1,9 +1,9 @@
-"""One verb in all tasks of an MPI job: the first one does it, the others work for it.
+"""One verb in all tasks of an MPI job: the first one does it, the others read for it.
 
 MPI has a child of each task, since it may end or block the process that starts it, or crash when
-another task is lost. Children move messages only (`launch.handing_out`), the first task merges, and
-reads by itself what they do not bring. So what ends a merge is who ends its first task: of a task
-that is killed, mpirun ends all the others unless it is told not to.
+another task is lost. The children are mpi4py's pool, the first task merges, and reads by itself
+what they do not bring. So what ends a merge is who ends its first task: of a task that is killed,
+mpirun ends all the others unless it is told not to.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
-import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from clusterprof.agent.contracts.processes import ended, running
-from clusterprof.agent.contracts.processes import work as state_of
 from clusterprof.agent.contracts.timing import REAL
-from clusterprof.console import Unwritable, say
-from clusterprof.errors import ClusterprofError, UsageError
+from clusterprof.console import say
+from clusterprof.errors import UsageError
 from clusterprof.priority import end_with_parent
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
     from multiprocessing.connection import Connection
 
-    from clusterprof.ingest.engines import Engine, Processes
+    from clusterprof.ingest.apart import Lost
+    from clusterprof.ingest.engines import Engine, Processes, Rank, Read
+    from clusterprof.ingest.sources import Source
 
 #: what `--engine` takes
 ENGINES = ("auto", "process", "mpi")
@@ -44,7 +44,14 @@ START_S = 60.0
 
 #: MPI ends within seconds once all tasks are through; later it hangs.
 END_S = 10.0
-#: how often a task looks at its child
+
+#: A task that has had nothing to read for so long ends: the first one may have been lost.
+IDLE_S = 3600
+
+#: Messages of a few bytes are out within a moment.
+DISMISS_S = 2.0
+
+#: how often it is seen whether the merge waits no longer
 _LOOK_S = 0.5
 
 
@@ -124,18 +131,11 @@ def _led(child: _Child, processes: Processes, work: Work) -> int:
     """The first task: it merges, whatever becomes of its child and of the others."""
     from clusterprof.ingest.engines import Tasks
 
-    status = ClusterprofError.exit_code  # as the verb ends after an error (`cli.main`)
     try:
-        status = work(Tasks(child.calls, processes))
-    except KeyboardInterrupt:
-        status = 130
-        raise
-    except ClusterprofError as error:
-        status = 0 if isinstance(error, Unwritable) and error.unread else error.exit_code
-        raise
+        return work(Tasks(child.calls, processes))
     finally:
-        child.say(status)
-    return status
+        child.calls.close()  # which ends it, and by it all tasks
+        child.end(patience_s=2 * END_S)
 
 
 # -- the process that has MPI --------------------------------------------------------------------
@@ -155,8 +155,6 @@ class _Child:
             self.calls.close()
             _with_mpi(own_task, list(line), theirs)
         theirs.close()
-        with socket.socket(fileno=os.dup(self.calls.fileno())) as ours:  # it may be stopped
-            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 10, 0))
 
     def started(self) -> str:
         """Wait for MPI. Empty, or why it has not started."""
@@ -178,25 +176,10 @@ class _Child:
         return ""
 
     def wait(self) -> int:
-        """The status that the first task has said, when the child has ended; 0 where it is lost."""
+        """Wait for the end of the child; the first task's status is the job's."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first task has it as well
-        stopped = 0.0
-        while not self.calls.poll(_LOOK_S):
-            # The launcher would wait for a task that somebody has stopped for ever.
-            stopped = stopped + _LOOK_S if state_of(self._pid)[0] == "T" else 0.0
-            if stopped > END_S:
-                os.kill(self._pid, signal.SIGCONT)
-        status = 0
-        with contextlib.suppress(EOFError, OSError):
-            status = int(self.calls.recv())
-        self.end(patience_s=END_S)
-        return status
-
-    def say(self, status: int) -> None:
-        """Have the child, and by it all tasks, end with this status."""
-        with contextlib.suppress(OSError):
-            self.calls.send(status)
-        self.end(patience_s=2 * END_S)
+        os.waitpid(self._pid, 0)
+        return 0
 
     def end(self, patience_s: float = 0.0) -> None:
         """Remove the child, which may end by itself for so long."""
@@ -211,32 +194,74 @@ def _with_mpi(own_task: Task, line: list[str], calls: Connection) -> NoReturn:
     end_with_parent()
     try:
         from mpi4py import MPI
+        from mpi4py.futures import MPICommExecutor
     except (ImportError, RuntimeError) as error:  # not installed; or it finds no MPI library
         calls.send(f"mpi4py: {error}")
         os._exit(0)  # what this process's parent has begun is the parent's to end
-    comm, whole = MPI.COMM_WORLD, True
+    comm = MPI.COMM_WORLD
     try:
         if comm.Get_size() == own_task.size:
-            whole = _at_work(own_task, line, calls, comm)
+            lines = comm.allgather(line)
+            calls.send(differ := any(each != line for each in lines))
+            if not differ:
+                signal.alarm(0 if own_task.rank == 0 else IDLE_S)
+                with MPICommExecutor(comm) as executor:  # the others read inside of it
+                    if executor is not None:
+                        _hand_out(executor, calls, own_task.size)
         else:
             known_tasks = f"it knows {comm.Get_size()} of {own_task.size} tasks"
             calls.send(f"{known_tasks}; srun may need --mpi=pmix")
-        if whole:  # else it waits for those that are lost
-            MPI.Finalize()
+        MPI.Finalize()
     finally:
-        os.kill(os.getppid(), signal.SIGCONT)  # it may be stopped, and is waited for
         os._exit(0)
 
 
-def _at_work(own_task: Task, line: list[str], calls: Connection, comm: Any) -> bool:
-    """Take part; whether all tasks are there at the end."""
-    from clusterprof.launch import handing_out
+def _hand_out(executor: Any, calls: Connection, tasks: int) -> None:
+    """Have the tasks read what the merging process asks for, until that closes `calls`."""
+    from concurrent.futures import FIRST_COMPLETED, wait
 
-    hosts, lines = zip(*comm.allgather((socket.gethostname(), line)), strict=True)
-    differ = any(each != line for each in lines)
-    calls.send(differ)
-    if differ:
-        return True
-    if own_task.rank == 0:
-        return handing_out.Leader(comm, calls, hosts).run()
-    return handing_out.serve(comm, over=calls.send)
+    places: dict[Future[Any], int] = {}
+    with contextlib.suppress(EOFError, OSError):
+        while not places:
+            read, sources, folder = calls.recv()
+            for place, source in enumerate(sources):
+                places[executor.submit(_read, read, *source)] = place
+            while places and not calls.poll():
+                for future in wait(places, _LOOK_S, FIRST_COMPLETED).done:
+                    calls.send((places.pop(future), _come(future, folder)))
+    if places:
+        _dismiss(executor, places, tasks)
+
+
+def _dismiss(executor: Any, left: Iterable[Future[Any]], tasks: int) -> NoReturn:
+    """End the tasks that are there, and this process: the executor would wait for a lost one."""
+    for future in left:
+        future.cancel()
+    for _ in range(tasks):
+        executor.submit(os._exit, 0)
+    REAL.sleep(DISMISS_S)
+    os._exit(0)
+
+
+def _read(read: Read, source: Source, within_s: float) -> list[Rank] | Lost:
+    """In another task: read a source, in a process of its own."""
+    from clusterprof.ingest.apart import Readers
+    from clusterprof.ingest.handover import packed
+
+    signal.alarm(0)
+    try:
+        return Readers(packed).read(read, source, within_s)
+    finally:
+        signal.alarm(IDLE_S)
+
+
+def _come(future: Future[Any], folder: str) -> list[Any] | Lost:
+    """What came of a task, put down for the merging process."""
+    from clusterprof.ingest.apart import Lost
+    from clusterprof.ingest.handover import put_down
+
+    try:
+        answer = future.result()
+        return answer if isinstance(answer, Lost) else put_down(answer, folder)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the first host reads again
+        return Lost(f"failed ({type(error).__name__}: {error})", "another host")

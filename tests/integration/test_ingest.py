@@ -58,22 +58,58 @@ def test_dumps_of_flight_recorders_are_the_same_by_any_number_of_processes(
     assert all(each.entries.equals(found[0].entries) for each in found)
 
 
-KILLED = """
-import os, signal
-from pathlib import Path
-from clusterprof.ingest.reading_process import Reader
-from clusterprof.ingest.sources import Source
+READS = """
+from clusterprof.ingest.apart import Readers
 if __name__ == "__main__":
-    assert Reader().ask(repr, Source(Path(__file__)))
-    os.kill(os.getpid(), signal.SIGKILL)
+    print(Readers().read(sorted, [2, 1], 600.0))
 """
 
 
-def test_processes_that_read_end_with_one_that_is_killed(tmp_path: Path) -> None:
-    (tmp_path / "reads.py").write_text(KILLED)
+@pytest.mark.parametrize("temporary", ["short", "long" * 30])
+def test_a_process_that_reads_imports_nothing_of_the_current_folder(
+    tmp_path: Path, temporary: str
+) -> None:
+    (tmp_path / temporary).mkdir()
+    (tmp_path / "reads.py").write_text(READS)
+    for name in "clusterprof", "numpy", "queue":
+        (tmp_path / "here" / name).mkdir(parents=True)
+        (tmp_path / "here" / name / "__init__.py").write_text("raise SystemExit(__name__)")
+    done = command.run(
+        [sys.executable, tmp_path / "reads.py"],
+        cwd=tmp_path / "here",
+        env={"TMPDIR": str(tmp_path / temporary)},
+    )
+    assert (done.stdout, done.stderr) == ("[1, 2]\n", ""), done
+
+
+ENDED = """
+import os, sys, threading, time
+from clusterprof.ingest.apart import Readers
+def end(readers):
+    while len(readers._running) < 2:
+        time.sleep(0.01)
+    os.kill(os.getpid(), int(sys.argv[1]))
+if __name__ == "__main__":
+    readers = Readers()
+    threading.Thread(target=end, args=[readers]).start()
+    readers.read_each(time.sleep, [(600, 600.0)] * 3, 2, "naps")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_processes_that_read_end_with_one_that_is_killed_or_interrupted(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    (tmp_path / "reads.py").write_text(ENDED)
+    (tmp_path / "temporary").mkdir()
     # it returns once no process holds its output any more
-    done = command.run([sys.executable, tmp_path / "reads.py"])
-    assert done.returncode == -signal.SIGKILL, done
+    done = command.run(
+        [sys.executable, tmp_path / "reads.py", str(int(number))],
+        env={"TMPDIR": str(tmp_path / "temporary")},
+    )
+    assert done.returncode == -number, done
+    if number == signal.SIGINT:
+        assert list((tmp_path / "temporary").glob("clusterprof-*")) == []
 
 
 def test_an_error_comes_back_from_a_process_with_all_its_lines(

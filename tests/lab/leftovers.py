@@ -76,8 +76,11 @@ def find(mark: str, folders: Iterable[Path] = ()) -> list[Leftover]:
             continue
         pid = int(entry)
         command = _read(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
-        # A zombie has no command line; multiprocessing's tracker lives exactly as long as we do.
+        # A zombie has no command line; multiprocessing's tracker lives exactly as long as we do,
+        # and so does the server whose copies its processes are.
         if not command or "multiprocessing.resource_tracker" in command:
+            continue
+        if "multiprocessing.forkserver" in command and _parent(pid) in own:
             continue
         if _belongs(pid, mark, folders):
             found.append(Leftover(pid, command, _test(pid)))

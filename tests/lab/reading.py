@@ -16,8 +16,8 @@ from pathlib import Path
 
 from clusterprof.agent.contracts.processes import parent
 from clusterprof.errors import ReportError
+from clusterprof.ingest.engines import Rank
 from clusterprof.ingest.gathered import _attempt
-from clusterprof.ingest.reading_process import Rank
 from clusterprof.ingest.sources import Source
 from clusterprof.tables import RankTables
 
@@ -80,8 +80,11 @@ def _limited() -> None:
 
 
 def _task() -> tuple[int, int]:
-    """Of the task of MPI that this process reads for: its child with MPI, and the task itself."""
-    child = os.getppid()
+    """Of the task of MPI that this process reads for: its child with MPI, and the task itself.
+
+    That child's own child started this process, as a copy of itself.
+    """
+    child = parent(os.getppid()) or 0
     return child, parent(child) or 0
 
 
@@ -90,27 +93,6 @@ def _task_killed() -> None:
     os.kill(task, signal.SIGKILL)
     os.kill(child, signal.SIGKILL)
     time.sleep(HANGING_S)  # it goes with the child
-
-
-def _child_killed() -> None:
-    os.kill(_task()[0], signal.SIGKILL)
-    time.sleep(HANGING_S)
-
-
-def _task_stopped() -> None:
-    """Stop the task, whole, until its launcher waits for no other."""
-    first = _first_child()
-    for each in _task():
-        os.kill(each, signal.SIGSTOP)
-    until = time.monotonic() + HANGING_S
-    while Path(f"/proc/{first}/exe").exists() and time.monotonic() < until:
-        time.sleep(0.1)
-    for each in _task():
-        os.kill(each, signal.SIGCONT)
-
-
-def _child_stopped() -> None:
-    os.kill(_task()[0], signal.SIGSTOP)
 
 
 def _first_child() -> int:
@@ -134,8 +116,5 @@ _EVENTS: dict[str, Callable[[], None]] = {
     "hanging": _hanging,
     "out of memory": _limited,
     "task killed": _task_killed,
-    "child killed": _child_killed,
-    "task stopped": _task_stopped,
-    "child stopped": _child_stopped,
     "first child killed": _first_child_killed,
 }

@@ -8,8 +8,6 @@ import lzma
 import os
 import pickle
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +16,10 @@ from lab.counting import calls_of
 from seeds import Hostile
 
 from clusterprof.errors import ReportError
+from clusterprof.ingest.apart import Lost, Readers
 from clusterprof.ingest.flight import all_dumps
 from clusterprof.ingest.flight.all_dumps import Flight, find_dumps, read_dumps
-from clusterprof.ingest.flight.dump import ENTRIES, FlightDump, read_dump
+from clusterprof.ingest.flight.dump import ENTRIES, read_dump
 from clusterprof.ingest.flight.unpickle import PickleError, unpickled
 
 DATA = Path(__file__).resolve().parents[1] / "data/flight"
@@ -92,12 +91,15 @@ def test_a_file_packed_in_two_pieces_is_read_whole(tmp_path: Path) -> None:
     assert read_dump(tmp_path / "x_1.json.gz").entries.num_rows == 1
 
 
-def test_what_a_killed_process_was_to_read_is_read_all_the_same(tmp_path: Path) -> None:
+def test_what_a_killed_process_was_to_read_is_read_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(_: Readers, _function: Any, shares: Sequence[Any], *_more: Any) -> list[Lost]:
+        return [Lost("was killed", "n1")] * len(shares)
+
     (tmp_path / "x_1.json").write_text(json.dumps(dump([entry(0)])))
-    share: Future[list[FlightDump | ReportError]] = Future()
-    share.set_exception(BrokenProcessPool())
-    (found,) = all_dumps._outcome([(tmp_path / "x_1.json", None)], share)
-    assert isinstance(found, FlightDump)
+    monkeypatch.setattr(Readers, "read_each", lost)
+    assert all_dumps.read_dumps([(tmp_path / "x_1.json", None)], workers=2).ranks == (1,)
 
 
 def test_sends_of_a_batch_end_with_it() -> None:

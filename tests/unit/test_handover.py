@@ -2,71 +2,76 @@
 
 from __future__ import annotations
 
-import gc
+import errno
 import os
-from multiprocessing import Pipe
+import pickle
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pyarrow as pa
 import pytest
-from lab.clock import ManualClock
+from simulate import Job, simulate
 
-from clusterprof.ingest import engines, handover
-from clusterprof.launch import handing_out
-
-
-@pytest.mark.parametrize("rows", [0, 3, 3_000_000], ids=["none", "few", "as a view"])
-def test_what_is_unpacked_is_what_was_packed(rows: int) -> None:
-    table = pa.table({"a": pa.array(range(rows), pa.int32()), "b": pa.array([None] * rows)})
-    made = handover.unpack(handover.pack([table, "text", None]))
-    assert made[0].equals(table)
-    assert made[1:] == ["text", None]
+from clusterprof import mapped
+from clusterprof.ingest.handover import packed, put_down, taken_up
+from clusterprof.tables import SCHEMAS, RankTables
 
 
-@pytest.mark.parametrize("name", ["memfd_create", "nothing"])
-def test_a_file_reaches_who_is_at_the_other_end(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, name, raising=False)
-    ours, theirs = Pipe()
-    gc.collect()  # what earlier tests have left open is not closed meanwhile
-    before = len(os.listdir("/proc/self/fd"))
-    handover.send(ours, handover.pack(("a", 1)))
-    assert handover.unpack(handover.receive(theirs)) == ("a", 1)
-    assert len(os.listdir("/proc/self/fd")) == before
+@pytest.fixture
+def tables() -> list[RankTables]:
+    """Those of a job."""
+    return simulate(Job(layers=8))[0]
 
 
-def test_small_tables_do_not_hold_the_memory_of_large_ones() -> None:
-    def mapped() -> int:
-        gc.collect()
-        return Path("/proc/self/maps").read_text().count("memfd:clusterprof")
-
-    before = mapped()
-    large, small = handover.unpack(handover.pack([pa.array(range(3_000_000)), pa.array(range(3))]))
-    assert mapped() == before + 1
-    del large
-    assert mapped() == before
-    assert small.to_pylist() == [0, 1, 2]
+def same(one: RankTables, other: RankTables) -> bool:
+    alike = (getattr(one, name).equals(getattr(other, name)) for name in SCHEMAS)
+    return one.info == other.info and all(alike)
 
 
-def test_a_task_that_reads_for_ever_loses_its_source_though_it_sends_updates(
-    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+def sent(parts: list[object]) -> list[object]:
+    """What another process gets of it."""
+    found: list[object] = pickle.loads(pickle.dumps(parts, pickle.HIGHEST_PROTOCOL))
+    return found
+
+
+def test_tables_from_another_process_are_the_same_and_take_no_memory(
+    tables: list[RankTables], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(handing_out, "REAL", clock)
-    monkeypatch.setattr(handing_out, "limit_s", lambda source: 60.0)
-    ours, theirs = Pipe()
-    sent = SimpleNamespace(test=lambda: (True, None))
-    comm = cast("Any", SimpleNamespace(isend=lambda *_: sent))
-    leader = handing_out.Leader(comm, theirs, ["first", "n1"])
-    (task,) = leader._tasks.values()
-    leader._waiting.append((7, cast("Any", "a report")))
-    for after_s in (0.0, 60.0 + engines.SILENCE_S, 1.0):
-        clock.sleep(after_s)
-        task.updated = clock.now()
-        assert not ours.poll()
-        leader._look_after(1, task, beats=False)
-    assert ours.poll()
-    index, lost = ours.recv()
-    assert (index, lost.host) == (7, "n1")
-    assert lost.why.startswith("took longer than")
-    assert task.lost
+    size = sum(each.activity.nbytes + each.host_calls.nbytes for each in tables)
+    way = sent(put_down([*tables, "text"], str(tmp_path)))
+    assert len(pickle.dumps(way)) < size / 2
+    before = pa.total_allocated_bytes()
+    *made, text = taken_up(way)
+    for file in tmp_path.iterdir():
+        file.unlink()  # as whoever reads them does then
+    assert pa.total_allocated_bytes() - before < size / 2
+    assert all(map(same, tables, made))
+    assert text == "text"
+
+
+def test_tables_from_another_host_are_the_same(tables: list[RankTables], tmp_path: Path) -> None:
+    for name in "far", "here":
+        (tmp_path / name).mkdir()
+    far = sent(packed(put_down([*tables, "text"], str(tmp_path / "far"))))
+    *made, text = taken_up(sent(put_down(far, str(tmp_path / "here"))))
+    assert all(map(same, tables, made))
+    assert text == "text"
+
+
+def test_tables_that_fit_on_no_disk_go_through_the_pipe(
+    tables: list[RankTables], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(mapped, "write", full)
+    made = taken_up(sent(put_down(tables, str(tmp_path))))
+    assert all(map(same, tables, made))
+    assert list(tmp_path.iterdir()) == []
+    assert same(taken_up(sent(put_down(tables, str(tmp_path / "gone"))))[0], tables[0])
+
+
+def test_files_that_are_mapped_take_no_descriptor(tables: list[RankTables], tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    made = [taken_up(put_down(tables, str(tmp_path))) for _ in range(5)]
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert same(made[-1][0], tables[0])

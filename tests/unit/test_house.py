@@ -314,9 +314,11 @@ _READERS = {
     "collect/over_ssh.py": "this package's own modules",
     "doctor/leftovers.py": "the kernel's, in /proc",
     "doctor/this_host.py": "the kernel's, in /proc and /sys",
+    "ingest/handover.py": "in a folder of our own (mkdtemp)",
     "ingest/nsys/database.py": "in a folder of its own (mkdtemp), once nsys has ended",
     "launch/batch.py": "the batch template that the user names",
     "launch/foreground.py": "the kernel's, in /proc",
+    "mapped.py": "in a folder of our own (mkdtemp), or a temporary file of our own (0600)",
     "report/templates.py": "this package's own templates",
 }
 _READING = {"open", "read_text", "read_bytes", "memory_map", "fromfile", "memmap"}
@@ -340,9 +342,8 @@ def test_files_are_opened_for_reading_in_one_way() -> None:
 
 #: who maps a file into memory, and why no one else can shorten it meanwhile (that ends us: SIGBUS)
 _MAPPERS = {
-    "ingest/handover.py": "without a name; its space is there before it is mapped",
     "ingest/nsys/database.py": "in a folder of its own (mkdtemp), once nsys has ended",
-    "mapped.py": "without a name; what is read there was written before",
+    "mapped.py": "as above; what is read there was written before",
 }
 
 

@@ -1,76 +1,58 @@
-"""A rank's large tables lie in a file once another process has read them."""
+"""Large tables lie in a file, whose memory can be given back."""
 
 from __future__ import annotations
 
-import os
-import pickle
+import errno
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
-from simulate import Job, simulate
 
 from clusterprof import mapped
-from clusterprof.tables import SCHEMAS, RankTables
+
+TABLES = [
+    pa.table({"a": range(100_000), "b": pa.array(["x", None] * 50_000).dictionary_encode()}),
+    pa.table({"c": pa.array([], pa.int32())}),
+    pa.concat_tables([pa.table({"d": pa.array([each]).dictionary_encode()}) for each in "xy"]),
+]
 
 
-def received(tables: RankTables) -> RankTables:
-    """What another process makes of these tables."""
-    made = pickle.loads(pickle.dumps(tables, pickle.HIGHEST_PROTOCOL))
-    assert isinstance(made, RankTables)
-    return made
+def written(file: Path) -> Path:
+    with file.open("wb") as opened:
+        mapped.write(TABLES, opened)
+    return file
 
 
-def same(one: RankTables, other: RankTables) -> bool:
-    tables = (getattr(one, name).equals(getattr(other, name)) for name in SCHEMAS)
-    return one.info == other.info and all(tables)
+@pytest.mark.parametrize("name", ["tables", "tables\udcff"], ids=["a name", "no UTF-8"])
+def test_tables_of_any_size_lie_behind_each_other(name: str, tmp_path: Path) -> None:
+    made = mapped.read(written(tmp_path / name))
+    assert [each.to_pydict() for each in made] == [each.to_pydict() for each in TABLES]
 
 
-@pytest.fixture
-def tables(monkeypatch: pytest.MonkeyPatch) -> list[RankTables]:
-    """Those of a job, and a file of their own."""
-    monkeypatch.setattr(mapped, "_store", None)
-    return simulate(Job(layers=8))[0]
-
-
-def test_tables_from_another_process_are_the_same_and_take_no_memory(
-    tables: list[RankTables],
-) -> None:
-    before = pa.total_allocated_bytes()
-    made = [received(each) for each in tables]
-    size = sum(each.activity.nbytes + each.host_calls.nbytes for each in made)
-    assert all(map(same, tables, made))
-    assert pa.total_allocated_bytes() - before < size / 2
-
-
-def test_what_was_given_back_is_read_again(tables: list[RankTables]) -> None:
-    made = received(tables[0])
+def test_what_was_given_back_is_read_again(tmp_path: Path) -> None:
+    file = written(tmp_path / "tables")
+    made = mapped.read(file)
+    file.unlink()
     mapped.trim()
-    assert same(made, tables[0])
+    assert made[0].equals(TABLES[0])
 
 
-def test_tables_of_any_size_lie_beside_each_other(
-    tables: list[RankTables], monkeypatch: pytest.MonkeyPatch
+def test_a_table_that_is_moved_is_the_same_and_its_file_has_no_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(mapped, "_SEGMENT", 1 << 16)
-    made = [received(each) for each in (*tables, *reversed(tables))]
-    assert all(map(same, made, (*tables, *reversed(tables))))
-
-
-def test_the_file_has_no_name(
-    tables: list[RankTables], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    received(tables[0])
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = pa.total_allocated_bytes()
+    made = mapped.moved(TABLES[0])
+    assert pa.total_allocated_bytes() - before < TABLES[0].nbytes / 2
+    assert made.equals(TABLES[0])
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["pwrite", "ftruncate"])
-def test_tables_that_fit_on_no_disk_stay_in_memory(
-    tables: list[RankTables], monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    def full(*_: object) -> int:
-        raise OSError(28, "No space left on device")
+def test_a_table_that_fits_on_no_disk_stays_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, name, full)
-    assert same(received(tables[0]), tables[0])
+    monkeypatch.setattr(mapped, "write", full)
+    assert mapped.moved(TABLES[0]) is TABLES[0]

@@ -11,10 +11,7 @@ import os
 import zlib
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +22,7 @@ import pyarrow.compute as pc
 from clusterprof import words
 from clusterprof.agent.contracts import paths
 from clusterprof.errors import ReportError
+from clusterprof.ingest.apart import Lost, Readers, limit_s
 from clusterprof.ingest.flight.dump import (
     ENTRIES,
     OF_A_RUN,
@@ -39,7 +37,6 @@ from clusterprof.ingest.kineto.json_stream import keys_of
 from clusterprof.ingest.opening import opened, unreadable
 from clusterprof.ingest.operations import SYNCHRONISING
 from clusterprof.ingest.sources import KINETO_MARKS, OUR_OWN
-from clusterprof.priority import end_with_parent
 from clusterprof.results import MissingRank
 
 Ints = npt.NDArray[np.int64]
@@ -171,29 +168,18 @@ def _attempts(
         workers = min(os.cpu_count() or 1, _MOST_WORKERS, len(named) // _WORTH_A_PROCESS)
     if workers < 2:
         return [_attempt(*each) for each in named]
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), end_with_parent)
-    try:
-        shares = [
-            (share, pool.submit(_share, share))
-            for share in (named[n : n + _SHARE] for n in range(0, len(named), _SHARE))
-        ]
-        return [each for share, future in shares for each in _outcome(share, future)]
-    finally:
-        pool.shutdown(cancel_futures=True)
+    shares = [named[n : n + _SHARE] for n in range(0, len(named), _SHARE)]
+    limited = [(share, limit_s(path for path, _ in share)) for share in shares]
+    found = Readers().read_each(_share, limited, workers, "shares of the dumps")
+    return [
+        each
+        for share, dumps in zip(shares, found, strict=True)
+        for each in (_share(share) if isinstance(dumps, Lost) else dumps)
+    ]
 
 
 def _share(named: Sequence[tuple[Path, int | None]]) -> list[FlightDump | ReportError]:
     return [_attempt(*each) for each in named]
-
-
-def _outcome(
-    named: Sequence[tuple[Path, int | None]], future: Future[list[FlightDump | ReportError]]
-) -> list[FlightDump | ReportError]:
-    """Return what a process has read; where one was killed we read it ourselves."""
-    try:
-        return future.result()
-    except BrokenProcessPool:
-        return _share(named)
 
 
 def _attempt(path: Path, rank: int | None) -> FlightDump | ReportError:
