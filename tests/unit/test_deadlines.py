@@ -168,7 +168,7 @@ def test_a_writer_whose_guard_was_killed_waits_for_nsys_and_not_for_ever(
     private = rank_folder.parents[2] / "private"
     private.mkdir()
     outbox.state("capturing")
-    outbox.say("keep", private=str(private), session="s", importer=None)
+    outbox.say("keep", private=str(private), session="clusterprof-of-no-rank", importer=None)
     clock.sleep(0)
     (beside,) = (act.__self__ for act in clock.beside)
     began = clock.now()

@@ -23,7 +23,9 @@ def made_session(
     monkeypatch.setattr(session.profiler.tempfile, "gettempdir", lambda: str(folder))
     nsys = NsysPlan("nsys", "2022.4", None, {"cpu": "", "gpu": ""}, [], [], [], [], start_s)
     home = report_transfer.ReportTransfer(str(folder), str(folder / "rank"))
-    return session.Session("s", nsys, "session", home, 0, Outbox(None), ManualClock())
+    return session.Session(
+        "clusterprof-of-no-rank", nsys, "session", home, 0, Outbox(None), ManualClock()
+    )
 
 
 def hangs_at(

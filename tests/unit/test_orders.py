@@ -124,7 +124,7 @@ def test_a_session_whose_step_does_not_end_after_the_order_is_stopped_inside_it(
     trace = {"cpu": "nvtx", "gpu": "cuda"}
     nsys = NsysPlan("nsys", "2022.4", None, trace, [], [], [], ["stop"])
     home = report_transfer.ReportTransfer(str(tmp_path), str(rank_folder))
-    made = session.Session("s", nsys, "session", home, 0, outbox, clock)
+    made = session.Session("clusterprof-of-no-rank", nsys, "session", home, 0, outbox, clock)
     stopped: list[list[str]] = []
     monkeypatch.setattr(made, "spawn", lambda command: stopped.append(command))
     outbox.state("capturing")

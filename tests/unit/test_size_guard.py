@@ -174,7 +174,9 @@ def made_session(
     trace = {"cpu": "nvtx", "gpu": "cuda"}
     nsys = NsysPlan("nsys", "2022.4", None, trace, [], [], [], ["stop"])
     home = report_transfer.ReportTransfer(str(folder), str(folder / "rank"))
-    made = session.Session("s", nsys, "session", home, most, Outbox(None), clock)
+    made = session.Session(
+        "clusterprof-of-no-rank", nsys, "session", home, most, Outbox(None), clock
+    )
     spawned: list[list[str]] = []
 
     class Started:

@@ -94,7 +94,7 @@ def of_session(session: str, children: bool = False) -> List[int]:
     return [
         pid
         for pid, line in _running_nsys()
-        if session.encode() in line or (children and parent(pid) == os.getpid())
+        if (session and session.encode() in line) or (children and parent(pid) == os.getpid())
     ]
 
 
