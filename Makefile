@@ -126,7 +126,8 @@ demo: $(READY) ## profile a real four-rank training that has one slow rank
 .PHONY: faults
 faults: $(READY) parts ## end a rank in every way, with and without clusterprof, and print a table
 	@CLUSTERPROF_TESTS_FAULTS=1 $(BIN)/python -m pytest -q -m '' tests/integration/test_endings*.py \
-		tests/integration/test_reduce.py tests/integration/test_ssh_lies.py $(ARGS)
+		tests/integration/test_reduce.py tests/integration/test_secrets.py \
+		tests/integration/test_ssh_lies.py $(ARGS)
 
 .PHONY: bench
 bench: $(READY) ## measure the project's figures against their limits

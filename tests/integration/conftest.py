@@ -12,12 +12,15 @@ from typing import Any
 import pytest
 from lab import cluster, command, devtools
 from lab.browser import QUIET
+from lab.collected import run
 from lab.command import Completed
 from lab.endings import Running
 from lab.fakes import scripted_nsys, scripted_torchrun
 from lab.job import Job
 from lab.parts import chromium
 from lab.warm import CLUSTERPROF, TORCH, Warm, warm
+
+__all__ = ["run"]
 
 
 @pytest.fixture

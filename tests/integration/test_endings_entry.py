@@ -57,6 +57,25 @@ for step in range(25):
     optimizer.step()
 print("trained")
 """
+#: a clock that is beyond what fits into a number of eight bytes, as the agent sees it
+BEYOND = """
+import sys
+def beyond():
+    if agent := sys.modules.get("_clusterprof_agent.rank.steps"):
+        agent.counter._begin = 1 << 63
+"""
+#: A step that is a method of a class: what it is called with is what it has always been.
+STEPS = """
+class Trainer:
+    @{kind}
+    def step(*given):
+        return given
+
+expected = Trainer.step(1)
+
+def step():
+    assert Trainer.step(1) == expected, Trainer.step
+"""
 
 
 def trained(workdir: Path, program: str, *before: str, **env: str) -> Completed:
@@ -67,8 +86,8 @@ def trained(workdir: Path, program: str, *before: str, **env: str) -> Completed:
     return command.run(words, env={**RANK, "PYTHONPATH": path, **env})
 
 
-def with_us() -> list[str]:
-    return command.clusterprof(["run", *OPTIONS, "--"])
+def with_us(*more: str) -> list[str]:
+    return command.clusterprof(["run", *OPTIONS, *more, "--"])
 
 
 def test_a_program_that_leaves_by_itself_while_our_profiler_starts_was_not_killed(
@@ -121,6 +140,31 @@ def test_a_rank_trains_whatever_is_wrong_with_us(workdir: Path, fault: Fault, wh
     check_as_without_us(plain, done)
 
 
+def test_a_rank_whose_steps_cannot_be_counted_trains(workdir: Path, fault: Fault) -> None:
+    program = TRAINS.format(first=BEYOND).replace("    optimizer", "    beyond()\n    optimizer")
+    plain = trained(workdir, program)
+    done = trained(workdir, program, *with_us())
+    found = state_if_any(workdir / "run")
+    added_s = done.seconds - plain.seconds
+    fault("an error of ours in the step hook", plain.returncode, done.returncode, added_s, found)
+    check_as_without_us(plain, done)
+    assert (found["state"], "runs without profiling" in found["reason"]) == ("lost", True), found
+
+
+@pytest.mark.parametrize("kind", ["staticmethod", "classmethod"])
+def test_a_step_that_is_a_method_of_no_instance_stays_one(
+    workdir: Path, fault: Fault, kind: str
+) -> None:
+    (workdir / "trainer.py").write_text(STEPS.format(kind=kind))
+    program = TRAINS.format(first="import trainer").replace("optimizer.step", "trainer.step")
+    plain = trained(workdir, program)
+    done = trained(workdir, program, *with_us("--step-on=trainer:Trainer.step"))
+    found, added_s = state_if_any(workdir / "run"), done.seconds - plain.seconds
+    fault(f"--step-on of a {kind}", plain.returncode, done.returncode, added_s, found)
+    check_as_without_us(plain, done)
+    assert (found["state"], found["steps"]) == ("collected", 25), done
+
+
 @pytest.mark.needs_root
 def test_a_rank_that_has_no_dev_null_trains(workdir: Path, fault: Fault) -> None:
     program = TRAINS.format(first="assert not os.path.exists(os.devnull)")
@@ -162,3 +206,25 @@ def test_a_rank_under_nsys_that_is_suspended_stops_and_goes_on_with_its_guard(
     fault("suspended and continued, nsys", 0, status, 0.0, running.state())
     assert status == 0, running.printed()
     assert running.state()["state"] == "collected"
+
+
+@pytest.mark.usefixtures("scripted")
+def test_a_rank_under_nsys_whose_guard_is_stopped_in_the_window_trains_to_its_end(
+    workdir: Path, fault: Fault
+) -> None:
+    program = ["python", PROGRAMS / "ending.py", "wait", "15"]
+    line = ["run", *NSYS, "--run-dir=run", "--no-merge", "--", *program]
+    running = Running(command.clusterprof(line), RANK, workdir / "out")
+    running.wait_until(lambda: "rank 0 waits" in running.printed(), "waiting")
+    guard = running.state()["pid"]
+    os.kill(guard, signal.SIGSTOP)
+    running.wait_until(lambda: processes.work(guard)[0] == "T", "stopped")
+    (workdir / "go").touch()
+    running.wait_until(lambda: "rank 0 ends" in running.printed(), "at its end")
+    assert processes.work(guard)[0] == "T"
+    os.kill(guard, signal.SIGCONT)
+    status = running.ends()
+    fault("the guard is stopped inside the window", 0, status, 0.0, running.state())
+    assert status == 0, running.printed()
+    assert running.state()["state"] == "collected"
+    assert not running.left()

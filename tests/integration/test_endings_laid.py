@@ -1,4 +1,4 @@
-"""Run directories in which somebody has laid what is no file: whoever looks at one goes on looking.
+"""Folders in which somebody has laid what is no file, or lies: whoever looks there goes on looking.
 
 The torch of these programs is `lab/stub`.
 """
@@ -16,9 +16,11 @@ from pathlib import Path
 
 import pytest
 from lab import command
+from lab.command import Completed
 from lab.endings import Running
 from lab.stub import OPTIONS, PROGRAM, RANK
 from lab.tiers import few
+from users import MALLORY
 
 from clusterprof.agent.contracts import paths
 
@@ -117,3 +119,74 @@ def test_what_is_laid_for_scrub_is_refused_in_words_and_stays(
     assert os.path.lexists(target)
     name = next(name for name, each in LAID.items() if each is what)
     fault(f"scrub: {name} for an export and its copy", 3, done.returncode, 0.0, {})
+
+
+#: files of a received run, each in turn a pipe
+PIPES = [paths.MANIFEST, *(f"ranks/00000/{name}" for name in (
+    paths.STATE, paths.CLOCK, paths.STEPS, paths.PACE, f"{paths.REDUCED}/{paths.REDUCED_RANK}",
+))]  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("verb", ["merge", "collect", "status", "runs", "report", "export"])
+def test_no_verb_waits_for_a_pipe_in_a_received_run(
+    verb: str, run: Path, fault: Fault, run_clusterprof: Callable[..., Completed]
+) -> None:
+    words = {"runs": [run.parent], "export": [run, "--format=csv", "-oout", "--force"]}
+    kept = run.rename("kept")
+    for name in PIPES:
+        shutil.copytree(kept, run)
+        place = run / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.unlink(missing_ok=True)
+        os.mkfifo(place)
+        done = run_clusterprof([verb, *words.get(verb, [run])])
+        fault(f"{verb}: {name} is a pipe", 0, done.returncode, 0.0, {})
+        assert "Traceback" not in done.stderr, (name, done)
+        assert 0 <= done.returncode < 10, (name, done)
+        shutil.rmtree(run)
+
+
+def test_what_a_received_run_says_makes_no_line_of_its_own(
+    run: Path, fault: Fault, run_clusterprof: Callable[..., Completed]
+) -> None:
+    state = run / "ranks/00000" / paths.STATE
+    lie = "x\nforged\r\nforged\x85forged\u2028forged"
+    content = {**json.loads(state.read_text()), "state": "lost", "reason": lie, "host": lie}
+    state.write_text(json.dumps(content))
+    done = run_clusterprof(["status", run])
+    fault("status: a reason and a host forge lines", 0, done.returncode, 0.0, {})
+    assert done.returncode == 0, done
+    assert "forged" in done.stdout
+    assert not [line for line in done.stdout.splitlines() if line.lstrip().startswith("forged")]
+
+
+OWN = "config/clusterprof/clusterprof.toml"
+#: files of settings that a group may write, or everybody: their modes, and how the job ends
+SETTINGS = {
+    "found above, of mode 664": ("clusterprof.toml", 0o664, 2),
+    "found above, of mode 666": ("clusterprof.toml", 0o666, 0),
+    "the user's own, of mode 664": (OWN, 0o664, 0),
+}
+
+
+@pytest.mark.needs_root
+@pytest.mark.parametrize("what", SETTINGS)
+def test_a_file_of_settings_that_others_may_write_runs_no_program_of_theirs(
+    what: str, workdir: Path, fault: Fault
+) -> None:
+    name, mode, status = SETTINGS[what]
+    trap, here, file = workdir / "trap", workdir / "job", workdir / name
+    trap.write_text(f"#!/bin/sh\ntouch {workdir}/executed\n")
+    trap.chmod(0o755)
+    for folder in (here, file.parent):
+        folder.mkdir(parents=True, exist_ok=True)
+    file.write_text(f'nsys = "{trap}"\n')
+    os.chown(file, 0, MALLORY)
+    file.chmod(mode)
+    line = command.clusterprof(["run", *OPTIONS, "--", "python", "-c", "print('trained')"])
+    done = command.run(line, env={**RANK, "XDG_CONFIG_HOME": str(workdir / "config")}, cwd=here)
+    fault(f"clusterprof.toml, {what}, names an nsys", status, done.returncode, 0.0, {})
+    assert done.returncode == status, done
+    assert "clusterprof.toml" in done.stderr
+    assert not (workdir / "executed").exists()

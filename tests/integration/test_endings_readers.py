@@ -8,6 +8,7 @@ import gzip
 import lzma
 import os
 import sqlite3
+import stat
 import subprocess
 from collections.abc import Callable
 from contextlib import closing
@@ -17,6 +18,8 @@ import pytest
 from lab import command
 from lab.command import Completed
 from lab.hostile import repeat_pages
+
+from clusterprof.run_directory import Window
 
 # What each of these costs is tested at every change without a process: test_hostile_database,
 # test_foreign_input, test_laid_there.
@@ -125,3 +128,28 @@ def test_a_report_that_is_shortened_while_it_is_read_ends_no_verb_by_a_signal(
             other.kill()
     fault(f"merge: a report is shortened meanwhile, {kind}", 0, max(statuses), 0.0, {})
     assert statuses <= {0, 3}
+
+
+def test_what_a_merge_writes_elsewhere_is_the_user_s_alone_to_write(
+    reports: Path, workdir: Path, fault: Fault
+) -> None:
+    out, page = workdir / "out", workdir / "page.html"
+    line = command.clusterprof(["merge", reports, "--output", out, "--html", page])
+    done = command.run(["bash", "-c", 'umask 000; exec "$@"', "-", *line])
+    fault("merge: --output and --html under umask 000", 0, done.returncode, 0.0, {})
+    assert done.returncode == 0, done
+    made = [page, out, *out.rglob("*")]
+    assert len(made) > 5
+    assert [each for each in made if stat.S_IMODE(each.stat().st_mode) & 0o022] == []
+
+
+def test_damaged_tables_beside_a_whole_trace_are_said(run: Window, fault: Fault) -> None:
+    line = command.clusterprof(["merge", run.path])
+    assert command.run(line).returncode == 0
+    table = run.rank(1) / "reduced/activity.parquet"
+    os.truncate(table, table.stat().st_size // 2)
+    done = command.run(line)
+    fault("merge: damaged tables beside a whole trace", 0, done.returncode, 0.0, {})
+    assert done.returncode == 0, done
+    assert "activity.parquet" in done.stdout + done.stderr, done
+    assert "read instead" in done.stdout + done.stderr, done

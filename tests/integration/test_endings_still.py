@@ -156,6 +156,25 @@ def test_a_temporary_folder_that_is_stalled_delays_no_rank_and_a_slow_one_no_unp
     job.check(f"TMPDIR {what}, torch.profiler", fault, lost)
 
 
+def test_no_rank_waits_for_a_guard_whose_temporary_folder_is_stalled_inside_the_window(
+    workdir: Path, fault: Fault
+) -> None:
+    with disk(512) as large:  # nsys is not started where there is little space
+        temporary = large.place / "tmp"
+        temporary.mkdir()
+        job = Job(workdir, workdir / "run", [150, 65], "--steps=60:70",
+                  start=["env", f"TMPDIR={temporary}", "python"])  # fmt: skip
+        job.comes_to(60)
+        job.running.wait_for("capturing")
+        assert any(temporary.glob("clusterprof-*")), "it is no test"
+        large.freeze()
+        (workdir / "stalled").touch()
+        job.running.wait_until(lambda: all(map(job.has_ended, (0, 1))), "at the end of its ranks")
+        assert large.still, "the disk moves again: it was no test"
+        large.thaw()
+        job.check("TMPDIR is stalled inside the window, nsys", fault)
+
+
 def test_a_trace_comes_home_though_the_run_directory_is_stalled_while_its_window_closes(
     still: Disk, workdir: Path, fault: Fault, torch_process: Warm
 ) -> None:
