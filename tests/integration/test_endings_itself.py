@@ -125,3 +125,5 @@ def test_a_program_trains_to_its_end_whatever_it_does_to_its_own_process(
     found, added_s = state_if_any(workdir / "run"), done.seconds - plain.seconds
     fault(f"{what}, {profiler}", plain.returncode, done.returncode, added_s, found)
     check_as_without_us(plain, done)
+    report = workdir / "run/ranks/00000/report.nsys-rep"
+    assert report.exists() == (found["state"] == "collected" and profiler == "nsys"), found

@@ -252,3 +252,14 @@ def test_a_descriptor_that_has_become_the_program_s_is_left_alone(
     for each in (mine, number):
         os.close(each)
     theirs.close()
+
+
+def test_a_trace_beside_nsys_that_cannot_be_written_loses_no_report_of_nsys(
+    outbox: Outbox, written: Callable[[], None], rank_folder: Path
+) -> None:
+    outbox.state("finishing")
+    outbox.say("trace", path=str(rank_folder / "none"), facts=None)
+    written()
+    state = states.read(str(rank_folder))
+    assert state["state"] == "finishing"
+    assert state["reason"].startswith("torch's trace could not be written")

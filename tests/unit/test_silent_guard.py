@@ -69,7 +69,8 @@ def test_a_guard_that_answers_no_more_in_the_window_costs_nothing(
     waited = train(outbox, guard, monkeypatch)
     written()
     assert sum(waited) == pytest.approx(waited[9]) == pytest.approx(1.5)
-    assert states.read(str(rank_folder))["state"] == "lost"
+    found = states.read(str(rank_folder))  # nsys may write its report at the program's end
+    assert (found["state"], "could not be closed" in found["reason"]) == ("finishing", True)
 
 
 def test_what_nsys_holds_comes_by_the_writer_and_is_known_at_the_next_look(
@@ -89,3 +90,28 @@ def test_what_nsys_holds_comes_by_the_writer_and_is_known_at_the_next_look(
     clock.sleep(0)
     assert session.size() == 5_000_000
     program.close()
+
+
+def test_a_switch_beside_nsys_that_fails_leaves_the_guard_to_say_whether_there_is_a_report(
+    outbox: Outbox, rank_folder: Path, written: Callable[[], None], guard: socket.socket
+) -> None:
+    class Beside(profilers.Switch):
+        def start(self) -> None: ...
+
+        def stop(self) -> None: ...
+
+        def save(self) -> None:
+            raise MemoryError("no memory")
+
+    nsys = profilers.NsysSession(guard.getsockname(), outbox, BEGIN_S)
+    made = window.Window(
+        Plan("", Selection("all", "all"), (10, 30), "nsys"), outbox, Counter(outbox.clock)
+    )
+    made.switches = [nsys, Beside()]
+    made.running = [*made.switches]
+    outbox.state(states.State.CAPTURING)
+    made.close(None, whole=True)
+    written()
+    found = states.read(str(rank_folder))
+    assert (found["state"], found["whole"]) == ("finishing", True)
+    assert found["reason"] == "torch's trace could not be written: no memory"

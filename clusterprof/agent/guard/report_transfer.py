@@ -134,10 +134,9 @@ class ReportTransfer:
         end = "" if status == 0 else " (the program ended with status %d)" % status
         if before is State.LOST:
             return []  # the agent has given its reason
+        if was.get("reason") and (troubles or problem):
+            troubles.insert(0, was["reason"])  # why the window was cut stays beside what failed
         if problem is None:
-            if troubles and was.get("reason"):
-                # Why the window was cut stays beside what failed.
-                troubles.insert(0, was["reason"])
             killed = status > 128 and not {"closed", "reason"} & set(was)
             if before is State.CAPTURING:
                 troubles.append("the program ended inside the window" + end)

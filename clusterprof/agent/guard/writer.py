@@ -329,8 +329,9 @@ class Writer:
             states.make(self.folder)
             pack(path, os.path.join(self.folder, paths.TRACE), peer)
         except OSError as error:
-            why = "the report could not be written: %s" % (error.strerror or error)
-            states.advance(self.folder, State.LOST, why)
+            what = "the report" if facts is not None else "torch's trace"
+            why = "%s could not be written: %s" % (what, error.strerror or error)
+            states.advance(self.folder, State.LOST if facts is not None else None, why)
         else:
             if facts is not None:
                 states.advance(self.folder, State.CAPTURED, None, **facts)

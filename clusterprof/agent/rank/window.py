@@ -190,17 +190,23 @@ class Window:
         self.hand_over_readings()
         self.outbox.say("file", name=paths.GARBAGE, text=self.garbage.text())
         if problem is not None:
-            self.lost("the window could not be closed: %s" % problem)
-            return
+            cut, whole = "the window could not be closed: %s" % problem, False
+            if not self.is_guarded():
+                self.lost(cut)
+                return
         self.outbox.state(State.FINISHING, cut, step_end=self.counter.count, whole=whole)
         for switch in self.switches:
             try:
                 switch.save()
             except Exception as error:
-                problem = first_line(error)
+                what = "torch's trace" if self.is_guarded() else "the report"
+                problem = "%s could not be written: %s" % (what, first_line(error))
+                self.outbox.state(None if self.is_guarded() else State.LOST, problem)
         self.outbox.state(None, closed=True)
-        if problem is not None:
-            self.lost("the report could not be written: %s" % problem)
+
+    def is_guarded(self) -> bool:
+        """Whether the report is nsys': its guard knows whether there is one."""
+        return any(isinstance(each, profilers.NsysSession) for each in self.switches)
 
     def stop(self) -> Optional[str]:
         """Stop what runs; what went wrong, or None. What another thread must stop runs on."""
