@@ -100,12 +100,21 @@ def certain_waits(table: pa.Table, uncertainties: Mapping[int, int]) -> Ints:
     return np.where(longest & (wait > bound[rank] + bound[last]), wait, 0)
 
 
+def combined(*keys: Ints) -> Ints:
+    """A number of each row's combination of keys, from 0 on (one key after the other is quick)."""
+    number = np.zeros(len(keys[0]), dtype=np.int64)
+    for key in keys:
+        _, place = np.unique(key, return_inverse=True)
+        number = np.unique(number * (place.max(initial=0) + 1) + place, return_inverse=True)[1]
+    return number
+
+
 def counted_once(start: Ints, wait: Ints, *keys: Ints) -> Ints:
     """What each wait (ns, from `start` on) adds to the time that those of equal `keys` take.
 
     A rank waits for several calls at the same time: no moment of it counts twice.
     """
-    group = np.unique(np.stack(keys), axis=1, return_inverse=True)[1].reshape(-1)
+    group = combined(*keys)
     order = np.lexsort((start, group))
     group, begin, end = group[order], start[order], (start + wait)[order]
     by_end = np.argsort(end, kind="stable")

@@ -91,10 +91,10 @@ def _caused(run: Summary, collectives: pa.Table) -> Iterator[Measure]:
     certain = exchanges.certain_waits(table, run.uncertainties)
     waits = exchanges.counted_once(start, certain, rank, last, step)
     # the mean over the ranks for which it comes last in the step
-    causes, cause = np.unique(np.stack([last, step]), axis=1, return_inverse=True)
-    kept_waiting = np.unique(np.stack([cause.reshape(-1), rank])[:, rank != last], axis=1)[0]
-    waiting = np.maximum(np.bincount(kept_waiting, minlength=causes.shape[1]), 1)
-    mean_waits = waits / waiting[cause.reshape(-1)]
+    cause, others = exchanges.combined(last, step), rank != last
+    _, once = np.unique(exchanges.combined(cause, rank)[others], return_index=True)
+    kept_waiting = np.bincount(cause[others][once], minlength=cause.max() + 1)
+    mean_waits = waits / np.maximum(kept_waiting, 1)[cause]
     what = "how long other ranks wait for the rank (mean of those that do), overlapped or not"
     # each rank has a row, also one that no rank waits for
     yield _measure(

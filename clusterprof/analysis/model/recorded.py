@@ -321,17 +321,19 @@ class _Moments:
         work, are no measure of what these would take.
         """
         alike, crowded, free = self._same_kernels()
+        out, (others, longer, count) = run.copy(), quantiles(alike[crowded], run[crowded], 0.5)
+        if len(others):
+            free &= others[np.minimum(np.searchsorted(others, alike), len(others) - 1)] == alike
+        if not len(others) or not free.any():
+            return np.asarray(out)
         keys, alone, times = quantiles(alike[free], run[free], 0.5)
-        others, longer, count = quantiles(alike[crowded], run[crowded], 0.5)
-        _, at, other = np.intersect1d(keys, others, return_indices=True)
-        factor = longer[other] / alone[at]
-        weight = np.minimum(alone[at], longer[other]) * np.sqrt(np.minimum(times[at], count[other]))
+        other = np.searchsorted(others, keys)
+        factor = longer[other] / alone
+        weight = np.minimum(alone, longer[other]) * np.sqrt(np.minimum(times, count[other]))
         order = np.argsort(factor)
         until = np.cumsum(weight[order])
-        out = run.copy()
-        if len(order):
-            middle = factor[order][np.searchsorted(until, limits.HALF * until[-1])]
-            out[beside] = run[beside] / max(float(middle), 1.0)
+        middle = factor[order][np.searchsorted(until, limits.HALF * until[-1])]
+        out[beside] = run[beside] / max(float(middle), 1.0)
         return np.asarray(out)
 
     def _same_kernels(self) -> tuple[Ints, Bools, Bools]:
