@@ -47,6 +47,19 @@ def test_a_host_that_pauses_in_most_steps_by_less_than_half_of_these_is_named(
     assert right(made.case, list(made.study.results["findings"]))
 
 
+@pytest.mark.parametrize(
+    ("layout", "pause_ns"), [({"dp": 8}, 8 * MS), ({"dp": 2, "pp": 4, "launch_ns": 50_000}, 3 * MS)]
+)
+def test_a_host_that_pauses_in_every_third_step_by_a_third_of_it_is_named(
+    layout: dict[str, int], pause_ns: int
+) -> None:
+    late = tuple(Cause("host", 1, pause_ns + k * pause_ns // 10, (8 + 3 * k,)) for k in range(3))
+    job = Job(**layout, steps=10, synchronous=True, causes=late)
+    top = studied_job(job).results["findings"][0]
+    assert (top["code"], top["ranks"]) == ("straggler.host", [1])
+    assert top["severity"] != "info"
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_one_pause_is_an_information_about_its_rank(rank: int) -> None:
     pause = Cause("host", rank, 40 * MS, (9,))

@@ -183,7 +183,7 @@ def _stands_out(job: WhatIfs, excess_of: Excess, one: Member, apart: set[Member]
         return _unlike_peers(job, k, others)
     if part == "host":
         paused = _paused(job, excess)
-        if more_often(np.where(paused, excess, 0.0)[[k, *others]], job.peers.apart):
+        if more_often(_as_late(job, excess, one, apart), groups=1):
             return True
         regular = ~paused[others].any(axis=0)
         if regular.mean() < limits.HALF:  # what is left are the steps in which it paused itself
@@ -224,6 +224,19 @@ def _shown(dataset: Dataset, rank: int) -> Suspect | None:
 def _shown_ns(one: Suspect | None) -> float:
     """By how much a suspect delays the others at least."""
     return one["lateness_ns"] - one["bound_ns"] if one else math.inf
+
+
+def _as_late(job: WhatIfs, excess: Floats, one: Member, apart: set[Member]) -> Floats:
+    """By how much hosts are late where it is about as much as the first ever is; else 0.
+
+    [ranks, steps] of it and of all ranks but those in `apart`: each is compared with its own peers,
+    and a pause of any host is one.
+    """
+    mine = excess[one[0]]
+    ranks = [k for k in range(len(excess)) if (k, one[1]) not in apart]
+    late = np.stack([mine, *excess[ranks]])
+    least = max(limits.HALF * mine.max(), limits.WARNING_FRAC * job.dataset.step_ns)
+    return np.where(late >= least, late, 0.0)
 
 
 def _paused(job: WhatIfs, excess: Floats) -> Bools:
