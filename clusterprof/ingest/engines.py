@@ -32,8 +32,8 @@ Read: TypeAlias = Callable[[Source], list[Rank]]
 #: More do not read faster from one host's disk.
 MOST_WORKERS = 8
 
-#: What reading takes, for each byte: Arrow reads a packed trace's JSON, 0.13 s/MB; SQLite and
-#: Arrow read an export of nsys, 0.02 s/MB (measured on two cores).
+#: What reading takes, for each byte: a packed trace's JSON 0.13 s/MB (measured on two
+#: cores when Arrow read it); SQLite and Arrow read an export of nsys, 0.02 s/MB.
 _TRACE_S, _EXPORT_S = 0.13e-6, 0.02e-6
 
 #: So much work is worth processes, which hand back tables. Two traces of 2.5 s took a quarter less

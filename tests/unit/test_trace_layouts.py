@@ -1,19 +1,19 @@
-"""The events that Arrow reads of a trace are those read one by one, whatever its layout."""
+"""What is read of a trace is what its JSON says, whatever its layout and what is odd in it."""
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from lab.tiers import long_but
 
 from clusterprof.errors import ReportError
-from clusterprof.ingest.kineto import event_columns, json_stream, trace_events
+from clusterprof.ingest.kineto import json_stream, trace_events
 
 TOP = {"schemaVersion": 1, "distributedInfo": {"rank": 0, "world_size": 2}}
 REDUCED = {"Collective name": "allreduce", "In msg nelems": 64, "Seq": 3, "Process Group Name": "0"}
@@ -123,67 +123,144 @@ def read(path: Path) -> Any:
     spans = {
         category: {
             "names": [trace.names[code] for code in spans.column("name")],
-            "args": repr(spans.args),
+            "args": {
+                row: json.loads(msgspec.json.encode(args)) for row, args in spans.args.items()
+            },
             **{name: spans.column(name).tobytes() for name in spans.arrays if name != "name"},
         }
         for category, spans in trace.spans.items()
     }
     others = (trace.meta, trace.threads, trace.functions, trace.unread, trace.processes)
-    return spans, trace.names, repr(others)
-
-
-@contextmanager
-def one_by_one() -> Iterator[None]:
-    """Read as if Arrow made no columns."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(event_columns, "parsed", lambda _: None)
-        yield
+    # a name's code depends on which category has it first in a piece
+    return spans, sorted(trace.names), repr(others)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_trace_of_any_layout_is_read_by_arrow(
-    layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trace_of_any_layout_reads_as_its_json(layout: str, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     content = document(random.Random(1))
-    numbered = [each for each in content["traceEvents"] if not isinstance(each.get("tid"), str)]
-    path.write_text(LAYOUTS[layout](content | {"traceEvents": numbered}))
-    by_columns = read(path)
-    with one_by_one():
-        assert read(path) == by_columns
-    monkeypatch.setattr(trace_events, "elements", lambda _: pytest.fail("read one by one"))
-    assert read(path) == by_columns
+    path.write_text(LAYOUTS[layout](content))
+    trace = trace_events.read(path)
+    for category, numbers in trace_events.CATEGORIES.items():
+        wanted = [e for e in content["traceEvents"] if e.get("cat") == category]
+        if category == "python_function":
+            wanted = [e for e in wanted if e["dur"] >= 20]
+        spans = trace.spans[category]
+        for name in ("ts", "dur"):
+            assert spans.column(name).tolist() == [e[name] for e in wanted]
+        assert spans.column("thread").tolist() == [e["tid"] for e in wanted]
+        for name in numbers:
+            expected = [e.get("args", {}).get(name, -1) for e in wanted]
+            assert spans.column(name).tolist() == expected
+        if category != "python_function":
+            names = [trace.names[code] for code in spans.column("name").tolist()]
+            assert names == [e["name"] for e in wanted]
+    assert trace.threads == {9: "thread 9"}
+    assert trace.processes == {"python"}
 
 
 @pytest.mark.parametrize("every", long_but([3], [1]))
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_is_spoilt_or_strange_reads_the_same_one_by_one(
-    layout: str, every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_is_spoilt_or_strange_reads_the_same_in_pieces(
+    layout: str, every: int, tmp_path: Path
 ) -> None:
-    used = whole = 0
-    parsed = event_columns.parsed
-    monkeypatch.setattr(json_stream, "_PIECE", 1500)
+    refused = whole = 0
     path = tmp_path / "trace.json"
     for seed in range(0, 60, every):
         random_ = random.Random(seed)
         text = LAYOUTS[layout](document(random_)).encode()
         path.write_bytes(spoilt(text, random_))
-        found = []
-
-        def counted(text: bytes, found: list[bool] = found) -> Any:
-            columns = parsed(text)
-            found.append(columns is not None)
-            return columns
-
+        at_once = read(path)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(event_columns, "parsed", counted)
-            by_columns = read(path)
-        with one_by_one():
-            assert read(path) == by_columns, seed
-        used += any(found)
-        whole += not isinstance(by_columns, str)
-    assert used > 20 // every
+            patch.setattr(json_stream, "_PIECE", 1500)
+            in_pieces = read(path)
+        if isinstance(at_once, str):
+            assert isinstance(in_pieces, str), seed
+        else:
+            assert in_pieces == at_once, seed
+        refused += isinstance(at_once, str)
+        whole += not isinstance(at_once, str)
+    assert refused > 1
     assert whole > 1
+
+
+EVENT = {"ph": "X", "cat": "kernel", "name": "a", "tid": 1, "ts": 1.5, "dur": 2, "args": {}}
+
+
+def _read(tmp_path: Path, *events: bytes) -> trace_events.Trace:
+    path = tmp_path / "trace.json"
+    path.write_bytes(b'{"traceEvents": [' + b",".join(events) + b"]}")
+    return trace_events.read(path)
+
+
+def _event(**changes: Any) -> bytes:
+    return json.dumps(EVENT | changes).encode()
+
+
+def test_what_a_collective_says_of_itself_is_kept(tmp_path: Path) -> None:
+    arguments = {"Collective name": "allreduce", "Seq": "7", "more": [{"x": 1}]}
+    trace = _read(tmp_path, _event(), _event(ph="f"), _event(args=arguments))
+    assert list(trace.spans["kernel"].args) == [1]
+    kept = trace.spans["kernel"].args[1]
+    assert (kept.collective, kept.number, kept.dtype) == ("allreduce", "7", None)
+
+
+@pytest.mark.parametrize(
+    ("odd", "column", "expected"),
+    [
+        ({"ts": "1.5"}, "ts", 1.5),
+        ({"dur": None}, "dur", 0),
+        ({"tid": "12"}, "thread", 12),
+        ({"args": None}, "device", -1),
+        ({"args": {"device": None}}, "device", -1),
+        ({"unknown": {"ts": [7]}}, "ts", 1.5),
+        ({"finished": 7, "args": {"Collective name": 7}}, "ts", 1.5),
+    ],
+)
+def test_what_is_odd_and_has_a_meaning_is_read(
+    odd: dict[str, Any], column: str, expected: float, tmp_path: Path
+) -> None:
+    trace = _read(tmp_path, _event(**odd), _event())
+    assert trace.spans["kernel"].column(column).tolist()[0] == expected
+
+
+def test_raw_control_characters_and_broken_unicode_lose_no_trace(tmp_path: Path) -> None:
+    trace = _read(
+        tmp_path, _event(name="a#b").replace(b"#", b"\x0b"), _event().replace(b"a", b"\xff", 1)
+    )
+    assert trace.spans["kernel"].column("ts").tolist() == [1.5]
+    trace = _read(tmp_path, _event(name="a#b").replace(b"#", b"\xff"))
+    assert trace.names == ["a\ufffdb"]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        _event()[:-1],
+        b"",
+        b"null",
+        b"[" + _event() + b"]",
+        _event(args=[]),
+        _event(args={"correlation": 1.5}),
+        _event(args={"correlation": 1 << 64}),
+        _event(name=None),
+        _event(name=7, args={"Collective name": "allreduce"}),
+        _event(name=["a"]),
+        _event(cat={}),
+        _event(tid=None),
+        _event(ts=None),
+        _event(ts="soon"),
+        _event(ts=1e300),
+        _event(ts=1).replace(b'"ts": 1', b'"ts": NaN'),
+        _event(ts=1).replace(b'"ts": 1', b'"ts": 1e999'),
+        _event(ts=1).replace(b'"ts": 1', b'"ts": ' + b"9" * 400),
+        _event(deep="#").replace(b'"#"', b"[" * 100_000 + b"]" * 100_000),
+    ],
+    ids=range(19),
+)
+def test_what_is_no_event_is_refused_with_the_file(odd: bytes, tmp_path: Path) -> None:
+    with pytest.raises(ReportError, match=r"trace\.json cannot be read: not "):
+        _read(tmp_path, _event(), odd)
 
 
 def test_categories_that_are_not_read_are_in_the_order_of_the_file(tmp_path: Path) -> None:
@@ -191,5 +268,3 @@ def test_categories_that_are_not_read_are_in_the_order_of_the_file(tmp_path: Pat
     path = tmp_path / "trace.json"
     path.write_text(json.dumps({"traceEvents": [KINDS[0] | {"cat": each} for each in categories]}))
     assert list(trace_events.read(path).unread) == categories
-    with one_by_one():
-        assert list(trace_events.read(path).unread) == categories

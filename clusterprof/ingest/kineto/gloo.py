@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
-from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
 from clusterprof.ingest import recording
 from clusterprof.ingest.kineto.nccl_kernels import DTYPE_BYTES, ProcessGroup, member_columns
-from clusterprof.ingest.kineto.trace_events import Trace
+from clusterprof.ingest.kineto.trace_events import Arguments, Trace
 from clusterprof.ingest.operations import operation
 from clusterprof.ingest.recording import Bools, Ints, encoded, fill, not_launched, nullable
 
@@ -81,7 +81,7 @@ def read(trace: Trace, groups: Mapping[str, ProcessGroup]) -> tuple[pa.Table, li
     owners, lanes, warnings = _owners(trace, spans.column("thread")[chosen], groups)
     issue, issue_end, issued = _issues(trace, operations, start)
     sizes = np.array([_bytes(*pair) for pair in zip(operations, args, strict=True)], np.int64)
-    ended = np.array([_finished(each) for each in args], bool)
+    ended = np.array([str(each.finished).lower() != "false" for each in args], bool)
     table = fill(
         "collective_calls",
         chosen.size,
@@ -102,10 +102,6 @@ def read(trace: Trace, groups: Mapping[str, ProcessGroup]) -> tuple[pa.Table, li
         },
     )
     return table, warnings
-
-
-def _finished(args: Mapping[str, Any]) -> bool:
-    return str(args.get("finished", True)).lower() != "false"
 
 
 def _owners(
@@ -149,14 +145,15 @@ def _issues(trace: Trace, operations: list[str], start: Ints) -> tuple[Ints, Int
     return issue, until, known
 
 
-def _bytes(kind: str, args: Mapping[str, Any]) -> int:
+def _bytes(kind: str, args: Arguments) -> int:
     """Return one rank's message in bytes, -1 where the trace has no shapes (record_shapes)."""
     if kind not in _SIZED:
         return -1
-    total = 0
-    for shape, name in zip(args.get("Input Dims", ()), args.get("Input type", ()), strict=False):
-        size = DTYPE_BYTES.get(str(name).lower())
-        if size is None or not isinstance(shape, list) or not all(type(n) is int for n in shape):
-            return -1
-        total += prod(shape) * size
-    return total if "Input Dims" in args else -1
+    try:
+        shapes = msgspec.json.decode(args.shapes, type=list[list[int]])
+        sizes = [
+            DTYPE_BYTES[name.lower()] for name in msgspec.json.decode(args.types, type=list[str])
+        ]
+    except (KeyError, ValueError):
+        return -1
+    return sum(prod(shape) * size for shape, size in zip(shapes, sizes, strict=False))

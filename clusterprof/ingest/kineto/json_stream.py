@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
-import orjson
 
-#: bytes that are parsed at once: as Python objects they are ten times that
+#: bytes that are parsed at once: as Python objects they are several times that
 _PIECE = 1 << 21
 #: bytes of one element, and of all that is before or after the list
 _LONGEST = 16 << 20
@@ -37,7 +37,9 @@ _STEP = np.zeros(256, np.int32)
 _STEP[list(b"{[")], _STEP[list(b"}]")] = 1, -1
 
 
-_Piece = TypeVar("_Piece")
+_Element = TypeVar("_Element")
+_Value = TypeVar("_Value")
+_ANYTHING = msgspec.json.Decoder()
 
 
 class NotAList(ValueError):  # noqa: N818 - a state, not a fault
@@ -48,31 +50,26 @@ class NotAList(ValueError):  # noqa: N818 - a state, not a fault
         self.keys = keys
 
 
-def elements(text: bytes) -> list[Any]:
-    """Return the elements of a list's text without its brackets. Raises JSONDecodeError."""
-    found: list[Any] = _parsed(b"[" + text + b"]")
-    return found
-
-
 def pieces(
     file: IO[bytes],
     key: str,
     rest: dict[str, Any],
-    parse: Callable[[bytes], _Piece] = elements,  # type: ignore[assignment]
-) -> Iterator[_Piece]:
+    element: type[_Element] = Any,  # type: ignore[assignment]
+) -> Iterator[list[_Element]]:
     """Yield the elements of the list `key` of an object, or of a list at the top, piece by piece.
 
-    `parse` makes a piece of its text, and raises `orjson.JSONDecodeError` unless that is whole
-    elements. The object's other members are put into `rest`. UTF-8 and UTF-16 are read; bytes that
-    are neither are replaced. Raises `NotAList`, `orjson.JSONDecodeError` for JSON cut short,
-    ValueError for an element larger than 16 MB, and what reading `file` raises.
+    The object's other members are put into `rest`. UTF-8 and UTF-16 are read; bytes that are
+    neither are replaced. Raises `NotAList`, `msgspec.ValidationError` for what is no `element`,
+    `msgspec.DecodeError` for JSON cut short, ValueError for an element larger than 16 MB,
+    RecursionError for one that is too deep, and what reading `file` raises.
     """
+    decoder = msgspec.json.Decoder(list[element])  # type: ignore[valid-type]
     source = _Text(file)
     before, text = _head(source, key)
     if before is not None:
         rest.update(_parsed(before))
     while True:
-        ends = None if source.ended else _guessed(text, parse)
+        ends = None if source.ended else _guessed(text, decoder)
         if ends is not None:
             piece, text = ends
             yield piece
@@ -84,12 +81,12 @@ def pieces(
                 _parsed(b"[" + text)  # raises: the file ends inside of the list
                 raise ValueError("the list is not closed")
             if found.comma is not None:
-                yield parse(text[: found.comma])
+                yield _elements(text[: found.comma], decoder)
                 text = text[found.comma + 1 :]
             elif len(text) > _LONGEST:
                 raise ValueError(f"one element is larger than {_LONGEST >> 20} MB")
         text += source.read(max(_PIECE, len(text)))
-    yield parse(text[: found.closing])
+    yield _elements(text[: found.closing], decoder)
     tail = text[found.closing + 1 :] + source.read(_LONGEST)
     if not source.ended and source.read(1):
         raise ValueError(f"more than {_LONGEST >> 20} MB follow the list")
@@ -206,23 +203,30 @@ def _keys(text: bytes, found: Structure) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _guessed(text: bytes, parse: Callable[[bytes], _Piece]) -> tuple[_Piece, bytes] | None:
+def _guessed(
+    text: bytes, decoder: msgspec.json.Decoder[list[_Element]]
+) -> tuple[list[_Element], bytes] | None:
     """Return the elements of `text` up to what looks like an end of one, and what follows."""
     first = max(0, len(text) - _TAIL)
     matches = list(_BETWEEN.finditer(text, first))
     if not matches:
         return None
     try:
-        return parse(text[: matches[-1].start() + 1]), text[matches[-1].end() :]
-    except orjson.JSONDecodeError:
+        return _elements(text[: matches[-1].start() + 1], decoder), text[matches[-1].end() :]
+    except msgspec.DecodeError:
         return None
 
 
-def _parsed(text: bytes) -> Any:
+def _elements(text: bytes, decoder: msgspec.json.Decoder[list[_Element]]) -> list[_Element]:
+    """Return the elements of a list's text without its brackets."""
+    return _parsed(b"[" + text + b"]", decoder)
+
+
+def _parsed(text: bytes, decoder: msgspec.json.Decoder[_Value] = _ANYTHING) -> _Value:
     try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError:
+        return decoder.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError):
         plain = text.decode(errors="replace").encode().translate(_PLAIN)
         if plain == text:
             raise
-    return orjson.loads(plain)
+    return decoder.decode(plain)

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from clusterprof.ingest.exchange_kernels import exchange_of, exchanging_names, without_nccl
-from clusterprof.ingest.kineto.trace_events import Trace
+from clusterprof.ingest.kineto.trace_events import NO_ARGUMENTS, Arguments, Trace
 from clusterprof.ingest.operations import operation
 from clusterprof.ingest.recording import Bools, Ints, Launched, encoded, fill, nullable
 from clusterprof.tables import HIGHEST_RANK
@@ -45,7 +45,7 @@ class Operator(NamedTuple):
 
     name: str
     #: of `record_param_comms`, from PyTorch 2.2 on: `Collective name` and its like
-    args: Mapping[str, Any]
+    args: Arguments
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def exchanging(trace: Trace, launched: Launched) -> Bools:
     """
     spans = trace.spans["kernel"]
     found = exchanging_names(trace.names, spans.column("name"))
-    found[[place for place, args in spans.args.items() if "Collective name" in args]] = True
+    found[[place for place, args in spans.args.items() if args.collective is not None]] = True
     operator = _innermost(trace, launched)
     explained = np.unique(operator[found])
     found |= (operator >= 0) & ~np.isin(operator, explained)
@@ -156,10 +156,12 @@ def read(
     operations = _operations(stated, names, stream.tolist())
     sizes = np.array([_bytes(each) for each in args], np.int64)
     # of sends and receives it counts the rank's own: it is not the other side's
-    ids = np.array([_count(each, "Seq") or 0 for each in args], np.int64)
+    ids = np.array([_count(each.number) or 0 for each in args], np.int64)
     ids[np.isin(operations, ("Send", "Recv", "SendRecv"))] = 0
     peers = np.array([_peer(*each) for each in zip(args, around, strict=True)], np.int32)
-    described = [bool(each or op.name) for each, op in zip(args, around, strict=True)]
+    described = [
+        each != NO_ARGUMENTS or bool(op.name) for each, op in zip(args, around, strict=True)
+    ]
     table = fill(
         "collective_calls",
         order.size,
@@ -197,7 +199,7 @@ def member_columns(groups: Sequence[ProcessGroup | None]) -> dict[str, pa.Array]
 def _operators(trace: Trace, launched: Launched) -> list[Operator]:
     """Return the operator in which each launch lies (by its thread and time, ns)."""
     rows = len(launched.start)
-    names, args = [""] * rows, [{}] * rows  # type: list[str], list[Mapping[str, Any]]
+    names, args = [""] * rows, [NO_ARGUMENTS] * rows
     for pattern in _NESTED:
         for category in ("cpu_op", "user_annotation"):
             spans, codes = trace.spans[category], trace.spans[category].column("name")
@@ -211,8 +213,9 @@ def _operators(trace: Trace, launched: Launched) -> list[Operator]:
                 name = trace.names[codes[row]]
                 if _operation(name) != "Unknown":
                     names[k] = name
-                if "Collective name" in spans.args.get(row, ()):
-                    args[k] = spans.args[row]
+                mine = spans.args.get(row, NO_ARGUMENTS)
+                if mine.collective is not None:
+                    args[k] = mine
     return [Operator(*each) for each in zip(names, args, strict=True)]
 
 
@@ -287,8 +290,8 @@ def _by(keys: Iterable[_K], values: Iterable[_T | None]) -> dict[_K, set[_T]]:
     return of
 
 
-def _stated(args: Mapping[str, Any], around: Operator) -> str | None:
-    names = (str(args.get("Collective name", "")), around.name)
+def _stated(args: Arguments, around: Operator) -> str | None:
+    names = (str(args.collective or ""), around.name)
     return next((found for name in names if (found := _operation(name)) != "Unknown"), None)
 
 
@@ -302,35 +305,35 @@ def _operation(name: str) -> str:
 _DIRECTED = re.compile(r"(?:send|recv) \d+(?:->|<-)(\d+)")
 
 
-def _peer(args: Mapping[str, Any], around: Operator) -> int:
+def _peer(args: Arguments, around: Operator) -> int:
     named = _DIRECTED.search(around.name)
-    other = int(named[1]) if named else -1
-    return int(args.get("Dst Rank", args.get("Src Rank", other)))
+    stated = (args.to_rank, args.from_rank, named[1] if named else -1)
+    return int(next(each for each in stated if each is not None))
 
 
-def _group(args: Mapping[str, Any], groups: Mapping[str, ProcessGroup]) -> ProcessGroup | None:
-    if "Process Group Name" not in args:
+def _group(args: Arguments, groups: Mapping[str, ProcessGroup]) -> ProcessGroup | None:
+    if args.group is None:
         return None
-    name = str(args["Process Group Name"])
+    name = str(args.group)
     if name in groups:
         return groups[name]
-    return ProcessGroup(name, listed(args.get("Process Group Ranks", "")))
+    return ProcessGroup(name, listed(args.group_ranks))
 
 
-def _group_size(args: Mapping[str, Any]) -> int | None:
+def _group_size(args: Arguments) -> int | None:
     """Return how many members a process group has by its size; None for what is no such number."""
-    size = _count(args, "Group size") or 0
+    size = _count(args.group_size) or 0
     return size if 0 < size <= HIGHEST_RANK else None
 
 
-def _bytes(args: Mapping[str, Any]) -> int:
-    counts = [_count(args, each) for each in ("In msg nelems", "Out msg nelems")]
+def _bytes(args: Arguments) -> int:
+    counts = [_count(args.elements_in), _count(args.elements_out)]
     known = [count for count in counts if count is not None]
-    size = DTYPE_BYTES.get(str(args.get("dtype", "")).lower())
+    size = DTYPE_BYTES.get(str(args.dtype).lower())
     return min(known) * size if known and size else -1
 
 
-def _count(args: Mapping[str, Any], name: str) -> int | None:
+def _count(number: object) -> int | None:
     """Return a number that some versions write as text; None where it is none."""
-    text = str(args.get(name, ""))
+    text = str(number)
     return int(text) if re.fullmatch(r"\d{1,15}", text) else None

@@ -1,6 +1,7 @@
 """The events of a Kineto trace, a few megabytes at a time, as compact columns.
 
-A trace of 50 steps is 100 MB of JSON and ten times that as Python objects: it is parsed in pieces.
+A trace of 50 steps is 100 MB of JSON and several times that as Python objects: it is parsed in
+pieces.
 """
 
 from __future__ import annotations
@@ -13,17 +14,16 @@ from array import array
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
-import orjson
 
 from clusterprof.errors import ReportError
 from clusterprof.ingest import other_tools
-from clusterprof.ingest.kineto import event_columns
-from clusterprof.ingest.kineto.event_columns import Columns
-from clusterprof.ingest.kineto.json_stream import NotAList, elements, keys_of, pieces
+from clusterprof.ingest.kineto.json_stream import NotAList, keys_of, pieces
 from clusterprof.ingest.opening import opened, opened_ahead, unreadable
 from clusterprof.ingest.recording import Bools, Calls, Ints, matching, with_names
 
@@ -54,8 +54,60 @@ _NAMED_THREADS = 1 << 40
 _LEAST_FUNCTION_US = 20.0
 #: how tools that merge ranks' traces label a process with its rank: `[TP02] 4002`
 _OF_RANK = re.compile(r"\[([^\]]*\d[^\]]*)\] ")
-_MERGED = re.compile(rb'"pid":\s*"\[')
+#: what an event raises that is none
+_NO_TRACE = (AttributeError, OverflowError, RecursionError, TypeError, msgspec.ValidationError)
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+(?=>)")
+
+
+_MISSING = msgspec.Raw(b"null")
+
+
+class Arguments(msgspec.Struct, frozen=True, gc=False):
+    """An event's arguments that are read, None where they are missing or null.
+
+    Versions of PyTorch differ in which they write, and whether a collective's numbers are texts.
+    """
+
+    name: Any = None
+    rank: Any = None
+    correlation: Any = None
+    device: Any = None
+    stream: Any = None
+    bytes: Any = None
+    function: Any = msgspec.field(name="Python id", default=None)
+    caller: Any = msgspec.field(name="Python parent id", default=None)
+    collective: Any = msgspec.field(name="Collective name", default=None)
+    dtype: Any = None
+    elements_in: Any = msgspec.field(name="In msg nelems", default=None)
+    elements_out: Any = msgspec.field(name="Out msg nelems", default=None)
+    group: Any = msgspec.field(name="Process Group Name", default=None)
+    group_ranks: Any = msgspec.field(name="Process Group Ranks", default=None)
+    group_size: Any = msgspec.field(name="Group size", default=None)
+    number: Any = msgspec.field(name="Seq", default=None)
+    to_rank: Any = msgspec.field(name="Dst Rank", default=None)
+    from_rank: Any = msgspec.field(name="Src Rank", default=None)
+    #: JSON, null where missing: all operators have them, and only gloo's are looked into
+    shapes: msgspec.Raw = msgspec.field(name="Input Dims", default=_MISSING)
+    types: msgspec.Raw = msgspec.field(name="Input type", default=_MISSING)
+    #: "false" of a collective that was open at the capture's end; of some versions beside these
+    finished: Any = None
+
+
+NO_ARGUMENTS = Arguments()
+
+
+class Event(msgspec.Struct, gc=False):
+    """What is read of one event; other tools leave out some of it, and write texts for numbers."""
+
+    ph: Any = None
+    cat: Any = None
+    name: Any = None
+    pid: Any = None
+    tid: Any = None
+    ts: Any = None
+    dur: Any = None
+    args: Arguments | None = None
+    finished: Any = None
 
 
 @dataclass
@@ -65,8 +117,8 @@ class Spans:
     arrays: dict[str, array[Any]] = field(
         default_factory=lambda: {name: array(kind) for name, kind in _COLUMNS.items()}
     )
-    #: place -> all arguments, for collectives only
-    args: dict[int, dict[str, Any]] = field(default_factory=dict)
+    #: place -> arguments, for collectives only
+    args: dict[int, Arguments] = field(default_factory=dict)
 
     def column(self, name: str) -> Ints:
         """Return a column in its own memory; an empty one has none."""
@@ -151,16 +203,15 @@ def read(path: Path) -> Trace:
         if path.stat().st_size == 0:
             raise ReportError(f"{path} is empty", "the profiler wrote nothing: record again")
         with opened_ahead(path) as file:
-            for events in pieces(file, "traceEvents", trace.meta, _parsed):
-                if isinstance(events, Columns):
-                    _add(events, trace, codes)
-                else:
-                    _take_ranks(events, trace, codes)
+            for events in pieces(file, "traceEvents", trace.meta, Event):
+                _take_ranks(events, trace, codes)
         for each in (trace, *trace.ranks.values()):
             _check_times(each)
     except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
         raise _damaged(path, f"not a whole {path.suffix[1:]} file: {error}") from error
-    except orjson.JSONDecodeError as error:
+    except _NO_TRACE as error:
+        raise _damaged(path, f"not a Kineto trace: {type(error).__name__} {error}") from error
+    except msgspec.DecodeError as error:
         with opened(path) as file:
             named = other_tools.by_keys(path, keys_of(file) or ())
         raise named or _damaged(path, f"not whole JSON: {error}") from error
@@ -170,7 +221,7 @@ def read(path: Path) -> Trace:
         found = f", but: {', '.join(error.keys[:6])}" if error.keys else ""
         no_trace = _damaged(path, f"not a Kineto trace: {error}{found}")
         raise other_tools.by_keys(path, error.keys) or no_trace from error
-    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+    except ValueError as error:
         raise _damaged(path, f"not a Kineto trace: {type(error).__name__} {error}") from error
     trace.names = list(codes)
     return trace
@@ -194,72 +245,9 @@ def _damaged(path: Path, why: str) -> ReportError:
     )
 
 
-def _parsed(text: bytes) -> Columns | list[dict[str, Any]]:
-    """Return a piece's events; of an older Kineto, of merged traces, and odd ones, one by one."""
-    if _MERGED.search(text) or 2 * text.count(b'"rank":') > text.count(b'"ph":'):
-        return elements(text)
-    found = event_columns.parsed(text)
-    if found is None or not _FORMERLY.keys().isdisjoint(found.categories):
-        return elements(text)
-    return found
-
-
-def _add(found: Columns, trace: Trace, codes: dict[str, int]) -> None:
-    """Add a piece's columns to those of the trace."""
-    trace.threads.update(found.threads)
-    trace.processes.update(found.processes[: _MOST_PROCESSES - len(trace.processes)])
-    places = {category: place for place, category in enumerate(found.categories)}
-    for category in (each for each in places if each not in CATEGORIES):
-        trace.unread[category] += int(np.count_nonzero(found.category == places[category]))
-    for category in (each for each in CATEGORIES if each in places):
-        here = np.flatnonzero(found.category == places[category])
-        names, name = found.names, found.name[here]
-        if category == "python_function":
-            here = here[found.dur[here] >= _LEAST_FUNCTION_US]
-            names, name = _called(found, here, trace.functions), np.arange(here.size)
-        spans = trace.spans[category]
-        first = len(spans.arrays["ts"])
-        columns = {"ts": found.ts, "dur": found.dur} | found.numbers
-        for each in ("ts", "dur", "thread", *CATEGORIES[category]):
-            spans.arrays[each].frombytes(columns[each][here].tobytes())
-        spans.arrays["name"].frombytes(_coded(name, names, codes).tobytes())
-        for place, event in found.whole.items():
-            at = int(np.searchsorted(here, place))
-            if at < here.size and here[at] == place:
-                spans.args[first + at] = _arguments(event)
-
-
-def _coded(name: Ints, names: list[str], codes: dict[str, int]) -> Ints:
-    """Return the codes of `names[name[i]]`; a new name gets the next one."""
-    present, first, inverse = np.unique(name, return_index=True, return_inverse=True)
-    for place in present[np.argsort(first)].tolist():
-        codes.setdefault(names[place], len(codes))
-    return np.array([codes[names[place]] for place in present.tolist()], np.int64)[inverse]
-
-
-def _called(found: Columns, here: Ints, known: dict[int, str]) -> list[str]:
-    """Return the names of Python functions as `_functions` has them."""
-    ids, callers = (found.numbers[each][here] for each in ("Python id", "Python parent id"))
-    events = [
-        {"name": found.names[name], "args": {"Python id": one, "Python parent id": caller}}
-        for name, one, caller in zip(
-            found.name[here].tolist(), ids.tolist(), callers.tolist(), strict=True
-        )
-    ]
-    return [event["name"] for event in _named(events, known)]
-
-
-def _arguments(event: dict[str, Any]) -> dict[str, Any]:
-    """Return a collective's arguments, with the mark of one that was open at the capture's end."""
-    ended = {"finished": event["finished"]} if "finished" in event else {}
-    return {**event.get("args", {}), **ended}
-
-
-def _take_ranks(events: list[dict[str, Any]], trace: Trace, codes: dict[str, int]) -> None:
+def _take_ranks(events: list[Event], trace: Trace, codes: dict[str, int]) -> None:
     """Add a piece's events to the columns of the rank that each is labelled with, if any is."""
-    of: dict[str, list[dict[str, Any]]] = {}
-    for label, event in zip(_labels(events), events, strict=True):
-        of.setdefault(label, []).append(event)
+    of = _by_rank(events)
     _take(of.pop("", []), trace, codes)
     if len(of.keys() | trace.ranks.keys()) > _MOST_RANKS:
         raise ValueError("its events are labelled with more ranks than one trace can hold")
@@ -270,43 +258,48 @@ def _take_ranks(events: list[dict[str, Any]], trace: Trace, codes: dict[str, int
         part.names = list(names)
 
 
-def _labels(events: list[dict[str, Any]]) -> list[str]:
-    """Return the rank that each event is labelled with: by its process, or in its arguments."""
-    found = [_OF_RANK.match(str(event.get("pid", ""))) for event in events]
+def _by_rank(events: list[Event]) -> dict[str, list[Event]]:
+    """Return the events of each rank, as their processes or arguments label them; "": of none."""
+    found = [isinstance(event.pid, str) and _OF_RANK.match(event.pid) for event in events]
     if any(found):
-        return [label[1] if label else "" for label in found]
-    ranks = [event.get("args", {}).get("rank") for event in events]
-    labels = [str(rank) if type(rank) is int else "" for rank in ranks]
-    return labels if 2 * labels.count("") < len(labels) else [""] * len(labels)
+        labels = [label[1] if label else "" for label in found]
+    else:
+        ranks = [event.args and event.args.rank for event in events]
+        labels = [str(rank) if type(rank) is int else "" for rank in ranks]
+        if 2 * labels.count("") >= len(labels):
+            return {"": events}
+    of: dict[str, list[Event]] = {}
+    for label, event in zip(labels, events, strict=True):
+        of.setdefault(label, []).append(event)
+    return of
 
 
-def _take(events: list[dict[str, Any]], trace: Trace, codes: dict[str, int]) -> None:
+def _take(events: list[Event], trace: Trace, codes: dict[str, int]) -> None:
     """Add a piece's events to the columns."""
-    by_category: dict[str, list[dict[str, Any]]] = {category: [] for category in CATEGORIES}
+    by_category: dict[str, list[Event]] = {category: [] for category in CATEGORIES}
     for event in events:
-        if event.get("ph") == "X":
-            category = event.get("cat", "")
-            kept = by_category.get(category)
+        if event.ph == "X":
+            kept = by_category.get(event.cat)
             if kept is None:
-                kept = by_category.get(_now_called(category, event))
+                kept = by_category.get(_now_called(event))
             if kept is not None:
                 kept.append(event)
             else:
-                trace.unread[category] += 1
-        elif event.get("name") == "thread_name" and isinstance(event.get("tid"), int):
-            trace.threads[event["tid"]] = event["args"]["name"]
-        elif event.get("name") == "process_name" and len(trace.processes) < _MOST_PROCESSES:
-            trace.processes.add(str(event["args"]["name"]))
+                trace.unread[event.cat or ""] += 1
+        elif event.name == "thread_name" and isinstance(event.tid, int):
+            trace.threads[event.tid] = str(_arguments(event).name or "")
+        elif event.name == "process_name" and len(trace.processes) < _MOST_PROCESSES:
+            trace.processes.add(str(_arguments(event).name or ""))
     by_category["python_function"] = _functions(by_category["python_function"], trace.functions)
     for category, kept in by_category.items():
         if kept:
             _extend(trace.spans[category], kept, codes, category)
 
 
-def _now_called(category: str, event: dict[str, Any]) -> str:
+def _now_called(event: Event) -> str:
     """Return the category that an event of an older Kineto would have now."""
-    now = _FORMERLY.get(category, "")
-    return "user_annotation" if now == "cpu_op" and event["name"].startswith(_STEP) else now
+    now = _FORMERLY.get(event.cat, "")
+    return "user_annotation" if now == "cpu_op" and event.name.startswith(_STEP) else now
 
 
 def _numbers(threads: list[Any]) -> array[int]:
@@ -323,38 +316,45 @@ def _number(thread: Any) -> int:
     return int(thread) if thread.isdecimal() else _NAMED_THREADS + zlib.crc32(thread.encode())
 
 
-def _functions(events: list[dict[str, Any]], known: dict[int, str]) -> list[dict[str, Any]]:
+def _functions(events: list[Event], known: dict[int, str]) -> list[Event]:
     """Return the Python functions that took long, those of C with the function that called them.
 
     A caller comes before what it calls, and took at least as long.
     """
-    kept = [event for event in events if event.get("dur", 0) >= _LEAST_FUNCTION_US]
-    return _named(kept, known)
-
-
-def _named(events: list[dict[str, Any]], known: dict[int, str]) -> list[dict[str, Any]]:
-    for event in events:
-        args = event.get("args", {})
+    kept = [event for event in events if (event.dur or 0) >= _LEAST_FUNCTION_US]
+    for event in kept:
+        args = _arguments(event)
         # the address of an object would make a name of its own of each
-        name = _ADDRESS.sub("", event["name"])
-        known[args.get("Python id", -1)] = name
-        caller = known.get(args.get("Python parent id") or -1)
-        event["name"] = f"{name} in {caller}" if name.startswith("<") and caller else name
-    return events
+        name = _ADDRESS.sub("", event.name)
+        known[args.function] = name
+        caller = known.get(args.caller or -1)
+        event.name = f"{name} in {caller}" if name.startswith("<") and caller else name
+    return kept
 
 
-def _extend(
-    spans: Spans, events: list[dict[str, Any]], codes: dict[str, int], category: str
-) -> None:
+def _extend(spans: Spans, events: list[Event], codes: dict[str, int], category: str) -> None:
     arrays = spans.arrays
     first = len(arrays["ts"])
-    arrays["ts"].extend([float(event["ts"]) for event in events])  # some tools write text
-    arrays["dur"].extend([float(event.get("dur", 0)) for event in events])
-    arrays["thread"].extend(_numbers([event["tid"] for event in events]))
-    arrays["name"].extend([codes.setdefault(event["name"], len(codes)) for event in events])
-    args = [event.get("args", {}) for event in events]
+    arrays["ts"].extend([float(event.ts) for event in events])  # some tools write text
+    arrays["dur"].extend([float(event.dur or 0) for event in events])
+    arrays["thread"].extend(_numbers([event.tid for event in events]))
+    arrays["name"].extend([codes.setdefault(event.name, len(codes)) for event in events])
+    args = [event.args or NO_ARGUMENTS for event in events]
     for name in CATEGORIES[category]:
-        arrays[name].extend([each.get(name, -1) for each in args])
+        numbers = map(attrgetter(name), args)
+        arrays[name].extend([-1 if number is None else number for number in numbers])
     for place, (event, each) in enumerate(zip(events, args, strict=True), first):
-        if "Collective name" in each or event["name"].startswith("gloo:"):
-            spans.args[place] = _arguments(event)
+        if event.name.startswith("gloo:") or each.collective is not None:
+            spans.args[place] = _kept(each, event)
+
+
+def _kept(args: Arguments, event: Event) -> Arguments:
+    """Return a collective's arguments, apart from the piece of text that their JSON lies in."""
+    finished = args.finished if event.finished is None else event.finished
+    return msgspec.structs.replace(
+        args, finished=finished, shapes=args.shapes.copy(), types=args.types.copy()
+    )
+
+
+def _arguments(event: Event) -> Arguments:
+    return event.args or NO_ARGUMENTS
