@@ -238,9 +238,10 @@ def test_a_second_late_host_is_weighed_as_if_the_first_were_repaired() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pause_ms", "others", "named"), [(11, (), False), (40, (), True), (40, (11,), False)]
+    ("pause_ms", "others", "named"),
+    [(1, (), False), (11, (), True), (40, (), True), (40, (11,), False)],
 )
-def test_among_slow_hosts_only_great_pauses_of_one_rank_in_few_steps_are_a_finding(
+def test_among_slow_hosts_pauses_of_one_rank_alone_in_few_steps_are_a_finding(
     pause_ms: int, others: tuple[int, ...], named: bool
 ) -> None:
     # 53 launches of 0.55 ms, the GPU needs 24 ms; rank 0 is delayed in three steps of eleven
