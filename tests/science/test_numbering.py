@@ -15,6 +15,7 @@ from lab.tiers import long_but
 from simulate import Cause, Job, simulate
 from strangers import trace
 
+from clusterprof.align.match import numbered
 from clusterprof.errors import MergeError
 from clusterprof.ingest import gather
 from clusterprof.results import Results
@@ -138,6 +139,29 @@ def test_a_rank_that_counts_by_twos_is_counted_by_ones(*, communicator_ids: bool
     )  # fmt: skip
     (warning,) = (each for each in found.results["warnings"] if "go up by 2" in each)
     assert warning.startswith("rank 3: ")
+
+
+def test_steps_with_as_many_calls_as_the_others_have_are_steps_however_long_they_seem() -> None:
+    ranks, _ = simulate(REGULAR)
+    ranks[3] = _stretched(ranks[3], 2.2)
+    counted = numbered(ranks)[3]
+    assert counted.steps.num_rows == ranks[3].steps.num_rows > 0
+    assert not any("times as long" in each for each in counted.warnings)
+
+
+def _stretched(tables: RankTables, times: float) -> RankTables:
+    """A rank whose clock was set while it was recorded: what it has takes so many times as long."""
+    first = tables.steps["begin_ns"][0].as_py()
+    changed = {}
+    for name in ("steps", "collective_calls"):
+        table = getattr(tables, name)
+        for column in filter(lambda each: each.endswith("_ns"), table.column_names):
+            since = pc.multiply(pc.subtract(table[column], first).cast(pa.float64()), times)
+            field = table.schema.field(column)
+            moved = pc.add(pc.round(since).cast(pa.int64()), first).cast(field.type)
+            table = table.set_column(table.schema.get_field_index(column), field, moved)
+        changed[name] = table
+    return replace(tables, **changed)
 
 
 @pytest.mark.parametrize("communicator_ids", [True, False])

@@ -65,27 +65,30 @@ def _in_stride(ranks: Sequence[RankTables]) -> list[RankTables]:
     """Return the ranks with numbers that go up alike, each with a warning where it is changed.
 
     A rank that counts by twos gets the numbers that the others count by. One whose steps last many
-    times as long as theirs, as if it marked every second one, has no step that is one of theirs.
+    times as long as theirs and have as many times their calls, as if it marked every second one,
+    has no step that is one of theirs.
     """
     measured = ((r, _pace(r)) for r in ranks if not is_counted(r))
     paces = {r.rank: (*pace, r) for r, pace in measured if pace}
     if not paces:
         return list(ranks)
-    usual = Counter(by for by, _, _ in paces.values()).most_common(1)[0][0]
+    usual = Counter(by for by, *_ in paces.values()).most_common(1)[0][0]
     middle = sorted(paces.values(), key=lambda pace: pace[1])[(len(paces) - 1) // 2]
-    _, lasts, base = middle
+    _, lasts, calls, base = middle
     out = []
     for r in ranks:
-        by, ns, _ = paces.get(r.rank, (usual, lasts, r))
+        by, ns, own, _ = paces.get(r.rank, (usual, lasts, calls, r))
         if by != usual:
             first, number = r.steps["step"][0].as_py(), r.steps["step"].to_numpy()
             r = _moved(r, (number - first) // by * usual - (number - first)).warned(
                 f"its step numbers go up by {by}, those of most ranks by {usual}: they are counted "
                 f"as the others', from {first} on"
             )
-        if not 1 / _UNLIKE < ns / lasts < _UNLIKE and _at_one_time(r, base):
+        longer, more = ns / lasts, own / calls
+        unlike = min(longer, more) >= _UNLIKE or max(longer, more) <= 1 / _UNLIKE
+        if unlike and _at_one_time(r, base):
             r = replace(r, steps=empty("steps")).warned(
-                f"its steps last {ns / lasts:.2g} times as long as those of most ranks: they are "
+                f"its steps last {longer:.2g} times as long as those of most ranks: they are "
                 "others (a range around several steps or a part of one, or another job?), so that "
                 "they are not compared"
             )
@@ -93,8 +96,8 @@ def _in_stride(ranks: Sequence[RankTables]) -> list[RankTables]:
     return out
 
 
-def _pace(tables: RankTables) -> tuple[int, float] | None:
-    """By how much a rank's numbers go up, and how long a step lasts (ns), in the median.
+def _pace(tables: RankTables) -> tuple[int, float, float] | None:
+    """By how much a rank's numbers go up, how long a step lasts (ns, median), and its calls.
 
     None where it has few steps, or numbers that do not go up evenly, or no timed call: hosts alone
     run ahead of each other.
@@ -103,10 +106,12 @@ def _pace(tables: RankTables) -> tuple[int, float] | None:
         return None
     _, end = _ends(tables)
     number = tables.steps["step"].to_numpy()
+    in_step = steps_of(tables, integers(tables.collective_calls, "issue_start_ns")) != UNKNOWN
     apart = np.diff(number)
     if len(end) <= _FEW or len(apart) < _FEW or apart.min() < 1 or (apart % apart[0]).any():
         return None
-    return int(apart[0]), max(float(np.median(np.diff(end))), 1.0)
+    calls = max(int(in_step.sum()), 1) / len(number)
+    return int(apart[0]), max(float(np.median(np.diff(end))), 1.0), calls
 
 
 def _in_steps(ranks: Sequence[RankTables], bare: Collection[int]) -> pa.Table:
