@@ -186,15 +186,21 @@ def test_a_job_runs_where_there_is_no_proc(workdir: Path, fault: Fault) -> None:
     assert done.stdout == plain.stdout == "trained\n", (plain, done)
 
 
+def waiting_in_its_window(workdir: Path) -> Running:
+    """A rank under nsys that waits inside its window for the file `go`."""
+    program = ["python", PROGRAMS / "ending.py", "wait", "15"]
+    line = ["run", *NSYS, "--run-dir=run", "--no-merge", "--", *program]
+    running = Running(command.clusterprof(line), RANK, workdir / "out")
+    running.wait_until(lambda: "rank 0 waits" in running.printed(), "waiting")
+    return running
+
+
 @pytest.mark.usefixtures("scripted")
 def test_a_rank_under_nsys_that_is_suspended_stops_and_goes_on_with_its_guard(
     workdir: Path, fault: Fault
 ) -> None:
     # Ctrl-Z, and what a batch system sends: the program has a session of its own.
-    program = ["python", PROGRAMS / "ending.py", "wait", "15"]
-    line = ["run", *NSYS, "--run-dir=run", "--no-merge", "--", *program]
-    running = Running(command.clusterprof(line), RANK, workdir / "out")
-    running.wait_until(lambda: "rank 0 waits" in running.printed(), "waiting")
+    running = waiting_in_its_window(workdir)
     guard, rank = running.state()["pid"], running.state()["program_pid"]
     os.kill(guard, signal.SIGTSTP)
     for each in (rank, guard):
@@ -212,10 +218,7 @@ def test_a_rank_under_nsys_that_is_suspended_stops_and_goes_on_with_its_guard(
 def test_a_rank_under_nsys_whose_guard_is_stopped_in_the_window_trains_to_its_end(
     workdir: Path, fault: Fault
 ) -> None:
-    program = ["python", PROGRAMS / "ending.py", "wait", "15"]
-    line = ["run", *NSYS, "--run-dir=run", "--no-merge", "--", *program]
-    running = Running(command.clusterprof(line), RANK, workdir / "out")
-    running.wait_until(lambda: "rank 0 waits" in running.printed(), "waiting")
+    running = waiting_in_its_window(workdir)
     guard = running.state()["pid"]
     os.kill(guard, signal.SIGSTOP)
     running.wait_until(lambda: processes.work(guard)[0] == "T", "stopped")
