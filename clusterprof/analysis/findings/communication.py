@@ -160,13 +160,15 @@ def _finding(dataset: Dataset, operation: str, mine: Bools, saved: Saved) -> Fin
     how = f"No compute overlaps {operation}" if alone else f"{operation} is {overlapped} overlapped"
     spent, saves = of_window(dataset, exposed - waits), of_step(dataset, saved)
     calls = f"{often:.3g} call{'' if often == 1 else 's'} per step"
-    summary = (
-        f"{how}: full overlap would save at most {saves}. Exposed transfers take {spent}, waiting "
-        f"excluded, in the mean of the ranks. {calls}, {overlapped} of their time overlapped."
-    )
     separate = bool(whole(dataset)[mine].all())
     missing = [] if separate else not_captured(dataset, inside)
-    if not separate:
+    if separate:
+        summary = (
+            f"{how}: full overlap would save at most {saves}. Exposed transfers take {spent}, "
+            f"waiting excluded, in the mean of the ranks. {calls}, {overlapped} of their time "
+            "overlapped."
+        )
+    else:
         summary = (
             f"{operation} takes {spent}: transfer, or waiting for unprofiled ranks. {how}, in "
             f"{calls}: full overlap would save at most {saves}, less what is waiting."
