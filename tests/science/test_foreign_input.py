@@ -13,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from seeds import content, span, sqlite, trace
@@ -29,7 +30,8 @@ def streamed(text: bytes, piece: int, monkeypatch: pytest.MonkeyPatch) -> tuple[
 
     monkeypatch.setattr(json_stream, "_PIECE", piece)
     rest: dict[str, Any] = {}
-    found = [each for part in pieces(io.BytesIO(text), "traceEvents", rest) for each in part]
+    anything = msgspec.json.Decoder(list[Any])
+    found = [e for part in pieces(io.BytesIO(text), "traceEvents", rest, anything) for e in part]
     return found, rest
 
 

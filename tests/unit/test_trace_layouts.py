@@ -268,3 +268,15 @@ def test_categories_that_are_not_read_are_in_the_order_of_the_file(tmp_path: Pat
     path = tmp_path / "trace.json"
     path.write_text(json.dumps({"traceEvents": [KINDS[0] | {"cat": each} for each in categories]}))
     assert list(trace_events.read(path).unread) == categories
+
+
+def test_no_thread_makes_a_decoder_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(msgspec.json, "Decoder", made)
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(document(random.Random(0))))
+    assert not isinstance(read(path), str)

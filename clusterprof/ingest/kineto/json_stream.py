@@ -54,16 +54,15 @@ def pieces(
     file: IO[bytes],
     key: str,
     rest: dict[str, Any],
-    element: type[_Element] = Any,  # type: ignore[assignment]
+    decoder: msgspec.json.Decoder[list[_Element]],
 ) -> Iterator[list[_Element]]:
     """Yield the elements of the list `key` of an object, or of a list at the top, piece by piece.
 
     The object's other members are put into `rest`. UTF-8 and UTF-16 are read; bytes that are
-    neither are replaced. Raises `NotAList`, `msgspec.ValidationError` for what is no `element`,
+    neither are replaced. Raises `NotAList`, `msgspec.ValidationError` for what is no element,
     `msgspec.DecodeError` for JSON cut short, ValueError for an element larger than 16 MB,
     RecursionError for one that is too deep, and what reading `file` raises.
     """
-    decoder = msgspec.json.Decoder(list[element])  # type: ignore[valid-type]
     source = _Text(file)
     before, text = _head(source, key)
     if before is not None:

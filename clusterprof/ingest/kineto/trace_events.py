@@ -110,6 +110,10 @@ class Event(msgspec.Struct, gc=False):
     finished: Any = None
 
 
+#: made here, once: threads that each make their first one at a time crash msgspec (0.22)
+_EVENTS = msgspec.json.Decoder(list[Event])
+
+
 @dataclass
 class Spans:
     """The complete events of one category, in the file's order; -1 for a missing argument."""
@@ -203,7 +207,7 @@ def read(path: Path) -> Trace:
         if path.stat().st_size == 0:
             raise ReportError(f"{path} is empty", "the profiler wrote nothing: record again")
         with opened_ahead(path) as file:
-            for events in pieces(file, "traceEvents", trace.meta, Event):
+            for events in pieces(file, "traceEvents", trace.meta, _EVENTS):
                 _take_ranks(events, trace, codes)
         for each in (trace, *trace.ranks.values()):
             _check_times(each)
