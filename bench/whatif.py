@@ -162,8 +162,7 @@ def what_ifs(ops: pd.DataFrame) -> dict[str, object]:
     for name, column in (("type", way), ("dp", ops["dp_rank"]), ("stage", ops["stage"])):
         kept |= {(name, k): (column == k).to_numpy() for k in sorted(column.unique())}
     lengths = [takes, ideal, *(np.where(own, takes, ideal) for own in kept.values())]
-    steps = _steps(ops, made, of, np.stack(lengths, axis=1))
-    mean = steps.mean(axis=0)
+    mean = _steps(ops, made, of, np.stack(lengths)).mean(axis=1)
     actual, perfect = mean[:2]
     of_kept = dict(zip(kept, mean[2:] / perfect, strict=True))
     slow = ops.drop_duplicates("rank").set_index("rank")[["dp_rank", "stage"]]
@@ -173,8 +172,8 @@ def what_ifs(ops: pd.DataFrame) -> dict[str, object]:
     }
     top = sorted(workers, key=lambda rank: -workers[rank])[: int(np.ceil(0.03 * len(workers)))]
     removed = [ops["rank"].isin(top), ops["stage"] == ops["stage"].max()]
-    fixed = np.stack([np.where(own, ideal, takes) for own in removed], axis=1)
-    left = (actual - _steps(ops, made, of, fixed).mean(axis=0)) / (actual - perfect)
+    fixed = np.stack([np.where(own, ideal, takes) for own in removed])
+    left = (actual - _steps(ops, made, of, fixed).mean(axis=1)) / (actual - perfect)
     measured = ops.groupby("step").apply(
         lambda step: step["end"].max() - step["start"].min(), include_groups=False
     )
@@ -191,17 +190,17 @@ def what_ifs(ops: pd.DataFrame) -> dict[str, object]:
 
 
 def _steps(ops: pd.DataFrame, made: Graph, of: np.ndarray, takes: np.ndarray) -> np.ndarray:
-    """How long each step lasts, [steps, what-ifs] (ns), where operations take `takes`."""
-    length = np.where((of >= 0)[:, None], takes[of], 0)
-    known = np.full((made.moments, takes.shape[1]), NEVER)
+    """How long each step lasts, [what-ifs, steps] (ns), where operations take `takes`."""
+    length = np.where(of >= 0, takes[:, of], 0)
+    known = np.full((len(takes), made.moments), NEVER)
     waits = np.zeros(made.moments, dtype=bool)
     waits[made.order[made.target]] = True
-    known[~waits] = 0
-    times = made.times(length[made.edge], known)
+    known[:, ~waits] = 0
+    times = made.times(length[:, made.edge], known)
     ends = ops.index[ops["optype"] == "optimizer"].to_numpy()
     steps, place = np.unique(ops["step"].to_numpy()[ends], return_inverse=True)
-    out = np.zeros((len(steps), takes.shape[1]), dtype=np.int64)
-    np.maximum.at(out, place, times[2 * ends + 1])
+    out = np.zeros((len(takes), len(steps)), dtype=np.int64)
+    np.maximum.at(out.T, place, times[:, 2 * ends + 1].T)
     return out
 
 

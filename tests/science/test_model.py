@@ -83,16 +83,16 @@ def test_what_ifs_side_by_side_are_those_one_after_the_other(
     job = exact(simulated(job_kind).study.dataset)
     rng = np.random.default_rng(0)
     own, run = (
-        np.stack([values * part // 100 for part in rng.integers(50, 150, 3)], axis=1)
+        np.stack([values * part // 100 for part in rng.integers(50, 150, 3)])
         for values in (job.lengths.own, job.lengths.run)
     )
     both = job.times(replace(job.lengths, own=own, run=run))
     for what in range(3):
-        one = replace(job.lengths, own=own[:, what], run=run[:, what])
-        assert (job.times(one) == both[:, what]).all()
+        one = replace(job.lengths, own=own[what], run=run[what])
+        assert (job.times(one) == both[what]).all()
     # one of both may be the same in all what-ifs
     hosts = job.times(replace(job.lengths, own=own))
-    assert (hosts[:, 1] == job.times(replace(job.lengths, own=own[:, 1]))).all()
+    assert (hosts[1] == job.times(replace(job.lengths, own=own[1]))).all()
 
 
 @pytest.mark.parametrize("seed", long_but([SEED], [7003]))
@@ -155,7 +155,7 @@ def test_a_long_run_that_goes_on_is_that_of_all_its_rounds(
 
     monkeypatch.setattr(Replay, "one_pass", counted)
     prompt = replace(job.lengths, own=np.zeros_like(job.lengths.own))
-    both = replace(job.lengths, own=np.stack([job.lengths.own, prompt.own], axis=1))
+    both = replace(job.lengths, own=np.stack([job.lengths.own, prompt.own]))
     paces = [job.pace(lengths) for lengths in (job.lengths, prompt, both)]
     few = len(passes)
     assert job.pace(prompt) == paces[1]

@@ -60,19 +60,19 @@ def test_random_graphs_have_the_times_of_their_longest_ways(seed: int) -> None:
     pairs = rng.integers(0, moments, (int(rng.integers(1, 200)), 2))
     pairs = np.sort(pairs[pairs[:, 0] != pairs[:, 1]], axis=1)
     source, target = order[pairs[:, 0]], order[pairs[:, 1]]
-    length = rng.integers(-50, 1000, (len(pairs), 3))
-    known = np.full((moments, 3), NEVER)
-    known[np.setdiff1d(np.arange(moments), target)] = rng.integers(0, 9999, 3)
-    known[rng.integers(0, moments)] = 5_000
+    length = rng.integers(-50, 1000, (3, len(pairs)))
+    known = np.full((3, moments), NEVER)
+    known[:, np.setdiff1d(np.arange(moments), target)] = rng.integers(0, 9999, (3, 1))
+    known[:, rng.integers(0, moments)] = 5_000
 
     made = Graph(moments, source, target)
     assert not len(made.circular)
-    found = made.times(length[made.edge], known)
+    found = made.times(length[:, made.edge], known)
     for what in range(3):
-        edges = list(zip(source.tolist(), target.tolist(), length[:, what].tolist(), strict=True))
-        begin = {m: int(at) for m, at in enumerate(known[:, what]) if at != NEVER}
-        assert longest(moments, edges, begin) == dict(enumerate(found[:, what].tolist()))
-        assert (made.times(length[made.edge, what], known[:, what]) == found[:, what]).all()
+        edges = list(zip(source.tolist(), target.tolist(), length[what].tolist(), strict=True))
+        begin = {m: int(at) for m, at in enumerate(known[what]) if at != NEVER}
+        assert longest(moments, edges, begin) == dict(enumerate(found[what].tolist()))
+        assert (made.times(length[what, made.edge], known[what]) == found[what]).all()
 
 
 def test_moments_on_a_circle_and_behind_it_are_listed_and_all_others_have_times() -> None:
@@ -86,17 +86,17 @@ def test_moments_on_a_circle_and_behind_it_are_listed_and_all_others_have_times(
     assert made.times(length[made.edge], known)[[0, 5]].tolist() == [0, 7]
 
 
-@pytest.mark.parametrize("shape", [(40,), (40, 3)])
+@pytest.mark.parametrize("shape", [(40,), (3, 40)])
 def test_running_maximum_and_sum_are_those_of_a_loop_over_each_part(shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(len(shape))
     values = rng.integers(-1000, 1000, shape)
-    part = np.sort(rng.integers(0, 9, shape[0]))
+    part = np.sort(rng.integers(0, 9, shape[-1]))
     fresh = np.r_[True, part[1:] != part[:-1]]
     highest, total = running_maximum(values, part), running_sum(values, first_of(fresh))
     for begin, end in zip(*_parts(fresh), strict=True):
         for k in range(begin, end):
-            assert (highest[k] == values[begin : k + 1].max(axis=0)).all()
-            assert (total[k] == values[begin : k + 1].sum(axis=0)).all()
+            assert (highest[..., k] == values[..., begin : k + 1].max(axis=-1)).all()
+            assert (total[..., k] == values[..., begin : k + 1].sum(axis=-1)).all()
 
 
 def _parts(fresh: np.ndarray) -> tuple[list[int], list[int]]:

@@ -18,7 +18,8 @@ import numpy as np
 from clusterprof.analysis.model import limits, replay
 from clusterprof.analysis.model.dataset import Dataset, Ints
 from clusterprof.analysis.model.graph import first_of, ranges, running_maximum
-from clusterprof.analysis.model.replay import Block, Lengths, Replay
+from clusterprof.analysis.model.replay import Lengths, Replay
+from clusterprof.analysis.model.timeline import Small
 from clusterprof.analysis.model.what_if import what_ifs
 from clusterprof.results import CriticalPath, PathPart, What
 
@@ -74,31 +75,20 @@ def _pieces(
     lengths, and how much of each is unexplained.
     """
     n, hosts = len(job.rank), len(job.host_rank)
-    pick, plus, each = job.pick[edge], job.plus[edge], np.arange(len(edge))
-    kind = np.searchsorted(job.places, pick, side="right") - 1
+    kind, pick, plus = job.kind_of_edge[edge], job.pick[edge], job.plus[edge]
     queued, launched = kind == replay.QUEUED, kind == replay.LAUNCHED
     runs = queued | launched | (kind == replay.RUNNING)
     # the activity whose start or end an edge leads to, and the first one of those in a queue
     one = np.clip(np.where(reached < hosts + n, reached - hosts, reached - hosts - n), 0, n - 1)
-    first, by_host = one.copy(), launched | (kind == replay.SINCE)
-    moment, host = pick - job.places[replay.SINCE], np.zeros_like(one)
-    for block in job.blocks:
-        low, begin = block.rows.start, block.hosts.start
-        here = np.flatnonzero((queued | launched) & (one >= low) & (one < block.rows.stop))
-        mine = by_host & (moment >= begin) & (moment < block.hosts.stop)
-        mine[here] |= launched[here]
-        if not len(here) and not mine.any():
-            continue
-        since = block.since(lengths)
-        latest, at = _latest_launch(block, lengths, since), one[here] - low
-        first[here] = low + np.where(queued[here], block.begin[at], latest[at])
-        moment[here] = job.launch_moment[first[here]]
-        host[mine] = since[moment[mine] - begin]
+    since, begin, latest = _first_of_queues(job, lengths)
+    first = np.where(queued, begin[one], np.where(launched, latest[one], one))
+    moment = np.where(launched, job.launch_moment[first], np.where(kind == replay.SINCE, pick, 0))
+    host = np.where(launched | (kind == replay.SINCE), since[moment], 0)
     gap = plus + np.where(queued, job.before[first], np.where(launched, job.latency[first], 0))
-    woken = np.where(kind == replay.WAKING, pick - job.places[replay.WAKING], 0)
-    gap += np.where(kind == replay.WAKING, lengths.woken[woken], 0)
+    woken = kind == replay.WAKING
+    gap[woken] += lengths.woken[pick[woken]]
     rank = np.where(reached < hosts, job.host_rank[np.minimum(reached, hosts - 1)], job.rank[one])
-    count = np.where(runs, one - first + 1, 0)
+    each, count = np.arange(len(edge)), np.where(runs, one - first + 1, 0)
     edge_of, m = np.repeat(each, count), ranges(first, count)
     inner = m > first[edge_of]
     # of each kind of part: its edge, its place in it, its rank, what binds, length, unexplained
@@ -122,15 +112,21 @@ def _pieces(
     return ranks[order], what[order], length[order], unexplained[order]
 
 
-def _latest_launch(block: Block, lengths: Lengths, since: Ints) -> Ints:
-    """The activity of the run up to each one of a block whose launch makes it end when it does.
+def _first_of_queues(job: Replay, lengths: Lengths) -> tuple[Ints, Small, Small]:
+    """Each host moment's own time since its host was woken (ns), and two activities of each one.
 
-    What launches are beyond their queue (`Queues.launched`) rises where one comes too late.
+    The first one of its run, and the one up to it whose launch makes it end when it does: what
+    launches are beyond their queue (`Block.launched`) rises where one comes too late.
     """
-    _, beyond = block.queues.launched(since, lengths.run[block.rows], lengths.explained)
-    greatest = running_maximum(beyond, block.run)
-    later = np.r_[True, greatest[1:] > greatest[:-1]]
-    return first_of(block.job.fresh[block.rows] | later)
+    every = []
+    for block in job.blocks:
+        since = block.since(lengths)
+        greatest = running_maximum(block.launched(lengths, since)[1], block.run)
+        later = np.r_[True, greatest[1:] > greatest[:-1]]
+        latest = first_of(job.fresh[block.rows] | later)
+        every.append((since, block.rows.start + block.begin, block.rows.start + latest))
+    since, begin, latest = (np.concatenate(each) for each in zip(*every, strict=True))
+    return since, begin, latest
 
 
 def critical_path(dataset: Dataset) -> CriticalPath | None:

@@ -66,21 +66,21 @@ class Graph:
     def times(self, length: Ints, known: Ints) -> Ints:
         """Return when each moment is.
 
-        `length` is [edges] or [edges, what-ifs] (ns), in the order of `edge`; `known`
-        [moments] or [moments, what-ifs] has the times of moments that wait for nothing, and
+        `length` is [edges] or [what-ifs, edges] (ns), in the order of `edge`; `known`
+        [moments] or [what-ifs, moments] has the times of moments that wait for nothing, and
         NEVER for all others, or the least time of a moment that also waits.
         """
         out: Ints = known.copy()
-        out[self.order] = self.one_pass(length, known[self.order])
+        out[..., self.order] = self.one_pass(length, known[..., self.order])
         return out
 
     def one_pass(self, length: Ints, times: Ints) -> Ints:
         """The same with both in `order`; `times`, which may have more, is written to."""
         for low, high, first, last, begin in self.pieces:
-            reached: Ints = times.take(self.source[low:high], axis=0)
-            reached += length[low:high]
-            at = times[first:last]
-            np.maximum(at, np.maximum.reduceat(reached, begin, axis=0), out=at)
+            reached: Ints = times.take(self.source[low:high], axis=-1)
+            reached += length[..., low:high]
+            at = times[..., first:last]
+            np.maximum(at, np.maximum.reduceat(reached, begin, axis=-1), out=at)
         return times
 
     def goes_on(self, change: Ints) -> bool:
@@ -88,7 +88,7 @@ class Graph:
 
         Where none gets later than one that waits for it, the latest that each waits for stays so.
         """
-        return bool((change.take(self.source, axis=0) <= change.take(self.target, axis=0)).all())
+        return bool((change.take(self.source, axis=-1) <= change.take(self.target, axis=-1)).all())
 
     def binding(self, length: Ints, times: Ints) -> tuple[Ints, Ints]:
         """Return what each moment waited for longest: a moment, and the edge from it; -1 for none.
@@ -133,8 +133,8 @@ def ranges(low: Ints, count: Ints) -> Ints:
 
 
 def running_maximum(values: Ints, part: Small) -> Ints:
-    """Return the greatest value so far within each part: `part` [n] ascends, `values` [n(, m)]."""
-    if not len(values):
+    """Return the greatest value so far within each part: `part` [n] ascends, `values` [(m, )n]."""
+    if not values.size:
         return values
     low = values.min()
     step = int(values.max()) - int(low) + 1
@@ -142,13 +142,10 @@ def running_maximum(values: Ints, part: Small) -> Ints:
         # too large to be raised: their places in order are not
         levels, place = np.unique(values, return_inverse=True)
         return levels[running_maximum(place.reshape(values.shape), part)]
-    raised: Ints = values - low
-    by = step * (part if values.ndim == 1 else part[:, None]).astype(np.int64)
-    raised += by
-    np.maximum.accumulate(raised, axis=0, out=raised)
-    raised -= by
-    raised += low
-    return raised
+    by = step * part.astype(np.int64)
+    raised = values - low + by
+    np.maximum.accumulate(raised, axis=-1, out=raised)
+    return np.asarray(raised - by + low)
 
 
 def first_of(fresh: Bools) -> Small:
@@ -162,6 +159,6 @@ def first_of(fresh: Bools) -> Small:
 
 def running_sum(values: Small, begin: Small) -> Ints:
     """Return the sum so far within each part; `begin` [n] is where it begins."""
-    total: Ints = np.cumsum(values, axis=0)
-    total -= (total - values).take(begin, axis=0)
+    total: Ints = np.cumsum(values, axis=-1)
+    total -= (total - values).take(begin, axis=-1)
     return total

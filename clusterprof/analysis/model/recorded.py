@@ -20,10 +20,15 @@ from clusterprof.analysis.model.graph import NEVER, Graph, depths, first_of
 from clusterprof.analysis.model.intervals import union
 from clusterprof.analysis.model.replay import (
     FOLLOWING,
+    LAUNCHED,
     LAUNCHING,
+    NONE,
+    QUEUED,
+    RUNNING,
+    SINCE,
+    WAKING,
     Lengths,
     Replay,
-    length_places,
 )
 from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE, Small
 from clusterprof.mapped import trim
@@ -128,15 +133,15 @@ class _Calls:
 
 
 class _Edges(list[tuple[Ints, ...]]):
-    """Edges as they are found: source, target, place of a length, what is added to it, and the
-    unexplained part of that."""
+    """Edges as they are found: source, target, kind of length, its place among those, what is added
+    to it, and the unexplained part of that."""
 
-    def add(self, source: Ints, target: Ints, *length: Ints | int) -> None:
-        length = (*length, 0, 0)[:3]
+    def add(self, source: Ints, target: Ints, kind: int, *length: Ints | int) -> None:
+        length = (kind, *length, 0, 0, 0)[:4]
         self.append((source, target, *(np.broadcast_to(v, source.shape) for v in length)))
 
     def joined(self) -> tuple[Ints, ...]:
-        """All of them, one array for each of the five."""
+        """All of them, one array for each of the six."""
         return tuple(np.concatenate(each) for each in zip(*self, strict=True))
 
 
@@ -163,10 +168,6 @@ class _Moments:
         ) = np.cumsum(counts).tolist()  # fmt: skip
         #: the moments at which steps begin, and the last ends, [ranks, steps + 1]
         self.step_ends = np.arange(self.marks, self.moments).reshape(part.marks.shape)
-        #: places of lengths (`Replay.places`)
-        _, self.launched, self.since, self.running, self.waking, self.none = length_places(
-            self.n_host, self.n
-        ).tolist()
         #: the moments at which activities end; -1: launched after the window
         self.end_of: Small = np.full(part.activities + 1, -1, dtype=np.int32)
         self.end_of[part.row] = self.ends + np.arange(self.n)
@@ -213,10 +214,11 @@ class _Moments:
         source, target, *lengths = edges.joined()
         self.waits_for = source, target
         graph = Graph(self.moments, source, target, first)
-        pick, plus, loose = (each[graph.edge] for each in lengths)
+        kind, pick, plus, loose = (each[graph.edge] for each in lengths)
         beside, wait_beside, waits, waits_ns = self._beside_waits()
         return Replay(
-            graph=graph, steps=steps, lengths=Lengths(own, run, woken), pick=pick, plus=plus,
+            graph=graph, steps=steps, lengths=Lengths(own, run, woken),
+            kind_of_edge=kind.astype(np.int8), pick=pick, plus=plus,
             host_root=root, host_rank=part.host_rank, host_step=part.host_step, host_at=part.at,
             launch_moment=part.launch, rank=part.rank, step=part.step, activity=part.row,
             kind=part.kind, joined=joined, before=part.follow, latency=part.latency,
@@ -228,38 +230,38 @@ class _Moments:
 
     def _add_hosts(self, edges: _Edges, wakes: Ints, by: Ints, root_of: Ints) -> None:
         """A host's wait ends after what it waited for; its steps begin after its own time."""
-        edges.add(by, wakes, self.waking + wakes)
-        edges.add(root_of[wakes - 1], wakes, self.since + wakes - 1)
+        edges.add(by, wakes, WAKING, wakes)
+        edges.add(root_of[wakes - 1], wakes, SINCE, wakes - 1)
         inner = np.unique(self.part.marks[:, 1:])
         inner = inner[root_of[inner] != inner]
-        edges.add(root_of[inner], inner, self.since + inner)
+        edges.add(root_of[inner], inner, SINCE, inner)
 
     def _add_starts(self, edges: _Edges, special: Ints, root_of: Ints) -> None:
         """`special` activities start after their stream, their launch and other streams."""
         part, launch = self.part, self.part.launch[special]
         edges.add(
-            self.prior(special), self.starts + special, self.none,
+            self.prior(special), self.starts + special, NONE, 0,
             part.follow[special], self.loose(special, FOLLOWING),
         )  # fmt: skip
         edges.add(
-            root_of[launch], self.starts + special, self.since + launch,
+            root_of[launch], self.starts + special, SINCE, launch,
             part.latency[special], self.loose(special, LAUNCHING),
         )  # fmt: skip
         other, waiting = self.end_of[part.other], self.starts + part.waiting
         known = (other >= 0) & ~np.isin(waiting, self.not_waiting)
         edges.add(
-            other[known], waiting[known], self.none,
+            other[known], waiting[known], NONE, 0,
             part.after[known], part.after_unexplained[known],
         )  # fmt: skip
 
     def _add_collectives(self, edges: _Edges, alone: Ints) -> None:
         """A collective transfers once its last member has come; those `alone` wait for none."""
         calls = self.calls
-        edges.add(self.starts + alone, self.ends + alone, self.running + alone)
+        edges.add(self.starts + alone, self.ends + alone, RUNNING, alone)
         last = self.arrivals + calls.number
-        edges.add(self.starts + calls.member[calls.gates], last[calls.gates], self.none)
+        edges.add(self.starts + calls.member[calls.gates], last[calls.gates], NONE)
         held = calls.member[calls.held]
-        edges.add(last[calls.held], self.ends + held, self.running + held)
+        edges.add(last[calls.held], self.ends + held, RUNNING, held)
 
     def _add_queues(
         self, edges: _Edges, fresh: Bools, plain: Ints, root_of: Ints, again: Ints
@@ -271,8 +273,8 @@ class _Moments:
             needed[source] = True
         needed[again[again >= 0]] = needed[self.prior(np.unique(begin[plain]))] = True
         plain = plain[needed[self.ends + plain]]
-        edges.add(self.prior(begin[plain]), self.ends + plain, plain)
-        edges.add(root_of[self.part.launch[plain]], self.ends + plain, self.launched + plain)
+        edges.add(self.prior(begin[plain]), self.ends + plain, QUEUED, plain)
+        edges.add(root_of[self.part.launch[plain]], self.ends + plain, LAUNCHED, plain)
 
     def on_circles(self, graph: Graph) -> tuple[Ints, Ints]:
         """The collectives and the activities' starts that wait for each other in circles."""
@@ -362,11 +364,11 @@ class _Moments:
     def _add_step_ends(self, edges: _Edges) -> None:
         """A step ends with the host and, on each stream, with the last that it has launched."""
         part, marks = self.part, self.part.marks
-        edges.add(marks.ravel(), self.step_ends.ravel(), self.none)
+        edges.add(marks.ravel(), self.step_ends.ravel(), NONE)
         ranks = np.searchsorted(part.host_rank[marks[:, 0]], part.stream_rank)
         begins = self.begins + np.arange(len(part.stream_rank))[:, None]
         last = np.where(part.stream_last >= 0, self.ends + part.stream_last, begins)
-        edges.add(last.ravel(), self.step_ends[ranks].ravel(), self.none)
+        edges.add(last.ravel(), self.step_ends[ranks].ravel(), NONE)
 
     def _begins(self) -> tuple[Ints, Ints, Ints]:
         """Moments before the window, when they were, and which stand for them a round later."""

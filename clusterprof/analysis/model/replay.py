@@ -50,14 +50,9 @@ QUEUED, LAUNCHED, SINCE, RUNNING, WAKING, NONE = range(6)
 FOLLOWING, LAUNCHING, ELSEWHERE = range(3)
 
 
-def length_places(hosts: int, activities: int) -> Ints:
-    """Return where each kind of length begins, of so many moments of hosts and activities."""
-    return np.cumsum([0, activities, activities, hosts, activities, hosts])
-
-
 @dataclass(frozen=True, eq=False)
 class Lengths:
-    """What a what-if changes, each [n] or [n, what-ifs] (ns)."""
+    """What a what-if changes (ns), each [n]; where several side by side differ [what-ifs, n]."""
 
     #: each host moment: the host's own time since the moment before it
     own: Ints
@@ -69,17 +64,6 @@ class Lengths:
     repaired: tuple[tuple[str, tuple[int, ...]], ...] = ()
     #: whether the delays that no recorded length explains are left out
     explained: bool = False
-
-    def side_by_side(self) -> Lengths:
-        """The same with a column for each what-if in all of them, where any has columns."""
-        each = (self.own, self.run, self.woken)
-        if all(v.ndim == 1 for v in each):
-            return self
-        wide = np.broadcast_shapes(*((1, *v.shape[1:]) for v in each if v.ndim == 2))[1]
-        own, run, woken = (
-            np.broadcast_to(v if v.ndim == 2 else v[:, None], (len(v), wide)) for v in each
-        )
-        return replace(self, own=own, run=run, woken=woken)
 
     @cached_property
     def digest(self) -> bytes:
@@ -114,7 +98,8 @@ class Replay:
     #: the steady-state steps that it replays, one after the other
     steps: Ints
     lengths: Lengths
-    #: of each edge of `graph`: the place of its length (`places`), and what is added to it
+    #: of each edge of `graph`: its kind of length, its place among those, and what is added to it
+    kind_of_edge: Small
     pick: Ints
     plus: Ints
     #: host moments: place of the rank, of the step, and whether a wait ended there
@@ -169,11 +154,6 @@ class Replay:
         """The moment of the first activity's end; the others' follow."""
         return len(self.host_rank) + len(self.rank)
 
-    @property
-    def places(self) -> Ints:
-        """Where each kind of length begins among those that edges pick from."""
-        return length_places(len(self.host_rank), len(self.rank))
-
     @cached_property
     def first_of_host(self) -> Ints:
         """The first moment of each rank's host."""
@@ -197,9 +177,9 @@ class Replay:
         ]
 
     def times(self, lengths: Lengths) -> Ints:
-        """Return all moments' times with these lengths, [moments] or [moments, what-ifs]."""
+        """Return all moments' times with these lengths, [moments] or [what-ifs, moments]."""
         found = self._passes(lengths)(self.first_ns)[-1]
-        return found[self.graph.place(np.arange(self.graph.moments))]
+        return found[..., self.graph.place(np.arange(self.graph.moments))]
 
     def _passes(self, lengths: Lengths) -> Callable[[Ints], list[Ints]]:
         """A function from when what came before the window was (`first_ns`) to all times.
@@ -207,7 +187,6 @@ class Replay:
         Those of two passes where waits are shorter than recorded: before and after `eased`; both
         in the graph's order.
         """
-        lengths = lengths.side_by_side()
         plain = eased = self.edges(lengths)
         known = np.zeros(0, dtype=np.int64)
 
@@ -219,8 +198,7 @@ class Replay:
                 return [found]
             # from round to round the waits soon remain as they are
             if not np.array_equal(saved, known):
-                eased, known = plain.copy(), saved
-                threads.each(lambda block: block.ease(eased, lengths, saved), self.blocks)
+                eased, known = self.edges(self._eased(lengths, saved)), saved
             return [found, self.one_pass(eased, begin)]
 
         return times
@@ -231,43 +209,38 @@ class Replay:
         A wait in a collective occupies multiprocessors and memory; `times` tell its length, those
         of a pass with `lengths`, in the graph's order.
         """
-        run = lengths.side_by_side().run.copy()
-        run[self.beside] -= self._saved_beside(lengths, times)
+        return self._eased(lengths, self._saved_beside(lengths, times))
+
+    def _eased(self, lengths: Lengths, saved: Ints) -> Lengths:
+        run = np.array(np.broadcast_to(lengths.run, (*saved.shape[:-1], len(self.rank))))
+        run[..., self.beside] -= saved
         return replace(lengths, run=run)
 
     def _saved_beside(self, lengths: Lengths, times: Ints) -> Ints:
         """How much less each activity beside a wait takes where the wait is shorter (ns)."""
-        if not len(self.waits_ns):
-            return lengths.run[:0]
-        left = times[self._waits[1]] - times[self._waits[0]]
-        part = np.clip(left / _like(self.waits_ns, left), 0.0, 1.0)
-        run = _like(lengths.run[self.beside], left)
-        faster = run - np.minimum(run, _like(self.freely[self.beside], run))
-        part = 1 - part[self.wait_beside]
-        return np.asarray((part * faster).astype(np.int64))
+        left = times[..., self._waits[1]] - times[..., self._waits[0]]
+        part = np.clip(left / self.waits_ns, 0.0, 1.0)
+        run = lengths.run[..., self.beside]
+        faster = run - np.minimum(run, self.freely[self.beside])
+        return np.asarray(((1 - part[..., self.wait_beside]) * faster).astype(np.int64))
 
     def edges(self, lengths: Lengths) -> Ints:
-        """Return each edge's length, [edges] or [edges, what-ifs]."""
-        lengths = lengths.side_by_side()
-        plus, woken = self.added(slice(None), lengths), lengths.woken
-        out = np.array(np.broadcast_to(_like(plus, woken), (len(plus), *woken.shape[1:])))
+        """Return each edge's length, [edges] or [what-ifs, edges]."""
+        plus = self.plus - self.loose if lengths.explained else self.plus
+        each = lengths.own, lengths.run, lengths.woken
+        side_by_side = np.broadcast_shapes(*(values.shape[:-1] for values in each))
+        out = np.array(np.broadcast_to(plus, (*side_by_side, len(plus))))
         edges, at = self._picked[WAKING]
-        out[edges] += woken.take(at, axis=0)
+        out[..., edges] += lengths.woken[..., at]
         threads.each(lambda block: block.add_to(out, lengths), self.blocks)
         return out
-
-    def added(self, edges: Ints | slice, lengths: Lengths) -> Ints:
-        """What is added to these edges' lengths; its unexplained part may be left out."""
-        plus = self.plus[edges]
-        return plus - self.loose[edges] if lengths.explained else plus
 
     @cached_property
     def _picked(self) -> list[tuple[Ints, Ints]]:
         """Which edges pick a length of each kind that has any, and its place among those; by it."""
-        kind = np.searchsorted(self.places, self.pick, side="right") - 1
-        edges = [np.flatnonzero(kind == each) for each in range(NONE)]
+        edges = [np.flatnonzero(self.kind_of_edge == kind) for kind in range(NONE)]
         edges = [each[np.argsort(self.pick[each], kind="stable")] for each in edges]
-        return [(e, self.pick[e] - begin) for e, begin in zip(edges, self.places, strict=False)]
+        return [(each, self.pick[each]) for each in edges]
 
     def picked(self, kind: int, among: slice) -> tuple[Ints, Ints]:
         """Which edges pick a length of a kind `among` all of them, and its place among those."""
@@ -277,8 +250,8 @@ class Replay:
 
     def one_pass(self, length: Ints, begin: Ints | None = None) -> Ints:
         """Return all moments' times with these lengths of edges, in the graph's order."""
-        times = np.full((self.graph.size, *length.shape[1:]), NEVER)
-        times[self._first] = _like(self.first_ns if begin is None else begin, times)
+        times = np.full((*length.shape[:-1], self.graph.size), NEVER)
+        times[..., self._first] = self.first_ns if begin is None else begin
         return self.graph.one_pass(length, times)
 
     @cached_property
@@ -294,13 +267,12 @@ class Replay:
     def pace(self, lengths: Lengths) -> np.ndarray:
         """Return the mean step (ns), [what-ifs], where the window's steps come again and again."""
         steps = self.long_run(lengths)[1]
-        mean = steps.mean(axis=0) if self.shares is None else self.shares @ steps
-        return np.asarray(mean)
+        return np.asarray(steps.mean(axis=-1) if self.shares is None else steps @ self.shares)
 
     def long_run(self, lengths: Lengths) -> tuple[Ints, Floats]:
         """Return when the window's steps begin and the last ends (as `marks`), and their long run.
 
-        That is how long each is (ns) where they come again and again, [steps] or [steps, what-ifs].
+        That is how long each is (ns) where they come again and again, [steps] or [what-ifs, steps].
         The same lengths are replayed once.
         """
         key = lengths.digest
@@ -325,7 +297,7 @@ class Replay:
         marks, again = self.graph.place(self.marks), self.graph.place(self.again)
 
         def left(times: Ints) -> Ints:
-            return np.where(_like(self.again, times) < 0, NEVER, times[again])
+            return np.where(self.again < 0, NEVER, times[..., again])
 
         window = passes(self.first_ns)[-1]
         begin, change = self._emptied(left(window)), np.zeros(0, dtype=np.int64)
@@ -333,7 +305,7 @@ class Replay:
         settled = -(-SETTLE_STEPS // steps)
         for _ in range(2 * settled):
             found = passes(begin)
-            rounds.append(found[-1][marks])
+            rounds.append(found[-1][..., marks])
             later = left(found[-1]) - begin
             if np.array_equal(change, later) and self._goes_on(before, found):
                 break
@@ -341,17 +313,16 @@ class Replay:
         while len(rounds) < 2 * settled:
             rounds.append(2 * rounds[-1] - rounds[-2])
         # a round begins where the one before has ended
-        ends = np.concatenate(
-            [rounds[settled - 1][:, -1:], *(r[:, 1:] for r in rounds[settled:])], 1
-        )
-        took = np.diff(ends.mean(axis=0), axis=0)
-        return window[marks], took.reshape(settled, steps, *took.shape[1:]).mean(axis=0)
+        ends = [rounds[settled - 1][..., -1:], *(each[..., 1:] for each in rounds[settled:])]
+        took = np.diff(np.concatenate(ends, axis=-1).mean(axis=-2))
+        return window[..., marks], took.reshape(*took.shape[:-1], settled, steps).mean(axis=-2)
 
     def _emptied(self, begin: Ints) -> Ints:
         """`begin` with empty queues: no GPU has more to do when the first host goes on."""
         hosts = len(self.first_of_host)
         first: Ints = begin.copy()
-        first[hosts:] = np.minimum(begin[hosts:], begin[:hosts].min(axis=0))
+        goes_on = begin[..., :hosts].min(axis=-1, keepdims=True)
+        first[..., hosts:] = np.minimum(begin[..., hosts:], goes_on)
         return first
 
     def _goes_on(self, before: list[Ints], now: list[Ints]) -> bool:
@@ -364,7 +335,8 @@ class Replay:
         if len(before) != len(now):
             return False
         change = [one - other for one, other in zip(now, before, strict=True)]
-        return np.array_equal(*change[0][self._waits]) and all(map(self.graph.goes_on, change))
+        began, ended = (change[0][..., each] for each in self._waits)
+        return np.array_equal(began, ended) and all(map(self.graph.goes_on, change))
 
 
 class Block:
@@ -381,100 +353,50 @@ class Block:
         self.begin, self.run = first_of(fresh), np.cumsum(fresh, dtype=np.int32) - 1
         #: each host moment's last one at which a wait ended, or the window began
         self.root = first_of(job.host_root[hosts])
-        #: which of the job's activities beside a wait are in this block
-        self.beside = slice(*np.searchsorted(job.beside, (rows.start, rows.stop)))
-        self.queues = Queues(self)
-
-    def since(self, lengths: Lengths) -> Ints:
-        """Return each host moment's own time of its host since it was woken (ns)."""
-        return running_sum(lengths.own[self.hosts], self.root)
-
-    def add_to(self, edges: Ints, lengths: Lengths) -> None:
-        """Add the lengths of this block to those edges that pick them."""
-        since = self.since(lengths)
-        mine, at = self.job.picked(SINCE, self.hosts)
-        edges[mine] += since.take(at, axis=0)
-        self.queues.add_to(edges, since, lengths.run[self.rows], lengths.explained)
-
-    def ease(self, edges: Ints, lengths: Lengths, saved: Ints) -> None:
-        """Make `edges` those of lengths of which what is beside a wait takes so much less."""
-        if self.beside.start == self.beside.stop:
-            return
-        queues, rows, at = self._beside
-        run = lengths.run[self.rows].take(rows, axis=0)
-        run[at] -= saved[self.beside]
-        changed = np.concatenate([each for each, _ in queues.picked])
-        edges[changed] = _like(self.job.added(changed, lengths), edges)
-        queues.add_to(edges, self.since(lengths), run, lengths.explained)
-
-    @cached_property
-    def _beside(self) -> tuple[Queues, Ints, Ints]:
-        """Runs of activities of which any is beside a wait, their places, and of which those are.
-
-        The former among this block's activities, the latter among the former.
-        """
-        beside = self.job.beside[self.beside] - self.rows.start
-        rows = np.flatnonzero(np.isin(self.run, self.run[beside]))
-        return Queues(self, rows), rows, np.searchsorted(rows, beside)
-
-
-class Queues:
-    """Activities of a block in whole runs (their places, ascending), and the edges that pick them.
-
-    An edge picks a length of kind `QUEUED`, `LAUNCHED` or `RUNNING`, one place of `picked` each.
-    """
-
-    def __init__(self, block: Block, rows: Ints | None = None) -> None:
-        job, every = block.job, block.rows
-        chosen = slice(None) if rows is None else rows
-        self.block, self.rows = block, every if rows is None else every.start + rows
-        self.begin, self.run = block.begin[chosen], block.run[chosen]
-        self.picked = [job.picked(kind, every) for kind in (QUEUED, LAUNCHED, RUNNING)]
-        if rows is not None:
-            place = np.full(every.stop - every.start, -1)
-            place[rows] = np.arange(len(rows))
-            self.begin = place[self.begin]
-            self.picked = [(e[place[at] >= 0], place[at[place[at] >= 0]]) for e, at in self.picked]
-        self._ends, self._end = np.unique(self.picked[LAUNCHED][1], return_inverse=True)
+        self._since = job.picked(SINCE, hosts)
+        self._queued, self._launched, self._running = (
+            job.picked(kind, rows) for kind in (QUEUED, LAUNCHED, RUNNING)
+        )
+        self._ends, self._end = np.unique(self._launched[1], return_inverse=True)
         begin = self.begin[self._ends]
         begin[1:] = np.maximum(begin[1:], self._ends[:-1] + 1)
         # between an end and the next run's begin nothing is looked for
         bounds = np.stack([begin, self._ends + 1], axis=1).ravel()
         self._bounds = bounds[bounds < len(self.run)]
 
-    def launched(self, since: Ints, run: Ints, explained: bool) -> tuple[Ints, Ints]:
-        """Return what the ends of queued activities are made of (ns), `run` being running times.
+    def since(self, lengths: Lengths) -> Ints:
+        """Return each host moment's own time of its host since it was woken (ns)."""
+        return running_sum(lengths.own[..., self.hosts], self.root)
+
+    def launched(self, lengths: Lengths, since: Ints) -> tuple[Ints, Ints]:
+        """Return what the ends of queued activities are made of (ns).
 
         Before each activity, and behind the last, the sum of all times in the queues so far; and
         of each one its host's time until its launch (of those `since` it was woken), and its own,
         beyond that sum.
         """
-        job, rows = self.block.job, self.rows
+        job, rows, run = self.job, self.rows, lengths.run[..., self.rows]
         before, latency = job.before[rows], job.latency[rows]
-        if explained:
+        if lengths.explained:
             much, where = job.unexplained[rows], job.unexplained_in[rows]
             before = before - np.where(where == FOLLOWING, much, 0)
             latency = latency - np.where(where == LAUNCHING, much, 0)
-        total = np.zeros((len(run) + 1, *run.shape[1:]), dtype=np.int64)
-        np.cumsum(run + _like(before, run), axis=0, out=total[1:])
-        launched = since.take(job.launch_moment[rows] - self.block.hosts.start, axis=0)
-        launched += _like(latency, run)
-        launched += run
-        launched -= total[1:]
+        total = np.zeros((*run.shape[:-1], run.shape[-1] + 1), dtype=np.int64)
+        np.cumsum(run + before, axis=-1, out=total[..., 1:])
+        launched = since.take(job.launch_moment[rows] - self.hosts.start, axis=-1)
+        launched = launched + latency + run - total[..., 1:]
         return total, launched
 
-    def add_to(self, out: Ints, since: Ints, run: Ints, explained: bool) -> None:
-        """Add to edges (`out`) the lengths of these activities, with these running times."""
-        total, launched = self.launched(since, run, explained)
-        (queued, at), (by_launch, end), (running, one) = self.picked
-        out[queued] += total.take(at + 1, axis=0) - total.take(self.begin[at], axis=0)
-        out[running] += run.take(one, axis=0)
+    def add_to(self, out: Ints, lengths: Lengths) -> None:
+        """Add the lengths of this block to those edges (`out`) that pick them."""
+        since = self.since(lengths)
+        total, launched = self.launched(lengths, since)
+        (woken, moment), (queued, at) = self._since, self._queued
+        (by_launch, end), (running, one) = self._launched, self._running
+        out[..., woken] += since.take(moment, axis=-1)
+        out[..., queued] += total.take(at + 1, axis=-1) - total.take(self.begin[at], axis=-1)
+        out[..., running] += lengths.run[..., self.rows].take(one, axis=-1)
         if len(end):
-            latest = np.maximum.reduceat(launched, self._bounds, axis=0)[::2]
+            latest = np.maximum.reduceat(launched, self._bounds, axis=-1)[..., ::2]
             latest = running_maximum(latest, self.run[self._ends])
-            out[by_launch] += total.take(end + 1, axis=0) + latest.take(self._end, axis=0)
-
-
-def _like(values: Ints, other: np.ndarray) -> Ints:
-    """`values` with a column for the what-ifs where `other` has them."""
-    return values[:, None] if values.ndim == 1 and other.ndim == 2 else values
+            out[..., by_launch] += total.take(end + 1, axis=-1) + latest.take(self._end, axis=-1)

@@ -124,12 +124,9 @@ class _Even:
         kept, base, ideal = list(kept), self.model.base, self.ideal
         width, out = max(_AT_ONCE // _size(self.job), 1), []
         for at in range(0, len(kept), width):
-            hosts, runs = (np.stack(c) for c in zip(*kept[at : at + width], strict=True))
-            each = np.where(hosts, base.own, ideal.own), np.where(runs, base.run, ideal.run)
-            # columns side by side take fewer calls of numpy; a single one would take longer ones
-            own, run = (v[0] if len(v) == 1 else np.ascontiguousarray(v.T) for v in each)
-            lengths = replace(base, own=own, run=run)
-            out.append(np.atleast_1d(self.job.pace(lengths)))
+            hosts, runs = (np.stack(each) for each in zip(*kept[at : at + width], strict=True))
+            own, run = np.where(hosts, base.own, ideal.own), np.where(runs, base.run, ideal.run)
+            out.append(self.job.pace(replace(base, own=own, run=run)))
         return np.concatenate(out)
 
 
