@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clusterprof.analysis.model.dataset import Ints, connected
+from clusterprof.analysis.model.dataset import Ints
 from clusterprof.analysis.model.graph import NEVER, Graph, first_of, running_maximum, running_sum
 from clusterprof.analysis.model.what_if import cut
+from clusterprof.exchanges import connected
 
 
 def longest(
@@ -134,16 +135,15 @@ def test_running_maxima_of_times_that_are_too_large_to_be_raised() -> None:
 def test_nodes_are_connected_with_the_least_that_any_edges_lead_to(
     count: int, pairs: list[tuple[int, int]]
 ) -> None:
-    nodes = np.arange(count) * 3 + 5
     edges = [(a, b) for a, b in pairs if max(a, b) < count]
     least = list(range(count))
-    for _ in nodes:
+    for _ in range(count):
         for a, b in edges:
             least[a] = least[b] = min(least[a], least[b])
-    one, other = (nodes[[pair[k] for pair in edges]] for k in (0, 1))
-    assert connected(nodes, one, other).tolist() == least
+    members = np.asarray(edges, dtype=np.int64).ravel()
+    assert connected(members, np.repeat(np.arange(len(edges)), 2), count).tolist() == least
 
 
 def test_a_chain_of_ten_thousand_nodes_is_one() -> None:
-    nodes = np.arange(10_000)
-    assert not connected(nodes, nodes[:-1], nodes[1:]).any()
+    pairs = np.arange(9_999)[:, None] + [0, 1]
+    assert not connected(pairs.ravel(), np.repeat(pairs[:, 0], 2), 10_000).any()

@@ -11,7 +11,8 @@ from functools import cached_property
 
 import numpy as np
 
-from clusterprof.analysis.model.dataset import Dataset, Floats, Ints, connected
+from clusterprof.analysis.model.dataset import Dataset, Floats, Ints
+from clusterprof.exchanges import connected
 
 
 @dataclass(frozen=True)
@@ -75,11 +76,9 @@ def peers(dataset: Dataset, stage: Ints) -> Peers:
     They do the same work, whether or not they share a communicator. One that is its stage's only
     one is compared with all stages, in what can be compared.
     """
-    c, ranks = dataset.collectives, np.asarray(dataset.ranks)
-    rows = np.flatnonzero(c.matched)
-    _, first, of = np.unique(c.communicators[0][rows], return_index=True, return_inverse=True)
-    edges = np.unique(np.stack([c.rank[rows], c.rank[rows][first][of]]), axis=1)
-    job = connected(ranks, *edges)
+    c = dataset.collectives
+    member = np.searchsorted(dataset.ranks, c.rank[c.matched])
+    job = connected(member, c.communicators[0][c.matched], len(dataset.ranks))
     alike = (job[:, None] == job) & (stage[:, None] == stage)
     if dataset.pipelined:
         alone = alike.sum(axis=1) < 2

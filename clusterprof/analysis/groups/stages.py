@@ -13,8 +13,9 @@ from functools import cached_property
 
 import numpy as np
 
-from clusterprof.analysis.model.dataset import Bools, Dataset, Ints, connected, once, parts
+from clusterprof.analysis.model.dataset import Bools, Dataset, Ints, once, parts
 from clusterprof.analysis.model.graph import depths
+from clusterprof.exchanges import connected
 
 
 class Traffic:
@@ -84,10 +85,7 @@ class Stages:
         return np.asarray(found, dtype=np.int64)[place.reshape(-1)]
 
 
-@once
-def traffic(dataset: Dataset) -> Traffic:
-    """All Sends and Recvs."""
-    return Traffic(dataset)
+traffic = once(Traffic)
 
 
 @once
@@ -127,16 +125,16 @@ def _chained(sent: Traffic, first: Ints) -> Stages | None:
     into = first[~sent.sends[first] & np.isin(sent.other[first], known)]
     # where a rank's own first calls are unknown, so is its stage, and those behind it: a circle
     unknown = np.setdiff1d(known, sent.rank[first])
-    before: Ints = np.r_[sent.other[into], unknown]
-    after: Ints = np.r_[sent.rank[into], unknown]
-    depth = depths(len(known), np.searchsorted(known, before), np.searchsorted(known, after))
+    waits = np.stack([np.r_[sent.other[into], unknown], np.r_[sent.rank[into], unknown]])
+    edges = np.searchsorted(known, waits)
+    depth = depths(len(known), *edges)
     order = np.argsort(depth, kind="stable")
     order = order[depth[order] >= 0]
     groups = tuple(tuple(known[rows].tolist()) for rows in parts(order, depth[order]))
     if len(groups) < 2:
         return None
-    chains = parts(order, connected(known, before, after)[order])
-    pipelines = tuple(tuple(known[rows].tolist()) for rows in chains)
+    chain = connected(edges.ravel(), np.tile(np.arange(edges.shape[1]), 2), len(known))
+    pipelines = tuple(tuple(known[rows].tolist()) for rows in parts(order, chain[order]))
     return Stages(groups, tuple(range(len(groups))), None, pipelines)
 
 

@@ -205,20 +205,6 @@ def _held(table: pa.Table, role: npt.NDArray[np.object_]) -> Bools:
     return out
 
 
-def connected(nodes: Ints, one: Ints, other: Ints) -> Ints:
-    """For each of `nodes` (ascending) the least place of any that edges `one`-`other` lead to."""
-    label = np.arange(len(nodes))
-    one, other = np.searchsorted(nodes, one), np.searchsorted(nodes, other)
-    while True:
-        least, lower = np.minimum(label[one], label[other]), label.copy()
-        np.minimum.at(lower, one, least)
-        np.minimum.at(lower, other, least)
-        lower = lower[lower]  # what is known reaches twice as far each time
-        if (lower == label).all():
-            return label
-        label = lower
-
-
 def parts(rows: Ints, keys: npt.NDArray[Any]) -> list[Ints]:
     """`rows` in parts of equal `keys`, the parts in the order of their first rows."""
     if not len(rows):

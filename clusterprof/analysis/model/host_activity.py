@@ -67,10 +67,7 @@ def _looked_for(calls: pa.Table, *, on_host: bool) -> tuple[pa.Table, bool]:
     return chosen
 
 
-@once
-def host_calls(dataset: Dataset) -> HostCalls:
-    """The calls of all ranks' hosts that are looked for."""
-    return HostCalls(dataset)
+host_calls = once(HostCalls)
 
 
 def wait_calls(dataset: Dataset, k: int, until: int) -> tuple[Ints, Ints, Ints]:

@@ -30,7 +30,8 @@ from clusterprof.align.columns import Bools, Floats, Ints, coded, integers, plac
 from clusterprof.align.lateness import shallow
 from clusterprof.align.match.flight_calls import FlightCalls, match
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.dataset import connected, parts
+from clusterprof.analysis.model.dataset import parts
+from clusterprof.exchanges import connected
 from clusterprof.ingest.flight.all_dumps import Flight
 from clusterprof.results import ShallowNode, ShallowResults, Suspect
 
@@ -442,8 +443,7 @@ def stages(calls: FlightCalls) -> list[tuple[int, ...]]:
 
 def _connected(calls: FlightCalls) -> list[tuple[int, ...]]:
     """Return the sets of ranks that send to each other."""
-    rank = integers(calls.entries, "rank")
-    first = calls.begins[calls.p2p & (calls.counts == 2)]
-    one, other = rank[first], rank[first + 1]
-    nodes = np.unique(np.r_[one, other])
-    return [tuple(each.tolist()) for each in parts(nodes, connected(nodes, one, other))]
+    rows = (calls.p2p & (calls.counts == 2))[calls.of_row]
+    ranks, member = places(integers(calls.entries, "rank")[rows])
+    found = connected(member, calls.of_row[rows], ranks.size)
+    return [tuple(each.tolist()) for each in parts(ranks, found)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from clusterprof.align.columns import integers, texts
-from clusterprof.analysis.model.dataset import Ints, connected
+from clusterprof.align.columns import Ints, integers, places, texts
 from clusterprof.analysis.model.timeline import Timelines
+from clusterprof.exchanges import connected
 
 #: so many steps tell a job's pace. A window of more steady-state ones is judged by the most typical
 #: of them on end: every step is replayed for each what-if, and 5 to 10 are enough. Before a window
@@ -85,9 +85,7 @@ def _synchronised(placed: pa.Table, start: int) -> int:
     return start
 
 
-def _components(rank: np.ndarray, collective: np.ndarray) -> int:
+def _components(rank: Ints, collective: Ints) -> int:
     """How many sets of ranks there are that no collective connects with each other."""
-    order = np.lexsort((rank, collective))
-    same = collective[order][1:] == collective[order][:-1]
-    one, other = rank[order][:-1][same], rank[order][1:][same]
-    return len(np.unique(connected(np.unique(rank), one, other)))
+    (ranks, member), (_, group) = places(rank), places(collective)
+    return len(np.unique(connected(member, group, len(ranks))))
