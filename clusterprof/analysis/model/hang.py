@@ -8,15 +8,16 @@ calls wait for each other in a circle, each of them that lacks a member is one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from clusterprof.align.columns import Ints, integers
+from clusterprof.align.columns import Ints, coded, integers, places
 from clusterprof.align.match.flight_calls import FlightCalls
 from clusterprof.analysis.model.dataset import commonest
 from clusterprof.results import CalledEntry, HangEntry
@@ -63,7 +64,16 @@ def diagnose(calls: FlightCalls) -> Diagnosis:
 
     A mismatch is a cause whether it hangs or not: NCCL ends some with wrong numbers.
     """
-    return _Job(calls).diagnosis()
+    job = _Job(calls)
+    found = {call: job.causes(call) for call in job.looked_at()}
+    roots = job.roots({call for call, causes in found.items() if any(causes)})
+    causes = [
+        each
+        for call in found
+        for each in found[call]
+        if (call in roots if each["waiting"] else each["cause"] in _CERTAIN)
+    ]
+    return Diagnosis(sorted(causes, key=job.order), sorted(job.stuck_in))
 
 
 #: a cause, the ranks, and whether it is one of those
@@ -80,34 +90,24 @@ class _Job:
         self.finished = np.asarray(calls.entries["finished"].to_numpy(), bool)
         self.kinds, self.kind = _kinds(calls.entries)
         self.absent = {*self.flight.absent}
-        #: of each rank that waits the first row that is not finished, and its call
-        self.stuck = self._stuck()
-        self.stuck_in = {rank: int(calls.of_row[row]) for rank, row in self.stuck.items()}
+        last_first = np.where(self.finished, -self.record, self.record)
+        order = np.lexsort((last_first, self.finished, self.rank))
+        ranks, first = np.unique(self.rank[order], return_index=True)
+        #: of each rank the first row that is not finished, else its last one
+        self.at = dict(zip(ranks.tolist(), order[first].tolist(), strict=True))
+        #: of each rank that waits the call
+        self.stuck_in = {
+            rank: int(calls.of_row[row]) for rank, row in self.at.items() if not self.finished[row]
+        }
 
-    def diagnosis(self) -> Diagnosis:
-        found = {call: self._causes(call) for call in self._open()}
-        roots = self._roots({call for call, causes in found.items() if any(causes)})
-        causes = [
-            each
-            for call in found
-            for each in found[call]
-            if (call in roots if each["waiting"] else each["cause"] in _CERTAIN)
-        ]
-        return Diagnosis(sorted(causes, key=self._order), sorted(self.stuck))
-
-    def _order(self, each: HangEntry) -> tuple[Any, ...]:
+    def order(self, each: HangEntry) -> tuple[Any, ...]:
+        """What is likeliest comes first."""
         # a dump of few that is missing is most often of a process that died; of half of them, none
         few = 2 * len(self.absent) < len(self.flight.ranks)
         unsure = {Cause.NO_DUMP: 0 if few else 2, Cause.STALLED: 3}.get(Cause(each["cause"]), 1)
         return (not each["waiting"], unsure, -len(each["waiting"]), each["sequence"])
 
-    def _stuck(self) -> dict[int, int]:
-        rows = np.flatnonzero(~self.finished)
-        rows = rows[np.lexsort((self.record[rows], self.rank[rows]))]
-        ranks, first = np.unique(self.rank[rows], return_index=True)
-        return dict(zip(ranks.tolist(), rows[first].tolist(), strict=True))
-
-    def _open(self) -> list[int]:
+    def looked_at(self) -> list[int]:
         """Return the calls to look at: those in which a rank waits, each group's first that lacks a
         member or is not alike, and every send without its receive, and reverse.
         """
@@ -125,7 +125,7 @@ class _Job:
         waiting = np.array([*self.stuck_in.values()], np.int64)
         return [int(each) for each in np.unique(np.concatenate([*first, alone, waiting]))]
 
-    def _causes(self, call: int) -> list[HangEntry]:
+    def causes(self, call: int) -> list[HangEntry]:
         """Return why a call is open: none where its members only have to come to it."""
         group = self.flight.groups[int(self.calls.group[call])]
         rows = np.array(self.calls.rows(call))
@@ -161,9 +161,8 @@ class _Job:
         group = self.flight.groups[int(calls.group[call])]
         lane = (int(calls.group[call]), int(calls.restarts[call]))
         lacking = {*(group.ranks or ())} - joined - calls.unknown.get(lane, frozenset())
-        odd, tie = self._odd_ones(call, rows)
-        if odd and (unlike := _difference(self.kinds, self.kind[rows])):
-            return [(unlike, odd, tie)]
+        if unlike := self._unlike(call, rows):
+            return [unlike]
         if not waiting:
             return []
         absent = lacking & self.absent if group.complete else self.absent
@@ -201,17 +200,23 @@ class _Job:
         later = self.calls.of_row[(self.rank == own) & (self.record > self.record[row])]
         return bool(np.isin(later, self.calls.of_row[self.rank == other]).any())
 
-    def _odd_ones(self, call: int, rows: Ints) -> tuple[set[int], bool]:
-        """Return who called otherwise than most, or of as many than before; and if that is open."""
+    def _unlike(self, call: int, rows: Ints) -> _Reason | None:
+        """Return in what, and who called otherwise than most, or of as many than before."""
         kinds = self.kind[rows]
-        counts = Counter(kinds.tolist()).most_common()
-        if len(counts) < 2 or _difference(self.kinds, kinds) is None:
-            return set(), False
-        usual, tie = counts[0][0], counts[0][1] == counts[1][1]
-        if tie and (expected := self._expected(call)) in dict(counts):
+        counts = Counter(kinds.tolist())
+        differing = (
+            cause
+            for name, cause in _UNLIKE.items()
+            if len({self.kinds[name][kind] for kind in counts}) > 1
+        )
+        if not (cause := next(differing, None)):
+            return None
+        (usual, most), (_, as_many) = counts.most_common(2)
+        tie = most == as_many
+        if tie and (expected := self._expected(call)) in counts:
             usual, tie = expected, False
-        odd = {*self.rank[rows].tolist()} if tie else {*self.rank[rows[kinds != usual]].tolist()}
-        return odd, tie
+        odd = rows if tie else rows[kinds != usual]
+        return cause, {*self.rank[odd].tolist()}, tie
 
     def _expected(self, call: int) -> int | None:
         """Return the kind of call that came the last time after the same calls in this group.
@@ -234,22 +239,17 @@ class _Job:
 
     def _called(self, rank: int, rows: Ints) -> CalledEntry:
         """Return a rank's part of a call; where it has none, what it waits in, or its last call."""
-        mine = rows[self.rank[rows] == rank]
-        joined = bool(mine.size)
-        if rank in self.stuck and not joined:
-            mine = np.array([self.stuck[rank]])
-        elif not joined:
-            mine = np.flatnonzero(self.rank == rank)
-            mine = mine[np.argsort(self.record[mine])][-1:]
-        row = self.calls.entries.slice(int(mine[0]), 1).to_pylist()[0] if mine.size else {}
+        mine = rows[self.rank[rows] == rank].tolist()
+        at = mine[0] if mine else self.at.get(rank)
+        row = {} if at is None else self.calls.entries.slice(at, 1).to_pylist()[0]
         return CalledEntry(
-            rank=rank, joined=joined, operation=row.get("operation", ""),
+            rank=rank, joined=bool(mine), operation=row.get("operation", ""),
             sequence=row.get("sequence", -1), input_sizes=row.get("input_sizes", ""),
             output_sizes=row.get("output_sizes", ""), input_types=row.get("input_types", ""),
             line=row.get("frame"),
         )  # fmt: skip
 
-    def _roots(self, calls: set[int]) -> list[int]:
+    def roots(self, calls: set[int]) -> list[int]:
         """Return those calls whose ranks wait in no other: or, in a circle, all that lack a member.
 
         A call waits for the calls in which its missing members wait, and for those in which
@@ -266,15 +266,18 @@ class _Job:
                 self.stuck_in.get(rank, call) for rank in involved - done if rank is not None
             }
             after[call] = elsewhere - {call}
-        return [call for call in calls if self._is_root(call, after)]
+        reached = {call: _reached(call, after) for call in {*after, *chain(*after.values())}}
+        return [
+            call
+            for call in calls
+            if all(call in reached[each] for each in reached[call])
+            and (not reached[call] or self._lacks(call))
+        ]
 
-    def _is_root(self, call: int, after: Mapping[int, set[int]]) -> bool:
-        reached = _reached(call, after)
-        if not all(call in _reached(each, after) for each in reached):
-            return False
+    def _lacks(self, call: int) -> bool:
+        """Return whether a call has not all of its members, or not alike."""
         rows = np.array(self.calls.rows(call))
-        lacks = rows.size < self.calls.expected[call] or bool(self._odd_ones(call, rows)[0])
-        return lacks or not reached
+        return rows.size < self.calls.expected[call] or self._unlike(call, rows) is not None
 
 
 def _reached(call: int, after: Mapping[int, set[int]]) -> set[int]:
@@ -290,14 +293,14 @@ def _reached(call: int, after: Mapping[int, set[int]]) -> set[int]:
 def _kinds(entries: pa.Table) -> tuple[dict[str, list[str]], Ints]:
     """Return the operations, sizes and types that occur, and which of them each row is of."""
     names = ("operation", "input_sizes", "output_sizes", "input_types", "output_types")
-    codes = [entries[name].combine_chunks() for name in names]
-    both = np.zeros(entries.num_rows, np.int64)
-    for each in codes:
-        both = both * (len(each.dictionary) + 1) + np.asarray(each.indices.to_numpy(), np.int64)
-        _, first, both = np.unique(both, return_index=True, return_inverse=True)
-    texts = [each.take(pa.array(first)).to_pylist() if len(each) else [] for each in codes]
-    columns = [[str(text) for text in each] for each in texts]
-    operation, inputs, outputs, input_types, output_types = columns
+    columns = [coded(entries, name) for name in names]
+    kind = np.zeros(entries.num_rows, np.int64)
+    for texts, code in columns:
+        _, kind = places(kind * len(texts) + code)
+    _, first = np.unique(kind, return_index=True)
+    operation, inputs, outputs, input_types, output_types = (
+        texts[code[first]].tolist() for texts, code in columns
+    )
     sizes = [
         f"{'' if one in _UNEVEN_INPUT else given} {'' if one in _UNEVEN_OUTPUT else got}"
         for one, given, got in zip(operation, inputs, outputs, strict=True)
@@ -306,12 +309,4 @@ def _kinds(entries: pa.Table) -> tuple[dict[str, list[str]], Ints]:
         given if one == "Gather" else got if one in ("Scatter", "Broadcast") else f"{given}{got}"
         for one, given, got in zip(operation, input_types, output_types, strict=True)
     ]
-    return {"operation": operation, "sizes": sizes, "types": types}, both
-
-
-def _difference(kinds: Mapping[str, Sequence[str]], found: Ints) -> Cause | None:
-    """Return in what the kinds of one call differ; None where that is as it should be."""
-    for name, cause in _UNLIKE.items():
-        if len({kinds[name][kind] for kind in found.tolist()}) > 1:
-            return cause
-    return None
+    return {"operation": operation, "sizes": sizes, "types": types}, kind
