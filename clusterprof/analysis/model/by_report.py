@@ -6,7 +6,7 @@ searched by time lies on one `Axis`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Literal
@@ -123,22 +123,13 @@ def part_of(dataset: Dataset, steps: Ints, chosen: Ints, ranks: tuple[int, int])
     r = _Reports(dataset, steps, chosen, *ranks)
     if r.reach() > _LONGEST_NS:
         return None
-    hosts, devices, row = _Hosts(r), _Devices(r), r.row
+    row, early, hosts = r.row, r.early, _hosts(r)
     streams, stream = np.unique(r.stream[row], return_inverse=True)
-    rank, early = r.rank[row], r.early
     part = Part(
-        row=row.astype(np.int32), rank=rank, kind=r.kind[row], start=r.start[row], stop=r.stop[row],
-        step=r.step(rank, r.launch[row], "left").astype(np.int32),
-        stream=stream.astype(np.int32), launch=hosts.launch.astype(np.int32),
-        previous=devices.previous.astype(np.int32), follow=narrow(devices.follow),
-        latency=narrow(devices.latency), unexplained=narrow(devices.unexplained),
-        unexplained_in=devices.last, waiting=devices.waiting, other=devices.other,
-        after=devices.after, after_unexplained=devices.after_unexplained,
-        at=hosts.at, host_rank=hosts.rank.astype(np.int32),
-        host_step=r.step(hosts.rank, hosts.at, "right").astype(np.int32), marks=hosts.marks,
-        woken=hosts.woken, woken_by=hosts.woken_by,
-        woken_ns=np.maximum(hosts.at[hosts.woken] - r.stop[hosts.woken_by], -limits.REACTS_NS),
-        early=early, early_stop=r.stop[early], early_again=_again(r, hosts.launch),
+        row=row.astype(np.int32), rank=r.rank[row], kind=r.kind[row], start=r.start[row],
+        stop=r.stop[row], step=r.step(r.rank[row], r.launch[row], "left").astype(np.int32),
+        stream=stream.astype(np.int32), **hosts, **_devices(r),
+        early=early, early_stop=r.stop[early], early_again=_again(r, hosts["launch"]),
         stream_rank=r.of_stream[streams], stream_free=r.free[streams],
         stream_last=_last_launched(r, hosts, r.of_stream[streams], stream),
         activities=len(r.rank),
@@ -160,11 +151,12 @@ def _again(r: _Reports, launch: Ints) -> Ints:
     return np.where(known, np.r_[order, -1][np.where(known, same, -1)], -1)
 
 
-def _last_launched(r: _Reports, hosts: _Hosts, ranks: Ints, stream: Ints) -> Ints:
+def _last_launched(r: _Reports, hosts: Mapping[str, Ints], ranks: Ints, stream: Ints) -> Ints:
     """What was launched last on each stream (of `ranks`) before each of its host's marks, or -1."""
-    order, size = np.lexsort((hosts.launch, stream)), len(hosts.at) + 1
-    number, marks = np.arange(len(ranks))[:, None], hosts.marks[np.searchsorted(r.chosen, ranks)]
-    last = np.searchsorted((stream * size + hosts.launch)[order], number * size + marks)
+    launch, size = hosts["launch"], len(hosts["at"]) + 1
+    order, number = np.lexsort((launch, stream)), np.arange(len(ranks))[:, None]
+    marks = hosts["marks"][np.searchsorted(r.chosen, ranks)]
+    last = np.searchsorted((stream * size + launch)[order], number * size + marks)
     last = np.r_[order, -1][last - 1]
     return np.where(np.r_[stream, -1][last] == number, last, -1)
 
@@ -239,119 +231,107 @@ class _Reports:
         """All activities by rank and end."""
         return np.lexsort((self.stop, self.rank))
 
-    def ended_by(self, rank: Ints, time: Ints, launched_by: Ints | None = None) -> Ints:
-        """The rank's activity that ended last by each time (and was launched by then), or -1.
+    def ended_by(self, rank: Ints, time: Ints, launched_by: Ints) -> Ints:
+        """The rank's activity that ended last by each time and was launched by another, or -1.
 
         What one call launches, as a graph, is launched at once.
         """
         place = self.place(self.by_stop, self.stop, rank, time) - 1
         found = self.at(self.by_stop, place, rank)
-        if launched_by is None:
-            return found
         for _ in range(limits.MOST):
             place = place - ((found >= 0) & (self.launch[found] > launched_by))
             found = self.at(self.by_stop, place, rank)
         return found
 
-    @cached_property
-    def place_of(self) -> Ints:
-        """The place in `row` of each activity; -1 of those launched at another time, and of -1."""
-        place = np.full(len(self.rank) + 1, -1)
-        place[self.row] = np.arange(len(self.row))
-        return place
 
-
-class _Hosts:
+def _hosts(r: _Reports) -> dict[str, Ints]:
     """The hosts' moments, by rank and time: launches, begins and ends of waits, begins of steps."""
+    rank, begin, end = host_activity.wait_calls(r.dataset, *r.ranks)
+    inside = (begin >= r.begins[rank, 0]) & (end <= r.begins[rank, -1])
+    # who launches nothing waits for nothing
+    inside &= np.isin(rank, r.rank[r.row])
+    rank, begin, end = rank[inside], begin[inside], end[inside]
+    by = r.ended_by(rank, end + STAMP_NS, end + STAMP_NS)
+    # a copy from pageable memory may end a little after the call that makes it
+    launched = r.row[np.lexsort((r.launch[r.row], r.rank[r.row]))]
+    copy = r.at(launched, r.place(launched, r.launch, rank, begin, "left"), rank)
+    made = (copy >= 0) & (r.launch[copy] == begin) & (r.start[copy] < end)
+    made &= np.abs(r.stop[copy] - end) <= limits.REACTS_NS
+    by = np.where(made, copy, by)
+    # a call that no activity's end explains has cost the host its own time
+    waited = (by >= 0) & (r.stop[by] > begin) & (r.launch[by] < end)
+    rank, begin, end, by = rank[waited], begin[waited], end[waited], by[waited]
+    marks = r.begins[r.chosen]
+    parts = [marks.ravel(), r.launch[r.row], begin, end]
+    of = [np.repeat(r.chosen, marks.shape[1]), r.rank[r.row], rank, rank]
+    at, of_moment = np.concatenate(parts), np.concatenate(of)
+    kind = np.repeat([2, 1, 3, 0], [len(p) for p in parts])
+    order = np.lexsort((kind, at, of_moment))
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    marked, launches, _, ended = np.split(place, np.cumsum([len(p) for p in parts])[:-1])
+    at, rank = at[order], of_moment[order]
+    return {
+        "at": at, "host_rank": rank.astype(np.int32),
+        "host_step": r.step(rank, at, "right").astype(np.int32),
+        "marks": marked.reshape(marks.shape), "launch": launches.astype(np.int32),
+        "woken": ended, "woken_by": by,
+        "woken_ns": np.maximum(end - r.stop[by], -limits.REACTS_NS),
+    }  # fmt: skip
 
-    def __init__(self, r: _Reports) -> None:
-        rank, begin, end = host_activity.wait_calls(r.dataset, *r.ranks)
-        inside = (begin >= r.begins[rank, 0]) & (end <= r.begins[rank, -1])
-        # who launches nothing waits for nothing
-        inside &= np.isin(rank, r.rank[r.row])
-        rank, begin, end = rank[inside], begin[inside], end[inside]
-        by = r.ended_by(rank, end + STAMP_NS)
-        # a copy from pageable memory may end a little after the call that makes it
-        launched = r.row[np.lexsort((r.launch[r.row], r.rank[r.row]))]
-        copy = r.at(launched, r.place(launched, r.launch, rank, begin, "left"), rank)
-        made = (copy >= 0) & (r.launch[copy] == begin) & (r.start[copy] < end)
-        made &= np.abs(r.stop[copy] - end) <= limits.REACTS_NS
-        by = np.where(made, copy, by)
-        # a call that no activity's end explains has cost the host its own time
-        waited = (by >= 0) & (r.stop[by] > begin) & (r.launch[by] < end)
-        rank, begin, end, by = rank[waited], begin[waited], end[waited], by[waited]
-        marks = r.begins[r.chosen]
-        parts = [marks.ravel(), r.launch[r.row], begin, end]
-        of = [np.repeat(r.chosen, marks.shape[1]), r.rank[r.row], rank, rank]
-        at, of_moment = np.concatenate(parts), np.concatenate(of)
-        kind = np.repeat([2, 1, 3, 0], [len(p) for p in parts])
-        order = np.lexsort((kind, at, of_moment))
-        self.at, self.rank = at[order], of_moment[order]
-        place = np.empty_like(order)
-        place[order] = np.arange(len(order))
-        marked, launches, _, ended = np.split(place, np.cumsum([len(p) for p in parts])[:-1])
-        #: the moment at which each activity of `row` was launched
-        self.launch = launches
-        #: moments of the steps' begins, and of the window's end, [`chosen`, steps + 1]
-        self.marks = marked.reshape(marks.shape)
-        #: the moments at which waits end, and the activities that they waited for
-        self.woken, self.woken_by = ended, by
+
+def _devices(r: _Reports) -> dict[str, Ints]:
+    """What the activities of `row` waited for, and how much of it no recorded length explains."""
+    row, stream = r.row, r.stream[r.row]
+    start, stop, launch = (v[row] for v in (r.start, r.stop, r.launch))
+    fresh = np.diff(stream, prepend=-1) != 0
+    before = np.where(fresh, r.free[stream], np.r_[0, stop][:-1])
+    follow, latency = start - before, start - launch
+    waiting, other = _queued_behind(r)
+    after_stream = np.full(len(row), NEVER)
+    np.maximum.at(after_stream, waiting, r.stop[other] + STAMP_NS)
+    # an idle device begins at once: whatever takes longer waits for something else
+    idle = launch > np.maximum(before, after_stream - STAMP_NS) + limits.REACTS_NS
+    # the lower quartile: others may have waited for something that is not known
+    least = _by_rank(r, idle, latency, 1 - limits.STEADY_FRAC, STAMP_NS)
+    # of a rank whose device hardly idles all may have
+    least = np.where(least > limits.REACTS_NS, STAMP_NS, least)
+    # kernels that waited for their launches would follow as those do that were queued
+    busy = (launch < before) & (follow <= STAMP_NS) & ~fresh
+    gap = _by_rank(r, busy, follow, limits.HALF, STAMP_NS)
+    ready = np.stack([before + STAMP_NS, launch + least, after_stream])
+    unexplained = np.maximum(start - ready.max(axis=0), 0)
+    late, by = _behind_another(r, start - unexplained)
+    unexplained[late] = start[late] - r.stop[by]
+    unexplained[unexplained <= limits.REACTS_NS // 2] = 0
+    # what is left of an activity's delay is on the edge that comes last
+    last = np.argmax(ready, axis=0).astype(np.int8)
+    last[late] = -1
+    after, elsewhere = start[waiting] - r.stop[other], last[waiting] == ELSEWHERE
+    after = np.where(elsewhere, after, np.minimum(after, STAMP_NS))
+    return {
+        "previous": np.where(fresh, -1, np.arange(len(row)) - 1).astype(np.int32),
+        "follow": narrow(np.where(last == FOLLOWING, follow, np.minimum(follow, gap))),
+        "latency": narrow(np.where(last == LAUNCHING, latency, np.minimum(latency, least))),
+        "unexplained": narrow(unexplained), "unexplained_in": last,
+        "waiting": np.r_[waiting, late], "other": np.r_[other, by],
+        "after": np.r_[after, start[late] - r.stop[by]],
+        "after_unexplained": np.r_[np.where(elsewhere, unexplained[waiting], 0), unexplained[late]],
+    }  # fmt: skip
 
 
-class _Devices:
-    """What the activities of `row` waited for; one element each, in that order."""
+def _behind_another(r: _Reports, ready: Ints) -> tuple[Ints, Ints]:
+    """Which of `row` start without another reason after what another stream has ended, and that.
 
-    def __init__(self, r: _Reports) -> None:
-        row, stream = r.row, r.stream[r.row]
-        rank, start, stop, launch = (v[row] for v in (r.rank, r.start, r.stop, r.launch))
-        n = len(row)
-        fresh = np.diff(stream, prepend=-1) != 0
-        #: the place of the activity before it on its stream, -1 for a stream's first
-        self.previous = np.where(fresh, -1, np.arange(n) - 1)
-        before = np.where(fresh, r.free[stream], np.r_[0, stop][:-1])
-        follow, latency = start - before, start - launch
-        waiting, other = _queued_behind(r)
-        ready = before.copy()
-        np.maximum.at(ready, waiting, r.stop[other])
-        # an idle device begins at once: whatever takes longer waits for something else
-        idle = launch > ready + limits.REACTS_NS
-        # the lower quartile: others may have waited for something that is not known
-        least = _by_rank(r, idle, latency, 1 - limits.STEADY_FRAC, STAMP_NS)
-        # of a rank whose device hardly idles all may have
-        least = np.where(least > limits.REACTS_NS, STAMP_NS, least)
-        # kernels that waited for their launches would follow as those do that were queued
-        busy = (launch < before) & (follow <= STAMP_NS) & ~fresh
-        gap = _by_rank(r, busy, follow, limits.HALF, STAMP_NS)
-        queued, launched = before + STAMP_NS, launch + least
-        after_stream = np.full(n, NEVER)
-        np.maximum.at(after_stream, waiting, r.stop[other] + STAMP_NS)
-        ready = np.maximum.reduce([queued, launched, after_stream])
-        late = np.flatnonzero(start - ready > limits.REACTS_NS // 2)
-        by = r.ended_by(rank[late], start[late], launch[late])
-        found = (by >= 0) & (r.stop[by] > ready[late] - 2 * STAMP_NS) & (r.start[by] < start[late])
-        # kernels of another stream may occupy all multiprocessors once a wait is over
-        found &= start[late] - r.stop[by] <= limits.PAUSE_NS
-        late, by = late[found], by[found]
-        unexplained = np.maximum(start - ready, 0)
-        unexplained[late] = start[late] - r.stop[by]
-        unexplained[unexplained <= limits.REACTS_NS // 2] = 0
-        # what is left of an activity's delay is on the edge that comes last
-        last = np.argmax(np.stack([queued, launched, after_stream]), axis=0).astype(np.int8)
-        last[late] = -1
-        #: the length to it, and from the launch
-        self.follow = np.where(last == FOLLOWING, follow, np.minimum(follow, gap))
-        self.latency = np.where(last == LAUNCHING, latency, np.minimum(latency, least))
-        self.unexplained = unexplained
-        after = start[waiting] - r.stop[other]
-        after = np.where(last[waiting] == ELSEWHERE, after, np.minimum(after, STAMP_NS))
-        #: the edge that `unexplained` is on
-        self.last = last
-        #: what else waits: the place of the waiting one, the other activity, how long after it, and
-        #: how much of that is unexplained
-        self.waiting, self.other = np.r_[waiting, late], np.r_[other, by]
-        self.after = np.r_[after, start[late] - r.stop[by]]
-        on_other = np.where(last[waiting] == ELSEWHERE, unexplained[waiting], 0)
-        self.after_unexplained = np.r_[on_other, unexplained[late]]
+    `ready` is when each would have started by what is known.
+    """
+    start, launch = r.start[r.row], r.launch[r.row]
+    late = np.flatnonzero(start - ready > limits.REACTS_NS // 2)
+    by = r.ended_by(r.rank[r.row[late]], start[late], launch[late])
+    found = (by >= 0) & (r.stop[by] > ready[late] - 2 * STAMP_NS) & (r.start[by] < start[late])
+    # kernels of another stream may occupy all multiprocessors once a wait is over
+    found &= start[late] - r.stop[by] <= limits.PAUSE_NS
+    return late[found], by[found]
 
 
 def _by_rank(r: _Reports, chosen: Bools, values: Ints, part: float, otherwise: int) -> Ints:
@@ -384,10 +364,11 @@ def _queued_behind(r: _Reports) -> tuple[Ints, Ints]:
     waiting, other = waiting[other >= 0], other[other >= 0]
     true = r.stop[other] <= r.start[row[waiting]] + STAMP_NS
     true &= _believed(r.stream[row[waiting]], true)
+    place = np.full(len(r.rank) + 1, -1)
+    place[row] = np.arange(len(row))
     got = row[_received(r)[row] & ~main[row]]
     of, launch = r.rank[got], r.launch[got]
-    after = r.at(computing, r.place(computing, r.launch, of, launch), of)
-    after = r.place_of[after]
+    after = place[r.at(computing, r.place(computing, r.launch, of, launch), of)]
     got, after = got[after >= 0], after[after >= 0]
     next_ = r.stop[got] <= r.start[row[after]] + STAMP_NS
     next_ &= _believed(r.rank[got], next_)
@@ -396,10 +377,8 @@ def _queued_behind(r: _Reports) -> tuple[Ints, Ints]:
 
 def _received(r: _Reports) -> Bools:
     """Which activities are Recvs."""
-    out = np.zeros(len(r.rank), dtype=bool)
     of_all = activity_of(r.dataset)[r.dataset.collectives.operation == "Recv"]
-    out[of_all[(of_all >= r.rows.start) & (of_all < r.rows.stop)] - r.rows.start] = True
-    return out
+    return np.isin(np.arange(r.rows.start, r.rows.stop), of_all)
 
 
 def _believed(part: Ints, true: Bools) -> Bools:
