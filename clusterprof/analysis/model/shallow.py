@@ -98,7 +98,7 @@ def all_ranks(
     found = waits(table, disturbed)
     compared = found.steps[found.known.any(axis=0)]
     step_ns = mean_step(steps, compared)
-    named_ranks = suspects(found, step_ns, limits.LEAST_FRAC)
+    named_ranks = suspects(found, step_ns)
     known = table.filter(pc.is_valid(table["lateness_ns"]))
     by: Literal["durations", "clock", "nothing"] = "nothing"
     if known.num_rows:
@@ -125,13 +125,11 @@ def all_ranks(
 
 def _line(table: pa.Table, rank: int) -> str | None:
     """The program's line of the calls to which a rank came latest, summed over all of them."""
-    mine = table.filter(pc.equal(table["rank"], rank)).select(["line", "lateness_ns"])
-    mine = mine.filter(pc.is_valid(mine["line"]))
+    mine = table.filter(pc.and_(pc.equal(table["rank"], rank), pc.is_valid(table["line"])))
     if not mine.num_rows:
         return None
-    sums = mine.set_column(0, "line", mine["line"].cast(pa.string()))
-    sums = sums.group_by("line").aggregate([("lateness_ns", "sum")])
-    return str(sums["line"][int(np.argmax(sums["lateness_ns_sum"].to_numpy()))])
+    lines, line = coded(mine, "line")
+    return str(lines[np.bincount(line, integers(mine, "lateness_ns")).argmax()])
 
 
 def waits(table: pa.Table, disturbed: Sequence[int] = ()) -> Waits:
@@ -139,32 +137,26 @@ def waits(table: pa.Table, disturbed: Sequence[int] = ()) -> Waits:
     table = table.filter(pc.and_(pc.is_valid(table["lateness_ns"]), pc.is_valid(table["step"])))
     rank, step = integers(table, "rank"), integers(table, "step")
     (ranks, row), (steps, column) = places(rank), places(step)
-    lateness = integers(table, "lateness_ns")
-    begins = np.flatnonzero(np.diff(integers(table, "call"), prepend=-1))
-    last = np.maximum.reduceat(lateness, begins) if begins.size else lateness
-    waited = np.repeat(last, np.diff(begins, append=lateness.size)) - lateness
-    cells, shape = row * steps.size + column, (ranks.size, steps.size)
+    lateness, (calls, call) = integers(table, "lateness_ns"), places(integers(table, "call"))
+    last = np.zeros_like(calls)
+    np.maximum.at(last, call, lateness)
+    waited = last[call] - lateness
     operations, operation = coded(table, "operation")
     direct, computed, exchanged = (
         np.isin(operations, names)[operation]
         for names in (("Send", "Recv"), COMPUTED, ("AllToAll",))
     )
 
-    def summed(values: Ints | Bools) -> Floats:
-        return np.bincount(cells, values, ranks.size * steps.size).astype(float).reshape(shape)
-
-    def longest(values: Ints) -> Floats:
-        found = np.zeros(ranks.size * steps.size)
-        np.maximum.at(found, cells, values)
-        return found.reshape(shape)
+    def each(what: np.ufunc, values: Ints | Floats, start: float = 0.0) -> Floats:
+        """What the values come to in each rank's step."""
+        found = np.full(ranks.size * steps.size, start)
+        what.at(found, row * steps.size + column, values.astype(float))
+        return found.reshape(ranks.size, steps.size)
 
     enqueue = table["enqueue_ns"].to_numpy().astype(float)
     enqueue -= np.nanmin(enqueue) if np.isfinite(enqueue).any() else 0.0
-    ends = np.full((2, ranks.size * steps.size), np.nan)
-    np.fmin.at(ends[0], cells[~direct], enqueue[~direct])
-    np.fmax.at(ends[1], cells[~direct], enqueue[~direct])
-    called = ends[0].reshape(shape), ends[1].reshape(shape)
-    counts = summed(np.ones_like(cells))
+    enqueue[direct] = np.nan
+    counts = each(np.add, np.ones_like(call))
     usual = np.median(counts, axis=1, keepdims=True) if steps.size else counts
     known = (counts > usual / 2) & (steps >= WARM_UP_STEPS) & ~np.isin(steps, disturbed)
     names, of_group = coded(table, "group")
@@ -176,29 +168,28 @@ def waits(table: pa.Table, disturbed: Sequence[int] = ()) -> Waits:
     return Waits(
         ranks,
         steps,
-        summed(waited * ~direct),
-        np.maximum(longest(waited * computed), summed(waited * exchanged)),
-        summed(waited * direct),
-        called if table["duration_ns"].null_count < table.num_rows else None,
-        longest(integers(table, "bound_ns")),
+        each(np.add, waited * ~direct),
+        np.maximum(each(np.maximum, waited * computed), each(np.add, waited * exchanged)),
+        each(np.add, waited * direct),
+        (each(np.fmin, enqueue, np.nan), each(np.fmax, enqueue, np.nan))
+        if table["duration_ns"].null_count < table.num_rows
+        else None,
+        each(np.maximum, integers(table, "bound_ns")),
         known,
         groups,
     )
 
 
-def suspects(found: Waits, step_ns: float, least_frac: float) -> list[Suspect]:
-    """Return the ranks that keep others waiting, worst first; [] where none stands out.
-
-    `least_frac`: the part of a step (`step_ns`) from which on lateness counts.
-    """
-    every = [one for name in found.groups for one in _in_group(found, name, step_ns, least_frac)]
+def suspects(found: Waits, step_ns: float) -> list[Suspect]:
+    """Return the ranks that keep others waiting, worst first; [] where none stands out."""
+    every = [one for name in found.groups for one in _in_group(found, name, step_ns)]
     best: dict[int, Suspect] = {}
     for one in sorted(every, key=lambda s: (not s["delays"], -s["lateness_ns"], s["rank"])):
         best.setdefault(one["rank"], one)
     return list(best.values())
 
 
-def _in_group(found: Waits, group: str, step_ns: float, least_frac: float) -> list[Suspect]:
+def _in_group(found: Waits, group: str, step_ns: float) -> list[Suspect]:
     """Return who is late in all known steps; where that is surer, in all but one; else in some.
 
     One step of five in which a machine stalls would hide who is late in the others. Half of the
@@ -209,7 +200,7 @@ def _in_group(found: Waits, group: str, step_ns: float, least_frac: float) -> li
     columns = np.flatnonzero(found.known[members].all(axis=0))
     if members.size < 2 or columns.size < limits.FEW:
         return []
-    least_ns, chance = least_frac * step_ns, limits.CHANCE / found.ranks.size / 2
+    least_ns, chance = limits.LEAST_FRAC * step_ns, limits.CHANCE / found.ranks.size / 2
     named = _late(found, group, columns, chance, least_ns)
     some = _now_and_then(found, group, columns, step_ns)
     if columns.size == limits.FEW:
@@ -221,10 +212,7 @@ def _in_group(found: Waits, group: str, step_ns: float, least_frac: float) -> li
 
 
 def _own(found: Waits, members: Ints, columns: Ints) -> Floats:
-    """Return how long members wait in these steps (ns), [members, columns].
-
-    What all of them wait for other stages is the pipeline's own; who waits more is kept waiting.
-    """
+    """Return how long members wait in these steps (ns), [members, columns]."""
     here = np.ix_(members, columns)
     direct = found.direct_ns[here]
     return np.asarray(found.at_most_ns[here] + direct - direct.min(axis=0))
@@ -318,8 +306,7 @@ def more_often(lengths: Floats, groups: float) -> bool:
 
 def half_width(values: Floats, chance: float) -> float:
     """Return by how much a mean of normal values is above the truth in this part of all cases."""
-    of_mean = values.std(ddof=1) / np.sqrt(values.size)
-    return float(students_t(chance, values.size - 1) * of_mean)
+    return float(students_t(chance, values.size - 1) * values.std(ddof=1) / np.sqrt(values.size))
 
 
 @cache
@@ -401,16 +388,14 @@ def regime(values: Floats) -> slice:
 
 def by_node(found: Sequence[Suspect], hosts: Mapping[int, str]) -> list[ShallowNode]:
     """Return the hosts with several ranks most of which are suspects."""
-    ranks: dict[str, list[int]] = {}
+    late, nodes = {each["rank"] for each in found}, dict[str, ShallowNode]()
     for rank, host in sorted(hosts.items()):
-        ranks.setdefault(host, []).append(rank)
-    late = {each["rank"] for each in found}
-    nodes: list[ShallowNode] = []
-    for host, some in ranks.items():
-        suspected = [rank for rank in some if rank in late]
-        if len(suspected) > max(1, len(some) / 2):
-            nodes.append({"host": host, "ranks": some, "suspects": suspected})
-    return nodes
+        node = nodes.setdefault(host, {"host": host, "ranks": [], "suspects": []})
+        node["ranks"].append(rank)
+        node["suspects"] += [rank] if rank in late else []
+    return [
+        each for each in nodes.values() if len(each["suspects"]) > max(1, len(each["ranks"]) / 2)
+    ]
 
 
 def mean_step(steps: Mapping[int, pa.Table], compared: Ints) -> float:
@@ -435,15 +420,10 @@ def stages(calls: FlightCalls) -> list[tuple[int, ...]]:
     """
     groups = calls.flight.groups
     described = [each.ranks or () for each in groups if _PIPELINE.search(each.description)]
-    lines = described or _connected(calls)
-    if len({len(line) for line in lines}) != 1:
-        return []
-    return [tuple(sorted(column)) for column in zip(*lines, strict=True)]
-
-
-def _connected(calls: FlightCalls) -> list[tuple[int, ...]]:
-    """Return the sets of ranks that send to each other."""
     rows = (calls.p2p & (calls.counts == 2))[calls.of_row]
     ranks, member = places(integers(calls.entries, "rank")[rows])
     found = connected(member, calls.of_row[rows], ranks.size)
-    return [tuple(each.tolist()) for each in parts(ranks, found)]
+    lines = described or [tuple(each.tolist()) for each in parts(ranks, found)]
+    if len({len(line) for line in lines}) != 1:
+        return []
+    return [tuple(sorted(column)) for column in zip(*lines, strict=True)]
