@@ -41,13 +41,12 @@ def capture_cost(
     if not starts:
         return None
     stops = [gap for log in with_profiler if (gap := _gap(log, end)) is not None]
-    known = {rank: (log, pace.get(rank, {}) if pace else {}) for rank, log in logs.items()}
-    ours = [both for rank, both in known.items() if rank in profiled]
-    others = [both for rank, both in known.items() if rank not in profiled]
+    steps = {rank: _steps(log, (pace or {}).get(rank, {})) for rank, log in logs.items()}
+    others = [each for rank, each in steps.items() if rank not in profiled]
     return {
         "stall_start_ns": max(starts),
         "stall_stop_ns": max(stops, default=None),
-        "profiled": _times(ours, first, end),
+        "profiled": _times([steps[rank] for rank in steps if rank in profiled], first, end),
         "unprofiled": _times(others, first, end) if others else None,
     }
 
@@ -60,19 +59,31 @@ def _gap(log: pa.Table, step: int) -> int | None:
     return max(0, int(begin[0] - end[0])) if begin.size and end.size else None
 
 
-def _times(logs: list[tuple[pa.Table, Pace]], first: int, end: int) -> StepTimes:
-    before = _steps(logs, max(1, first - TYPICAL_STEPS), first)
-    # queues fill up again, and nsys is still writing
-    after = _steps(logs, end + SETTLE_STEPS, None)
-    # the profiler's start shows in the window's first step, which is never evidence
-    inside = _steps(logs, first + 1, end)
-    if (repeats := _period(logs, first)) > 1:
-        parts = [_patterns(each, repeats) for each in (before, inside, after)]
-        middles = [int(np.median(each)) if len(each) else None for each in parts]
-        uncertainty = _apart(parts[0], parts[2])
+def _steps(log: pa.Table, pace: Pace) -> Ints:
+    """A rank's steps, and blocks of them, in order: first step, count and median (ns), [3, n]."""
+    step = log["step"].to_numpy()
+    length = log["end_ns"].to_numpy() - log["begin_ns"].to_numpy()
+    every = np.stack([step, np.ones_like(step), length])
+    if pace:
+        blocks = np.stack([pace[name] for name in ("first_step", "count", "median_ns")])
+        every = np.concatenate([every, blocks], axis=1)
+    return np.asarray(every[:, np.argsort(every[0], kind="stable")])
+
+
+def _times(ranks: list[Ints], first: int, end: int) -> StepTimes:
+    # queues fill up again behind the window, and nsys is still writing; the profiler's start shows
+    # in its first step, which is never evidence
+    spans = (max(1, first - TYPICAL_STEPS), first), (first + 1, end), (end + SETTLE_STEPS, None)
+    parts = [_between(ranks, *span) for span in spans]
+    repeats = max((period(_single(each)) for each in _between(ranks, WARM_UP, first)), default=1)
+    if repeats > 1:
+        means = [np.concatenate([patterns(_single(r), repeats) for r in part]) for part in parts]
+        middles = [int(np.median(each)) if len(each) else None for each in means]
+        uncertainty = _by_chance(len(means[0]), means[2])
     else:
-        middles = [_median(each) for each in (before, inside, after)]
-        uncertainty = _by_chance(before, after)
+        every = [np.concatenate(part, axis=1) for part in parts]
+        middles = [_median(each) for each in every]
+        uncertainty = _by_chance(1, _stretches(every[0], every[2]))
     return {
         "before_ns": middles[0],
         "inside_ns": middles[1],
@@ -81,51 +92,20 @@ def _times(logs: list[tuple[pa.Table, Pace]], first: int, end: int) -> StepTimes
     }
 
 
-def _steps(logs: list[tuple[pa.Table, Pace]], low: int, high: int | None) -> Ints:
-    """The steps [low, high) of all ranks: first step, count and median (ns) of each, [3, n].
-
-    A block of steps counts as so many of its median.
-    """
-    rows = []
-    for log, pace in logs:
-        step = log["step"].to_numpy()
-        length = log["end_ns"].to_numpy() - log["begin_ns"].to_numpy()
-        rows.append(np.stack([step, np.ones_like(step), length]))
-        if pace:
-            rows.append(np.stack([pace[name] for name in ("first_step", "count", "median_ns")]))
-    every = np.concatenate(rows, axis=1)
-    last = every[0] + every[1]
-    return np.asarray(every[:, (every[0] >= low) & (high is None or last <= high)])
-
-
-def _period(logs: list[tuple[pa.Table, Pace]], first: int) -> int:
-    """After how many steps the pattern of the steps before the window repeats; 1: it does not."""
-    lengths = [
-        (log["end_ns"].to_numpy() - log["begin_ns"].to_numpy())[
-            (log["step"].to_numpy() >= WARM_UP) & (log["step"].to_numpy() < first)
-        ]
-        for log, _ in logs
+def _between(ranks: list[Ints], low: int, high: int | None) -> list[Ints]:
+    """The steps [low, high) of each rank, and blocks that are whole in it."""
+    return [
+        each[:, (each[0] >= low) & (high is None or each[0] + each[1] <= high)] for each in ranks
     ]
-    return max(map(period, lengths), default=1)
 
 
-def _patterns(steps: Ints, repeats: int) -> Floats:
-    """The mean step (ns) of each whole pattern of the ranks' single steps, rank by rank."""
-    single = steps[:, steps[1] == 1]
-    begins = np.r_[0, 1 + np.flatnonzero(np.diff(single[0]) <= 0)]
-    return np.concatenate([patterns(each, repeats) for each in np.split(single[2], begins[1:])])
-
-
-def _apart(before: Floats, after: Floats) -> int | None:
-    """How far the mean before may lie below the one after by chance (ns); None: too few."""
-    if not len(before) or len(after) <= limits.FEW:
-        return None
-    of_mean = half_width(after, limits.CHANCE)
-    return round(of_mean * float(np.sqrt(1 + len(after) / len(before))))
+def _single(steps: Ints) -> Ints:
+    """How long those take that are no blocks (ns)."""
+    return np.asarray(steps[2, steps[1] == 1])
 
 
 def _median(steps: Ints) -> int | None:
-    """The median of these steps (ns); None where they are too few."""
+    """The median of these steps, a block being so many of its own (ns); None: they are too few."""
     _, weight, values = steps
     count = int(weight.sum())
     if count <= 2:  # of two none is in the middle
@@ -136,20 +116,25 @@ def _median(steps: Ints) -> int | None:
     return int(values[order][middle].mean())
 
 
-def _by_chance(before: Ints, after: Ints) -> int | None:
-    """How far the median of the steps before the window may lie below the one after, by chance.
+def _stretches(before: Ints, after: Ints) -> Floats:
+    """The medians (ns) of stretches `after` the window, each of as many steps as are before it.
 
-    As far as that of another stretch of as many steps after it would (ns): neighbouring steps are
-    alike, so that their stretches vary by more than single steps tell. None: too few steps.
+    Neighbouring steps are alike, so that stretches vary by more than single steps tell.
     """
     single, blocks = after[:, after[1] == 1], after[:, after[1] > 1]
     known, place = np.unique(single[0], return_inverse=True)
     length = min(len(np.unique(before[0])), len(known) // limits.FEW)
     if not length:
-        return None
+        return np.zeros(0)
     stretches = [
         *(single[2, place // length == k] for k in range(len(known) // length)),
         *(blocks[2, blocks[0] == first] for first in np.unique(blocks[0])),
     ]
-    medians = np.asarray([np.median(each) for each in stretches])
-    return round(half_width(medians, limits.CHANCE) * float(np.sqrt(len(medians) + 1)))
+    return np.asarray([np.median(each) for each in stretches])
+
+
+def _by_chance(before: int, after: Floats) -> int | None:
+    """How far the mean of so many such values may lie below that of these (ns); None: too few."""
+    if not before or len(after) < limits.FEW:
+        return None
+    return round(half_width(after, limits.CHANCE) * float(np.sqrt(1 + len(after) / before)))
