@@ -55,7 +55,11 @@ class Collectives:
             integers(table, name) for name in ("collective", "call", "rank")
         )
         self.step, self.last_rank = (integers(table, name, -1) for name in ("step", "last_rank"))
-        self.operation, self.communicator = texts(table, "operation"), texts(table, "communicator")
+        self.operation = texts(table, "operation")
+        names, codes = coded(table, "communicator")
+        self.communicator = names[codes]
+        #: each row's communicator as a number, and the names by that number
+        self.communicators: tuple[Ints, list[str]] = codes, names.tolist()
         role = texts(table, "role")
         self.matched: Bools = texts(table, "state") == "matched"
         self.synchronising: Bools = (role == "both") | _held(table, role)
@@ -68,12 +72,6 @@ class Collectives:
         )
         self.size = integers(table, "message_bytes", -1)
         self.has: Bools = np.asarray(pc.is_valid(table["start_ns"]).to_numpy())
-
-    @cached_property
-    def communicators(self) -> tuple[Ints, list[str]]:
-        """Each row's communicator as a number, and the names by that number."""
-        names, codes = coded(pa.table({"name": pa.array(self.communicator, pa.string())}), "name")
-        return codes, names.tolist()
 
     @cached_property
     def kernel(self) -> Ints:
@@ -350,7 +348,7 @@ class Dataset:
         Of lists their lengths.
         """
         c, tables = self.collectives, [t.collective_calls for t in self.tables]
-        rank = _placed([t.num_rows for t in tables])
+        rank = np.repeat(np.arange(len(tables)), [t.num_rows for t in tables])
         both = [t.select(["call", name]) for t in (empty("collective_calls"), *tables)]
         table = pa.concat_tables(both)
         values, call = table[name], table["call"].to_numpy()
@@ -361,11 +359,6 @@ class Dataset:
         order = np.argsort(key, kind="stable")
         at = order[np.searchsorted(key[order], wanted)]
         return np.asarray(pc.fill_null(values, -1).to_numpy(), dtype=np.int64)[at]
-
-
-def _placed(counts: Sequence[int]) -> Ints:
-    """The place of each row's rank, by how many rows each has."""
-    return np.repeat(np.arange(len(counts)), counts)
 
 
 def calls_per_step(dataset: Dataset, rows: Ints) -> float:
