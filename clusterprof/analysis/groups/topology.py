@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from clusterprof import words
+from clusterprof.align.columns import places
 from clusterprof.analysis.groups.stages import Stages, stages, traffic
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import (
@@ -38,32 +39,23 @@ class Sign(NamedTuple):
     kind: GroupKind
     #: its operations, and whether the step's first such call is in the forward (None: either)
     calls: Mapping[str, bool | None]
-    #: a step has so many of each at least
-    least: int
-    confidence: float
     why: str
+    #: a step has so many of each at least
+    least: int = 1
+    confidence: float = limits.MEASURED
 
 
 #: from the first layers of the forward on: activations; only once the backward runs: gradients
 SIGNS = (
     # there and back
-    Sign("expert", {"AllToAll": None}, 2, limits.ASSUMED, "sequence parallel by heads looks alike"),
-    Sign(
-        "tensor", {"AllGather": True, "ReduceScatter": True}, 1, limits.MEASURED,
-        "sequence parallel",
-    ),
-    Sign(
-        "data", {"AllGather": True, "ReduceScatter": False}, 1, limits.MEASURED,
-        "sharded parameters",
-    ),
-    Sign(
-        "data", {"AllGather": False, "ReduceScatter": False}, 1, limits.MEASURED,
-        "sharded optimizer state",
-    ),
+    Sign("expert", {"AllToAll": None}, "sequence parallel by heads looks alike", 2, limits.ASSUMED),
+    Sign("tensor", {"AllGather": True, "ReduceScatter": True}, "sequence parallel"),
+    Sign("data", {"AllGather": True, "ReduceScatter": False}, "sharded parameters"),
+    Sign("data", {"AllGather": False, "ReduceScatter": False}, "sharded optimizer state"),
     # a layer's attention and its MLP, in both directions
-    Sign("tensor", {"AllReduce": True}, 4, limits.MEASURED, "from the first layers on"),
-    Sign("data", {"AllReduce": False}, 1, limits.MEASURED, "in the backward or after it"),
-)  # fmt: skip
+    Sign("tensor", {"AllReduce": True}, "from the first layers on", 4),
+    Sign("data", {"AllReduce": False}, "in the backward or after it"),
+)
 
 #: calls before this part of a step's compute are of the forward, which is a third of it, or a
 #: quarter where it is done twice
@@ -107,13 +99,11 @@ def _pipelines(dataset: Dataset, found: Stages | None) -> list[GroupEntry]:
     if found is None:
         why = "Sends and Recvs whose order has no beginning: a ring, or too few ranks are profiled"
         answer: Answer = ("unknown", limits.ASSUMED, why)
-        each = _by_communicator(dataset, sent.row)
-        return [_entry(dataset, name, rows, answer) for name, rows in each]
+        each = parts(sent.row, c.communicators[0][sent.row])
+        return [_entry(dataset, rows, answer) for rows in each]
     out = []
     for chain in found.pipelines:
         rows = sent.row[np.isin(sent.rank, chain)]
-        names = list(dict.fromkeys(c.communicator[rows]))
-        name = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
         why = f"stage{'s' if len(chain) > 1 else ''} {words.listed(found.of[r] for r in chain)}"
         if found.count:
             stride = words.counted((found.world or 0) // found.count, "rank")
@@ -121,19 +111,18 @@ def _pipelines(dataset: Dataset, found: Stages | None) -> list[GroupEntry]:
         confidence = limits.MEASURED if found.count else limits.ASSUMED
         answer = ("pipeline", confidence, f"Sends and Recvs along a chain: {why}")
         size = found.count or (len(chain) if _everyone(dataset) else None)
-        out.append(_entry(dataset, name, rows, answer, size) | {"ranks": list(chain)})
+        out.append(_entry(dataset, rows, answer, size) | {"ranks": list(chain)})
     return out
 
 
 def _collective_groups(dataset: Dataset, found: Stages | None) -> list[GroupEntry]:
     c = dataset.collectives
-    uses = (np.flatnonzero(~c.point_to_point), np.flatnonzero(c.exchange))
+    uses = (np.flatnonzero(each) for each in (~c.point_to_point, c.exchange))
     compute = np.nan_to_num(dataset.account("compute_ns"), nan=np.inf).sum(axis=1)
     least_bytes = _SIDE_FRAC * c.size.max(initial=0)
     out = []
-    for name, mine in (each for rows in uses for each in _by_communicator(dataset, rows)):
-        ranks = np.unique(c.rank[mine])
-        size = len(ranks) if _everyone(dataset) else communicator_size(dataset, mine)
+    for mine in (each for rows in uses for each in parts(rows, c.communicators[0][rows])):
+        ranks, size = np.unique(c.rank[mine]), communicator_size(dataset, mine)
         # extra work moves a rank's calls to another part of its step: the one that computes least
         # shows best what all members do
         shown = ranks[np.argmin(compute[np.searchsorted(dataset.ranks, ranks)])]
@@ -144,7 +133,7 @@ def _collective_groups(dataset: Dataset, found: Stages | None) -> list[GroupEntr
             why = f"its members are of several pipeline stages (as shared embeddings have): {why}"
         if kind == "unknown" and size is not None and size == dataset.world_size:
             kind, confidence = "world", limits.MEASURED
-        out.append(_entry(dataset, name, mine, (kind, confidence, why), size))
+        out.append(_entry(dataset, mine, (kind, confidence, why), size))
     return out
 
 
@@ -196,7 +185,7 @@ def _places(dataset: Dataset, rows: Ints) -> Floats:
     d, k = dataset.timelines, dataset.place[int(c.rank[rows[0]])]
     first, last = np.searchsorted(d.rank, [k, k + 1])
     at = np.minimum(first + np.searchsorted(d.step[first:last], c.step[rows]), last - 1)
-    begin, end, start = d.begin[at], d.end[at], d.axis.of(np.full(len(rows), k), c.start[rows])
+    begin, end, start = d.begin[at], d.end[at], d.axis.of(k, c.start[rows])
     (compute,) = d.ran(k, k + 1, (COMPUTE,))
     whole, done = compute.within(begin, end), compute.within(begin, start)
     done, whole = np.where(whole > 0, (done, whole), (start - begin, end - begin))
@@ -207,14 +196,13 @@ def _everyone(dataset: Dataset) -> bool:
     return dataset.world_size == len(dataset.ranks)
 
 
-def _by_communicator(dataset: Dataset, rows: Ints) -> list[tuple[str, Ints]]:
-    """`rows` of the placed table by communicator, in one pass."""
-    codes, names = dataset.collectives.communicators
-    return [(names[int(codes[part[0]])], part) for part in parts(rows, codes[rows])]
-
-
 def communicator_size(dataset: Dataset, rows: Ints) -> int | None:
-    """The true size of the communicator of `rows`, where its calls have one and the same."""
+    """The true size of the communicator of `rows`, where its calls have one and the same.
+
+    Or where all ranks of the job are profiled.
+    """
+    if _everyone(dataset):
+        return len(np.unique(dataset.collectives.rank[rows]))
     sizes = np.unique(dataset.issued("communicator_size")[rows])
     sizes = sizes[sizes > 0]
     return int(sizes[0]) if len(sizes) == 1 else None
@@ -231,11 +219,11 @@ def whole(dataset: Dataset) -> Bools:
     if _everyone(dataset):
         return np.ones(len(c.rank), dtype=bool)
     codes, names = c.communicators
-    of, _ = np.unique(np.stack([codes, c.rank]), axis=1)
+    pairs, _ = places(codes * len(dataset.ranks) + np.searchsorted(dataset.ranks, c.rank))
     size = np.zeros(len(names), dtype=np.int64)
     np.maximum.at(size, codes, dataset.issued("communicator_size"))
     size = np.where(size > 0, size, dataset.world_size or 0)
-    members = np.bincount(of, minlength=len(names))
+    members = np.bincount(pairs // len(dataset.ranks), minlength=len(names))
     return (members >= size)[codes] | (c.between_stages & c.matched)
 
 
@@ -261,13 +249,13 @@ def _by_members(dataset: Dataset) -> dict[tuple[int, ...], list[ShallowGroup]]:
     return out
 
 
-def _entry(
-    dataset: Dataset, name: str, rows: Ints, answer: Answer, size: int | None = None
-) -> GroupEntry:
+def _entry(dataset: Dataset, rows: Ints, answer: Answer, size: int | None = None) -> GroupEntry:
     """A group. Where order alone tells that its calls are one communicator's, it is less sure."""
     c, (kind, confidence, why) = dataset.collectives, answer
+    name, *others = dict.fromkeys(c.communicator[rows].tolist())
+    name = f"{name} and {len(others)} more" if others else name
     ranks = np.unique(c.rank[rows]).tolist()
-    if len(ranks) > 1 and str(c.communicator[rows[0]]).startswith("inferred"):
+    if len(ranks) > 1 and name.startswith("inferred"):
         matched = pc.drop_null(dataset.placed["confidence"].take(rows))
         confidence *= float(np.median(matched)) if len(matched) else limits.ASSUMED
     return {
