@@ -82,33 +82,26 @@ class Part:
     #: how many activities of the dataset its ranks have
     activities: int
 
-    @property
-    def _sizes(self) -> dict[str, int]:
-        return {
-            "activities": self.activities, "row": len(self.row), "hosts": len(self.at),
-            "streams": len(self.stream_rank),
-        }  # fmt: skip
 
-
-#: fields of `Part` that are places, by what: in a job each is as much further on as its part is
-_PLACES = {
-    "activities": ("row", "other", "woken_by", "early"),
-    "streams": ("stream",),
-    "hosts": ("launch", "marks", "woken"),
-    "row": ("previous", "waiting", "early_again", "stream_last"),
-}
+#: fields of `Part` that are places among its activities, its streams, its hosts' moments, or those
+#: of `row`: in a job each is as much further on as its part is
+_PLACES = (
+    ("row", "other", "woken_by", "early"),
+    ("stream",),
+    ("launch", "marks", "woken"),
+    ("previous", "waiting", "early_again", "stream_last"),
+)
 
 
 def joined(parts: Sequence[Part]) -> Part:
     """Return one part of all ranks; `parts` come in order, and are used up."""
-    before = [dict.fromkeys(parts[0]._sizes, 0)]
-    for part in parts:
-        before.append({name: n + before[-1][name] for name, n in part._sizes.items()})
-    out: dict[str, Any] = {"activities": before[-1]["activities"]}
+    sizes = [(one.activities, len(one.stream_rank), len(one.at), len(one.row)) for one in parts]
+    before = np.cumsum([(0, 0, 0, 0), *sizes], axis=0).tolist()
+    out: dict[str, Any] = {"activities": before[-1][0]}
     for each in fields(Part)[:-1]:
         # what is joined need not be there twice
         values = [vars(part).pop(each.name) for part in parts]
-        for among in (one for one, names in _PLACES.items() if each.name in names):
+        for among in (k for k, names in enumerate(_PLACES) if each.name in names):
             pairs = zip(values, before, strict=False)
             values = [np.add(v, n[among], out=v, where=v >= 0) for v, n in pairs]
         out[each.name] = np.concatenate(values)
@@ -148,7 +141,7 @@ def _again(r: _Reports, launch: Ints) -> Ints:
     left = np.searchsorted(early, early, side="right") - np.arange(len(early))
     same = np.searchsorted(rank, early, side="right") - left
     known = same >= np.searchsorted(rank, early)
-    return np.where(known, np.r_[order, -1][np.where(known, same, -1)], -1)
+    return np.asarray(np.r_[order, -1][np.where(known, same, -1)])
 
 
 def _last_launched(r: _Reports, hosts: Mapping[str, Ints], ranks: Ints, stream: Ints) -> Ints:
@@ -353,9 +346,7 @@ def _queued_behind(r: _Reports) -> tuple[Ints, Ints]:
     counts = np.bincount(r.stream[r.kind == COMPUTE], minlength=len(r.of_stream))
     most = np.lexsort((-counts, r.of_stream))
     most = most[np.diff(r.of_stream[most], prepend=-1) != 0]
-    main = np.zeros(len(counts), dtype=bool)
-    main[most] = counts[most] > 0
-    main = main[r.stream]
+    main = np.isin(r.stream, most[counts[most] > 0])
     computing = np.flatnonzero(main)
     computing = computing[np.lexsort((r.launch[computing], r.rank[computing]))]
     waiting = np.flatnonzero((r.kind[row] == COLLECTIVE) & ~main[row])
@@ -366,19 +357,14 @@ def _queued_behind(r: _Reports) -> tuple[Ints, Ints]:
     true &= _believed(r.stream[row[waiting]], true)
     place = np.full(len(r.rank) + 1, -1)
     place[row] = np.arange(len(row))
-    got = row[_received(r)[row] & ~main[row]]
+    received = activity_of(r.dataset)[r.dataset.collectives.operation == "Recv"]
+    got = row[np.isin(row + r.rows.start, received) & ~main[row]]
     of, launch = r.rank[got], r.launch[got]
     after = place[r.at(computing, r.place(computing, r.launch, of, launch), of)]
     got, after = got[after >= 0], after[after >= 0]
     next_ = r.stop[got] <= r.start[row[after]] + STAMP_NS
     next_ &= _believed(r.rank[got], next_)
     return np.r_[waiting[true], after[next_]], np.r_[other[true], got[next_]]
-
-
-def _received(r: _Reports) -> Bools:
-    """Which activities are Recvs."""
-    of_all = activity_of(r.dataset)[r.dataset.collectives.operation == "Recv"]
-    return np.isin(np.arange(r.rows.start, r.rows.stop), of_all)
 
 
 def _believed(part: Ints, true: Bools) -> Bools:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from clusterprof.align.columns import Ints, integers, places, texts
+from clusterprof.align.columns import Bools, Ints, integers, places, texts
 from clusterprof.analysis.model.timeline import Timelines
 from clusterprof.exchanges import connected
 
@@ -72,20 +72,15 @@ def _disturbed_by_the_stop(last: Ints, placed: pa.Table) -> Ints:
 def _synchronised(placed: pa.Table, start: int) -> int:
     """The first step, from `start` on, by whose end the ranks that can have synchronised."""
     role, step = texts(placed, "role"), integers(placed, "step", -1)
-    rank, collective = placed["rank"].to_numpy(), placed["collective"].to_numpy()
+    rank, collective = integers(placed, "rank"), integers(placed, "collective")
     usable = (role != "none") & (step >= 0)
-    if not usable.any():
-        return start
-    count, ranks = _components(rank[usable], collective[usable]), np.unique(rank[usable])
-    for last in np.unique(step[usable & (step >= start)]):
-        upto = usable & (step <= last)
-        whole = _components(rank[upto], collective[upto]) <= count
-        if whole and np.isin(ranks, rank[upto]).all():
-            return int(last)
-    return start
+    step = step[usable]
+    (ranks, member), (_, group) = (places(each[usable]) for each in (rank, collective))
 
+    def apart(rows: Bools) -> int:
+        """How many sets of ranks there are that no collective connects with each other."""
+        return len(np.unique(connected(member[rows], group[rows], len(ranks))))
 
-def _components(rank: Ints, collective: Ints) -> int:
-    """How many sets of ranks there are that no collective connects with each other."""
-    (ranks, member), (_, group) = places(rank), places(collective)
-    return len(np.unique(connected(member, group, len(ranks))))
+    least = apart(step >= 0)
+    whole = (last for last in np.unique(step[step >= start]) if apart(step <= last) == least)
+    return int(next(whole, start))
