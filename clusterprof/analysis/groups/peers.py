@@ -44,9 +44,7 @@ class Peers:
         usual = np.full_like(values, np.nan)
         for number, circle in enumerate(self.circles):
             mine = np.flatnonzero(self.of == number)
-            if len(circle) > 1:
-                each = median_of_others(values[circle])
-                usual[mine] = each[np.searchsorted(circle, mine)]
+            usual[mine] = median_of_others(values[circle])[np.searchsorted(circle, mine)]
         return np.asarray(np.nan_to_num(values - usual))
 
 
@@ -55,18 +53,16 @@ def median_of_others(values: Floats) -> Floats:
 
     NaN where no other row has a value.
     """
-    rows, columns = values.shape
     place = np.argsort(np.argsort(values, axis=0, kind="stable"), axis=0)
     ordered = np.sort(values, axis=0)  # NaN last
     known = ~np.isnan(values)
     count = known.sum(axis=0)[None, :] - known
-    column = np.broadcast_to(np.arange(columns), (rows, columns))
     middle = []
     for at in ((count - 1) // 2, count // 2):
         # of the others: a row's own value, if it has one, is skipped
         at = np.maximum(at, 0)
         at = at + (known & (at >= place))
-        middle.append(ordered[np.minimum(at, rows - 1), column])
+        middle.append(np.take_along_axis(ordered, np.minimum(at, len(values) - 1), axis=0))
     return np.where(count > 0, (middle[0] + middle[1]) / 2, np.nan)
 
 

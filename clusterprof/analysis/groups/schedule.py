@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from clusterprof.analysis.groups.stages import Stages, Traffic, traffic
+from clusterprof.analysis.groups.stages import Stages, traffic
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset, Ints, parts
 from clusterprof.analysis.model.timeline import COMPUTE
@@ -38,15 +38,15 @@ class Schedule(NamedTuple):
 
 def schedule(dataset: Dataset, found: Stages) -> Schedule | None:
     """The schedule that all profiled ranks agree on, or None: not recognised."""
-    sent = traffic(dataset)
     depth = found.count
     if depth is None:
         # only where every call's other side is profiled is the last profiled stage the last one
+        sent = traffic(dataset)
         others = sent.other[np.isin(sent.step, dataset.steady_steps)]
         if not len(others) or not bool(np.isin(others, dataset.ranks).all()):
             return None
         depth = len(found.groups)
-    known = _usual(dataset, found, sent, depth)
+    known = _usual(dataset, found, depth)
     if depth < 2 or known is None:
         return None
     stage, forward, backward, around, ahead = known
@@ -74,14 +74,14 @@ def schedule(dataset: Dataset, found: Stages) -> Schedule | None:
     return Schedule("1F1B", depth, count) if by_turns else None
 
 
-def _usual(dataset: Dataset, found: Stages, sent: Traffic, depth: int) -> Ints | None:
+def _usual(dataset: Dataset, found: Stages, depth: int) -> Ints | None:
     """What most steady-state steps of each rank count; None where they differ or go elsewhere.
 
     A column for each rank; rows are its stage, its messages to and from its neighbours (forwards
     and gradients), those round from the last stage to the first, and how many forwards it has
     passed on (of the last stage: taken) before the first gradient came back (left).
     """
-    ranks = np.asarray(sorted(found.of), dtype=np.int64)
+    sent, ranks = traffic(dataset), np.asarray(sorted(found.of), dtype=np.int64)
     rows = np.flatnonzero(np.isin(sent.step, dataset.steady_steps) & np.isin(sent.rank, ranks))
     if not len(rows):
         return None
@@ -94,7 +94,7 @@ def _usual(dataset: Dataset, found: Stages, sent: Traffic, depth: int) -> Ints |
     # each of these twice a microbatch: activations one way, gradients the other
     out = np.where(last, to_before, to_next)
     onward, back, turned = out & (sends != last), out & (sends == last), around & (sends == last)
-    new = np.r_[True, (rank[1:] != rank[:-1]) | (step[1:] != step[:-1])][: len(rows)]
+    new = (np.diff(rank, prepend=-1) != 0) | (np.diff(step, prepend=-1) != 0)
     begins, of = np.flatnonzero(new), np.cumsum(new) - 1
     left = np.cumsum(back)
     ahead = onward & (left == (left - back)[begins][of])

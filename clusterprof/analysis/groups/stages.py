@@ -111,12 +111,13 @@ def _laid_out(dataset: Dataset, sent: Traffic, first: Ints) -> Stages | None:
     if bool(((rank < size) != sends).any()):
         return None
     ranks = np.unique(rank)
-    groups, chains = (
-        tuple(tuple(each.tolist()) for each in parts(ranks, key))
-        for key in (ranks // size, ranks % size)
-    )
+    groups, chains = _tuples(ranks, ranks // size), _tuples(ranks, ranks % size)
     numbers = tuple(group[0] // size for group in groups)
     return Stages(groups, numbers, world // size, chains, world)
+
+
+def _tuples(ranks: Ints, keys: Ints) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(each.tolist()) for each in parts(ranks, keys))
 
 
 def _chained(sent: Traffic, first: Ints) -> Stages | None:
@@ -130,11 +131,11 @@ def _chained(sent: Traffic, first: Ints) -> Stages | None:
     depth = depths(len(known), *edges)
     order = np.argsort(depth, kind="stable")
     order = order[depth[order] >= 0]
-    groups = tuple(tuple(known[rows].tolist()) for rows in parts(order, depth[order]))
+    groups = _tuples(known[order], depth[order])
     if len(groups) < 2:
         return None
     chain = connected(edges.ravel(), np.tile(np.arange(edges.shape[1]), 2), len(known))
-    pipelines = tuple(tuple(known[rows].tolist()) for rows in parts(order, chain[order]))
+    pipelines = _tuples(known[order], chain[order])
     return Stages(groups, tuple(range(len(groups))), None, pipelines)
 
 
