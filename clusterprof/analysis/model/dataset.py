@@ -84,13 +84,9 @@ class Collectives:
         out = np.zeros(len(self.rank), dtype=bool)
         rows = np.flatnonzero(self.point_to_point & self.has)
         if rows.size:
-            out[rows] = exchanges.exchanges(
-                self.rank[rows],
-                self.kernel[rows],
-                self.operation[rows] == "Send",
-                self.collective[rows],
-                self.matched[rows],
-            )
+            sends = self.operation == "Send"
+            columns: Any = (self.rank, self.kernel, sends, self.collective, self.matched)
+            out[rows] = exchanges.exchanges(*(each[rows] for each in columns))
         return out
 
     @cached_property

@@ -184,21 +184,14 @@ def named_time(dataset: Dataset, place: Ints, begin: Ints, end: Ints) -> dict[st
     """
     calls, axis = host_calls(dataset), dataset.axis
     before = np.broadcast_to(np.int64(0), place.shape)
-    out = dict.fromkeys(NAMED, before)
-    of_code = {
-        code: np.logical_or.reduce([calls.called(*one) for one in wanted])
-        for code, wanted in NAMED.items()
-    }
-    there = {code: mine for code, mine in of_code.items() if mine.any()}
-    if not there:
-        return out
-    low, high = axis.of(place, begin), axis.of(place, end)
-    chosen = np.zeros(len(calls.rank), dtype=bool)
-    for code, mine in there.items():
-        chosen |= mine
-        spans = (axis.of(calls.rank[chosen], t[chosen]) for t in (calls.start, calls.stop))
-        covered = union(*spans).within(low, high)
-        out[code], before = covered - before, covered
+    out, chosen = dict.fromkeys(NAMED, before), np.zeros(len(calls.rank), dtype=bool)
+    for code, wanted in NAMED.items():
+        mine = np.logical_or.reduce([calls.called(*one) for one in wanted])
+        if mine.any():
+            chosen |= mine
+            spans = (axis.of(calls.rank[chosen], t[chosen]) for t in (calls.start, calls.stop))
+            covered = union(*spans).within(axis.of(place, begin), axis.of(place, end))
+            out[code], before = covered - before, covered
     return out
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clusterprof.align.columns import called, coded, matched, places
+from clusterprof.align.columns import called, coded, matched, places, texts
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset, Floats, Ints, once
 from clusterprof.analysis.model.host_activity import COLLECTING, COLLECTOR, GIL_WAIT
@@ -147,22 +147,16 @@ def _threads(tables: RankTables) -> pa.Array:
     return pc.unique(marks["thread"])
 
 
-def _gap(before: str, after: str) -> str:
-    """Where a gap is, by the ranges around it."""
-    return f"between two of '{after}'" if before == after else f"between '{before}' and '{after}'"
-
-
 def _between(ranges: pa.Table) -> pa.Table:
     """What lies between these ranges, one row for each gap: the host's own code."""
     start, stop = (ranges[column].to_numpy() for column in ("start_ns", "end_ns"))
-    covered, names = union(start, stop), ranges["name"].to_pylist()
+    covered, names = union(start, stop), texts(ranges, "name")
     ends = np.argsort(stop, kind="stable")
     before = ends[np.searchsorted(stop[ends], covered.end[:-1])]
     after = np.searchsorted(start, covered.start[1:])
-    pairs = zip(before.tolist(), after.tolist(), strict=True)
-    gaps = [_gap(names[one], names[other]) for one, other in pairs]
-    columns = [covered.end[:-1], covered.start[1:], [BETWEEN] * len(gaps), gaps]
-    arrays = [
-        pa.array(values, field.type) for values, field in zip(columns, ranges.schema, strict=True)
+    gaps = [
+        f"between two of '{one}'" if one == other else f"between '{one}' and '{other}'"
+        for one, other in zip(names[before], names[after], strict=True)
     ]
-    return pa.Table.from_arrays(arrays, schema=ranges.schema)
+    columns = [covered.end[:-1], covered.start[1:], [BETWEEN] * len(gaps), gaps]
+    return pa.table(dict(zip(ranges.column_names, columns, strict=True)), ranges.schema)
