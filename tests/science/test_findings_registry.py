@@ -80,20 +80,15 @@ def test_the_recording_walked_through_has_the_numbers_of_the_page(
 
 
 NEW = """
-from clusterprof.analysis.findings.finding import Code, Tier, finding
+from clusterprof.analysis.findings.finding import Code, Tier, Words, finding
 
 TIER = Tier.REST
 CODES = (Code("host.made_up", "A title", "A meaning.", "Never wrong.", "Do nothing."),)
 
 
 def find(dataset, found):
-    cost = [float(len(found) + 1)] * len(dataset.steady_steps)
-    return [
-        finding(
-            dataset, CODES[0], rank=None, ranks=dataset.ranks, cost=cost, confidence=0.5,
-            summary="Made up.", advice="Nothing.", evidence=[],
-        )
-    ]
+    say = Words("Made up.", evidence=[{"found": len(found)}], confidence=0.5, advice="Nothing.")
+    return [finding(dataset, CODES[0], dataset.ranks, say)]
 """
 
 

@@ -12,12 +12,12 @@ from simulate import Job
 from studies import simulated_job, studied_job
 
 from clusterprof.analysis.findings import registry
-from clusterprof.analysis.findings.finding import Code, Repair, Tier, finding, of_step
+from clusterprof.analysis.findings.finding import Code, Repair, Tier, Words, of_step
 from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.what_if import Saved
 from clusterprof.report import summary, text
-from clusterprof.results import Finding, Results
+from clusterprof.results import Results
 from clusterprof.study import study
 
 #: its hosts take longer to launch its kernels than these take
@@ -43,11 +43,8 @@ class Hosts:
                 most = (left * lengths.own).astype(lengths.own.dtype)
                 return replace(any_, own=most.clip(max=any_.own))
 
-            def words(saved: Saved) -> Finding:
-                return finding(
-                    dataset, code, ranks=ranks, saved=saved, confidence=1.0, evidence=[],
-                    summary=f"It costs {of_step(dataset, saved)}.",
-                )  # fmt: skip
+            def words(saved: Saved) -> Words:
+                return Words(f"It costs {of_step(dataset, saved)}.", evidence=[])
 
             return Repair(code, ranks, apply, words, least_ns=0.02 * dataset.step_ns, turn=turn)
 

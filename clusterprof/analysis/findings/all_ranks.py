@@ -8,6 +8,7 @@ from clusterprof import words
 from clusterprof.analysis.findings.finding import (
     Code,
     Tier,
+    Words,
     capture,
     finding,
     lighter,
@@ -76,22 +77,19 @@ def _finding(dataset: Dataset, shallow: ShallowResults, some: list[Suspect], by:
         if ranks[0] in e["ranks"] and words.group(e["name"], e["description"]) == worst["group"]
         for rank in e["ranks"] if rank not in ranks
     ]  # fmt: skip
-    made = finding(
-        dataset,
-        CODES[0],
-        rank=ranks[0] if len(ranks) == 1 else None,
-        ranks=sorted(ranks),
-        confidence=limits.MEASURED if worst["delays"] else limits.ASSUMED,
+    say = Words(
         summary=_summary(shallow, some),
         evidence=[
             {name: value for name, value in each.items() if value is not None} for each in some
         ],
+        confidence=limits.MEASURED if worst["delays"] else limits.ASSUMED,
+        rank=ranks[0] if len(ranks) == 1 else None,
         follow_up=capture(dataset, [*sorted(ranks)[:2], *peers[:1]], profiler=by),
+        recurrence="persistent" if _in_all(worst) else "intermittent",
     )
-    return made | {
+    return finding(dataset, CODES[0], sorted(ranks), say) | {
         "severity": severity((saved - worst["bound_ns"]) / max(step_ns, 1)),
         "steps": steps,
-        "recurrence": "persistent" if _in_all(worst) else "intermittent",
         "cost_ns_per_step": saved,
         "share_of_step": round(share, 4),
         "saved_ns_per_step": saved,

@@ -12,8 +12,8 @@ from clusterprof.analysis.findings.finding import (
     Code,
     Repair,
     Tier,
+    Words,
     capture,
-    finding,
     job_of,
     of_step,
     of_window,
@@ -25,7 +25,7 @@ from clusterprof.analysis.model.accounts import COMMUNICATION, EXPOSED, WAITING,
 from clusterprof.analysis.model.dataset import Bools, Dataset, Ints, calls_per_step, once, parts
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.what_if import Saved
-from clusterprof.results import Finding, OperationEntry
+from clusterprof.results import OperationEntry
 from clusterprof.words import percent
 
 TIER = Tier.EVERYONE
@@ -125,7 +125,7 @@ def repairs(dataset: Dataset, _: Lengths, before: Sequence[Repair] = ()) -> list
         most = np.bincount(c.rank, transfer * mine).max()
         if most >= least * len(dataset.steady_steps):
             ranks = tuple(np.unique(c.rank[mine & steady]).tolist())
-            words = partial(_finding, dataset, str(operation), mine)
+            words = partial(_words, dataset, str(operation), mine)
             each = Repair(CODES[0], ranks, partial(_without, dataset, mine), words, least)
             out.append((most, each))
     out.sort(key=lambda each: -each[0])
@@ -145,7 +145,7 @@ def _without(dataset: Dataset, mine: Bools, base: Lengths) -> Lengths:
     return replace(base, run=run)
 
 
-def _finding(dataset: Dataset, operation: str, mine: Bools, saved: Saved) -> Finding:
+def _words(dataset: Dataset, operation: str, mine: Bools, saved: Saved) -> Words:
     """The figures are those of `by_operation`."""
     c = dataset.collectives
     inside = np.flatnonzero(mine & np.isin(c.step, dataset.steady_steps))
@@ -173,11 +173,7 @@ def _finding(dataset: Dataset, operation: str, mine: Bools, saved: Saved) -> Fin
             f"{operation} takes {spent}: transfer, or waiting for unprofiled ranks. {how}, in "
             f"{calls}: full overlap would save at most {saves}, less what is waiting."
         )
-    return finding(
-        dataset,
-        CODES[0],
-        ranks=np.unique(c.rank[inside]).tolist(),
-        saved=saved,
+    return Words(
         at_most="critical" if separate else "info",
         confidence=limits.MEASURED if separate else limits.ASSUMED,
         summary=summary,

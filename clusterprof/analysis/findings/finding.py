@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum, auto
 from typing import Any, Literal
 
@@ -61,6 +61,30 @@ class Tier(IntEnum):
     REST = auto()
 
 
+@dataclass(frozen=True)
+class Words:
+    """What a finding says beside what its repair saves.
+
+    The summary's first sentence must make sense alone: it may become the verdict.
+    """
+
+    summary: str
+    evidence: Evidence
+    confidence: float = limits.MEASURED
+    #: the one of its ranks that it is about
+    rank: int | None = None
+    #: the code's recommendation unless given
+    advice: str = ""
+    #: the command that shows more, if any
+    follow_up: str = ""
+    at_most: Severity = "critical"
+    at_least: Severity = "info"
+    #: where something else than the window tells it
+    recurrence: Recurrence | None = None
+    #: queued work covers it in the window: its saving is stated for the long run
+    hidden: bool = False
+
+
 @dataclass(frozen=True, eq=False)
 class Repair:
     """A cause that can be taken out of a job's lengths: what a module of findings proposes.
@@ -72,8 +96,8 @@ class Repair:
     ranks: tuple[int, ...]
     #: any lengths of the job without the cause
     apply: Callable[[Lengths], Lengths]
-    #: the finding, of what its repair saves
-    words: Callable[[Saved], Finding]
+    #: the finding in words, by what its repair saves
+    words: Callable[[Saved], Words]
     #: it is a finding where it saves so much (ns a step)
     least_ns: float
     #: of a module those of an earlier turn are weighed before the others, whatever they save
@@ -88,61 +112,45 @@ class Repair:
 
 
 def finding(
-    dataset: Dataset,
-    code: Code,
-    *,
-    ranks: Sequence[int],
-    summary: str,
-    evidence: Evidence,
-    confidence: float,
-    rank: int | None = None,
-    advice: str = "",
-    cost: Sequence[float] | np.ndarray | None = None,
-    at_most: Severity = "critical",
-    at_least: Severity = "info",
-    follow_up: str = "",
-    saved: Saved | None = None,
+    dataset: Dataset, code: Code, ranks: Sequence[int], say: Words, saved: Saved | None = None
 ) -> Finding:
-    """Make a finding from what its repair saves.
+    """Make a finding from what its repair saves; without a repair nothing is saved.
 
-    `cost` is what it costs in each steady-state step (ns): what the what-if saves in the window,
-    unless given. Without a what-if there is no saving. The severity is that of the least that may
-    be saved, between `at_least` and `at_most`: what happens once in a window is an information,
-    unless the pace before it tells how often it does. `advice` is the code's unless given;
-    `follow_up` is the command that shows more, if any. The summary's first sentence must make sense
-    alone: it may become the verdict.
+    It costs in each steady-state step what the what-if saves in the window. The severity is that of
+    the least that may be saved: what happens once in a window is an information, unless the pace
+    before it tells how often it does.
     """
-    given = cost if cost is not None else saved.each if saved else []
-    each = np.maximum(np.nan_to_num(np.asarray(given, dtype=float)), 0.0)
-    if len(each) == len(dataset.durations):
+    each, step_ns, saved_ns = np.zeros(0), max(pace_ns(dataset), 1.0), 0.0
+    lies, summary, at_most = Interval(0.0, 0.0, (0.0, 0.0)), say.summary, say.at_most
+    if saved:
+        saved = replace(saved, long_run=saved.long_run or say.hidden)
         # no step can cost more than it lasts
-        each = np.minimum(each, dataset.durations)
+        each = np.full_like(saved.each, saved.ns) if say.hidden else saved.each
+        each = np.clip(each, 0.0, dataset.durations)
+        # nor can its repair save more than the step where one rank's times are wrong
+        saved_ns, lies = min(saved.ns, saved.of_ns), job_of(dataset).interval(saved, ranks)
+        if saved.long_run and not saved.known:
+            # where queued work hides it, the longer step to come
+            step_ns = max(saved.of_ns, 1.0)
+        job_of(dataset).weighed[code.code, tuple(ranks), round(saved_ns)] = saved
     hit = np.flatnonzero(each > limits.WARNING_FRAC * each.max(initial=0.0))
-    per_step = float(each.mean()) if len(each) else 0.0
-    # nor can its repair save more than the step where one rank's times are wrong
-    step_ns = _step_ns(dataset, saved) if saved else pace_ns(dataset)
-    saved_ns = min(saved.ns, saved.of_ns) if saved else 0.0
-    share = min(max(saved_ns / step_ns, 0.0), 1.0) if step_ns else 0.0
-    lies = job_of(dataset).interval(saved, ranks) if saved else Interval(0.0, 0.0, (0.0, 0.0))
-    unsure_ns = round(max(saved_ns - lies.least_ns, lies.most_ns - saved_ns))
     recurrence = _recurrence(len(hit), len(each))
     if saved and not saved.known and recurrence == "once":
         at_most = "info"
-    level = min(severity(lies.least_ns / max(step_ns, 1.0)), at_most, key=_LEVELS.index)
+    share = min(max(saved_ns / step_ns, 0.0), 1.0)
     if saved and at_most != "info" and lies.least_ns <= 0 and severity(share) != "info":
-        first, *rest = words.sentences(summary)
-        summary = " ".join((first, _to_tell(saved, lies), *rest))
+        summary = _doubted(summary, saved, lies)
+    level = min(severity(lies.least_ns / step_ns), at_most, key=_LEVELS.index)
+    unsure_ns = round(max(saved_ns - lies.least_ns, lies.most_ns - saved_ns))
     steps_said = saved and recurrence != "persistent" and of_saving(dataset, saved) in summary
-    if saved:
-        job_of(dataset).weighed[code.code, tuple(int(r) for r in ranks), round(saved_ns)] = saved
     return {
         "code": code.code,
-        "severity": max(level, at_least, key=_LEVELS.index),
-        "rank": rank,
-        "ranks": [int(r) for r in ranks],
+        "severity": max(level, say.at_least, key=_LEVELS.index),
+        "rank": say.rank,
+        "ranks": list(ranks),
         "steps": [int(dataset.steady_steps[k]) for k in hit],
-        "recurrence": recurrence,
-        "cost_ns_per_step": round(per_step),
+        "recurrence": say.recurrence or recurrence,
+        "cost_ns_per_step": round(float(each.mean())) if len(each) else 0,
         "share_of_step": round(share, 4),
         "saved_ns_per_step": round(saved_ns),
         "saved_least_ns": round(lies.least_ns),
@@ -150,25 +158,22 @@ def finding(
         "saved_uncertainty_ns": unsure_ns,
         "saving": _saving(saved, max(lies.clocks_ns)) if saved else None,
         "uncertainty_ns": unsure_ns,
-        "confidence": round(float(min(max(confidence, 0.0), 1.0)), 2),
+        "confidence": say.confidence,
         "summary": _worded(dataset, summary + ("" if steps_said else _when(dataset, each, hit))),
-        "evidence": evidence,
-        "advice": _worded(dataset, advice or code.recommendation),
-        "next": follow_up,
+        "evidence": say.evidence,
+        "advice": _worded(dataset, say.advice or code.recommendation),
+        "next": say.follow_up,
     }
 
 
-def _step_ns(dataset: Dataset, saved: Saved) -> float:
-    """The step that a saving is a share of: the longer one to come where queued work hides it."""
-    return saved.of_ns if saved.long_run and not saved.known else pace_ns(dataset)
-
-
-def _to_tell(saved: Saved, lies: Interval) -> str:
-    """That a saving may be nothing, and what would tell."""
-    if lies.clocks_ns[0] >= limits.HALF * saved.ns:
-        return "It may be nothing: the ranks' clocks are not known well enough."
+def _doubted(summary: str, saved: Saved, lies: Interval) -> str:
+    """A summary that says, second, that the saving may be nothing, and what would tell."""
     record = "profile more steps" if saved.known else "profile it by clusterprof, with step logs,"
-    return f"It may be nothing: {record} to tell."
+    why = f"{record} to tell."
+    if lies.clocks_ns[0] >= limits.HALF * saved.ns:
+        why = "the ranks' clocks are not known well enough."
+    first, *rest = words.sentences(summary)
+    return " ".join((first, f"It may be nothing: {why}", *rest))
 
 
 def severity(share: float) -> Severity:

@@ -19,8 +19,8 @@ from clusterprof.analysis.findings.finding import (
     Code,
     Repair,
     Tier,
+    Words,
     capture,
-    finding,
     job_of,
     of_saving,
     operators,
@@ -33,7 +33,6 @@ from clusterprof.analysis.model.intervals import union
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.timeline import COMPUTE
 from clusterprof.analysis.model.what_if import Saved, WhatIfs
-from clusterprof.results import Finding
 from clusterprof.words import counted, duration, ms
 from clusterprof.words import ranks as rank_list
 
@@ -145,7 +144,7 @@ def repairs(dataset: Dataset, lengths: Lengths, *_: object) -> list[Repair]:
             next(code for code in CODES if code.code == cause.code),
             tuple(_ranks(dataset, job, cause)),
             cause.without,
-            partial(_finding, dataset, job, cause),
+            partial(_words, dataset, job, cause),
             cause.least * dataset.step_ns,
             turn=cause.turn,
         )
@@ -211,7 +210,7 @@ def _ranks(dataset: Dataset, job: WhatIfs, cause: _Cause) -> list[int]:
     return [rank for rank, much in zip(dataset.ranks, chosen, strict=True) if much]
 
 
-def _finding(dataset: Dataset, job: WhatIfs, cause: _Cause, saved: Saved) -> Finding:
+def _words(dataset: Dataset, job: WhatIfs, cause: _Cause, saved: Saved) -> Words:
     replay, ranks = job.job, _ranks(dataset, job, cause)
     spent, idle = _spent(dataset, job, cause), _idle(dataset, job, cause)
     worst = int(np.argmax(spent if spent.any() else idle))
@@ -221,14 +220,9 @@ def _finding(dataset: Dataset, job: WhatIfs, cause: _Cause, saved: Saved) -> Fin
     if cause.own.any() and abs(idles - saved.ns) > limits.LAUNCH_FRAC * saved.ns:
         rank = dataset.ranks[int(np.argmax(idle))]
         text += f" GPUs idle up to {ms(idles)} per step in it (rank {rank})."
-    return finding(
-        dataset,
-        next(one for one in CODES if one.code == cause.code),
-        rank=dataset.ranks[worst] if cause.code == "host.gil" else None,
-        ranks=ranks,
-        saved=saved,
-        confidence=limits.MEASURED,
+    return Words(
         summary=text,
+        rank=dataset.ranks[worst] if cause.code == "host.gil" else None,
         evidence=[
             {
                 "rank": rank,

@@ -18,8 +18,8 @@ from clusterprof.analysis.findings.finding import (
     Code,
     Repair,
     Tier,
+    Words,
     capture,
-    finding,
     job_of,
     named,
     of_saving,
@@ -33,7 +33,6 @@ from clusterprof.analysis.model.dataset import Dataset, Floats, Ints, parts
 from clusterprof.analysis.model.graph import first_of
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.what_if import Saved
-from clusterprof.results import Finding
 from clusterprof.words import ms
 from clusterprof.words import ranks as rank_list
 
@@ -199,10 +198,10 @@ def _repair(dataset: Dataset, slow: _SlowLink, times: Floats) -> Repair:
         return replace(lengths, run=run)
 
     least_ns = limits.LEAST_FRAC * dataset.step_ns
-    return Repair(CODES[0], slow.ranks, as_siblings, partial(_finding, dataset, slow), least_ns)
+    return Repair(CODES[0], slow.ranks, as_siblings, partial(_words, dataset, slow), least_ns)
 
 
-def _finding(dataset: Dataset, one: _SlowLink, saved: Saved) -> Finding:
+def _words(dataset: Dataset, one: _SlowLink, saved: Saved) -> Words:
     kinds = {each["communicator"]: each["kind"] for each in topology(dataset)["groups"]}
     kind = kinds.get(one.communicators[0], "unknown")
     what, number = f"{kind} " * (kind != "unknown") + "communicator", len(one.communicators)
@@ -211,11 +210,7 @@ def _finding(dataset: Dataset, one: _SlowLink, saved: Saved) -> Finding:
     node = f" All are on {named(*hosts)}." if len(hosts) == 1 and all(hosts) else ""
     middle = "its sibling" if one.siblings == 1 else f"the middle one of {one.siblings} siblings"
     times = f"{one.took_ns / max(one.usual_ns, 1):.3g} times"
-    return finding(
-        dataset,
-        CODES[0],
-        ranks=one.ranks,
-        saved=saved,
+    return Words(
         confidence=limits.MEASURED if all(hosts) else limits.ASSUMED,
         summary=f"Transfers of {rank_list(one.ranks, limits.FEW)} take {times} as long as in "
         f"sibling groups: {of_saving(dataset, saved)}. "

@@ -7,13 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from clusterprof.analysis.findings.finding import Code, Repair, Tier, finding, job_of, of_step
+from clusterprof.analysis.findings.finding import Code, Repair, Tier, Words, job_of, of_step
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Bools, Dataset, Floats
 from clusterprof.analysis.model.graph import NEVER
 from clusterprof.analysis.model.replay import Lengths, Replay
 from clusterprof.analysis.model.what_if import Saved
-from clusterprof.results import Finding
 from clusterprof.words import ms, size
 
 TIER = Tier.EVERYONE
@@ -58,17 +57,12 @@ def repairs(dataset: Dataset, *_: object) -> list[Repair]:
         woken[np.minimum(job.launch_moment[pageable, None] + [1, 2], len(woken) - 1)] = NEVER
         return replace(lengths, run=run, woken=woken)
 
-    def words(saved: Saved) -> Finding:
+    def words(saved: Saved) -> Words:
         per_step, each = float(taken[doing].mean()), float(copied[doing].mean())
         # what is saved beyond the copies themselves
         queued = " for them and for what is queued before them" if saved.ns > 2 * per_step else ""
         speed = f"{'assumed' if assumed else 'recorded'} {size(rate * 1e9)}/s of pinned memory"
-        return finding(
-            dataset,
-            CODES[0],
-            ranks=ranks,
-            saved=saved,
-            confidence=limits.ASSUMED if assumed else limits.MEASURED,
+        return Words(
             summary=f"Copying the batch from pageable memory costs {of_step(dataset, saved)}. "
             f"{size(each)} per step take {ms(per_step)} ({size(each / per_step * 1e9)}/s), and the "
             f"host waits{queued}; compared with the {speed}.",
@@ -79,6 +73,7 @@ def repairs(dataset: Dataset, *_: object) -> list[Repair]:
                 }
                 for k in doing[: limits.MOST]
             ],
+            confidence=limits.ASSUMED if assumed else limits.MEASURED,
         )  # fmt: skip
 
     return [Repair(CODES[0], ranks, pinned, words, limits.LEAST_FRAC * dataset.step_ns)]

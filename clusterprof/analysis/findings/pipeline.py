@@ -13,6 +13,7 @@ from clusterprof.analysis.findings.finding import (
     Evidence,
     Repair,
     Tier,
+    Words,
     finding,
     job_of,
     of_step,
@@ -78,17 +79,12 @@ def _known(dataset: Dataset) -> Stages | None:
     return known if known is not None and len(known.groups) > 1 else None
 
 
-def _uneven(dataset: Dataset, known: Stages, usual: list[float], saved: Saved) -> Finding:
+def _uneven(dataset: Dataset, known: Stages, usual: list[float], saved: Saved) -> Words:
     """Stages of unequal work in words; `usual` is what each computes per step (ns)."""
     most, least = int(np.argmax(usual)), int(np.argmin(usual))
     slow, fast = (f"stage {known.numbers[at]}" for at in (most, least))
-    return finding(
-        dataset,
-        CODES[1],
+    return Words(
         rank=known.groups[most][0],
-        ranks=known.groups[most],
-        saved=saved,
-        confidence=limits.MEASURED,
         summary=f"{slow.capitalize()} computes {ms(usual[most])} per step, {fast} "
         f"{ms(usual[least])}. Equal stages would save up to {of_step(dataset, saved)}.",
         evidence=_stage_rows(known, "compute_ns_per_step", usual),
@@ -189,16 +185,7 @@ def find(dataset: Dataset, found: Sequence[Finding] = ()) -> list[Finding]:
             f"{ms(min(per_step, ideal) / 2)}."
         )
     confidence = limits.MEASURED if plan else limits.ASSUMED
-    return [
-        finding(
-            dataset,
-            CODES[0],
-            ranks=sorted(known.of),
-            summary=text,
-            evidence=evidence,
-            confidence=confidence,
-        )
-    ]
+    return [finding(dataset, CODES[0], sorted(known.of), Words(text, evidence, confidence))]
 
 
 def _stage_rows(known: Stages, what: str, each: Sequence[float]) -> Evidence:

@@ -11,6 +11,7 @@ from clusterprof.analysis.findings.finding import (
     Code,
     Evidence,
     Tier,
+    Words,
     asks_for_nsys,
     capture,
     finding,
@@ -79,20 +80,15 @@ def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
         advice = _STAYS_BY_TORCH if profilers == {"torch.profiler"} else _STAYS
         if "nsys" in profilers and not asks_for_nsys(dataset):
             follow_up = capture(dataset, dataset.ranks, profiler="torch")
-    return [
-        finding(
-            dataset,
-            CODES[0],
-            ranks=dataset.ranks,
-            cost=np.zeros(len(dataset.steady_steps)),
-            confidence=limits.MEASURED,
-            at_least="warning" if too_few else "info",
-            summary="Profiler overhead: " + "; ".join(texts) + ".",
-            evidence=[row for _, rows in parts for row in rows],
-            advice=_LENGTHEN.format(missing(dataset)) if too_few else advice,
-            follow_up=follow_up,
-        )
-    ]
+    say = Words(
+        summary="Profiler overhead: " + "; ".join(texts) + ".",
+        evidence=[row for _, rows in parts for row in rows],
+        advice=_LENGTHEN.format(missing(dataset)) if too_few else advice,
+        follow_up=follow_up,
+        at_least="warning" if too_few else "info",
+        recurrence="once",
+    )
+    return [finding(dataset, CODES[0], dataset.ranks, say)]
 
 
 def missing(dataset: Dataset) -> int:

@@ -16,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from clusterprof.analysis import findings
 from clusterprof.analysis.findings import all_ranks, profiler_overhead, unprofiled
-from clusterprof.analysis.findings.finding import Code, Repair, Tier, job_of
+from clusterprof.analysis.findings.finding import Code, Repair, Tier, finding, job_of
 from clusterprof.analysis.model.dataset import LEAST_STEADY, Dataset
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.what_if import Saved, what_ifs
@@ -83,7 +83,10 @@ def all_findings(dataset: Dataset) -> tuple[list[Finding], list[str]]:
         )
         return [*all_ranks.find(dataset), *profiler_overhead.find(dataset)], [warning]
     if what_ifs(dataset):
-        found = [repair.words(saved) for repair, saved in weigh(dataset)]
+        found = [
+            finding(dataset, repair.code, repair.ranks, repair.words(saved), saved)
+            for repair, saved in weigh(dataset)
+        ]
     for module in MODULES if what_ifs(dataset) else [all_ranks, profiler_overhead]:
         if isinstance(module, FindingModule):
             found += module.find(dataset, found)

@@ -21,6 +21,7 @@ from clusterprof.analysis.findings.finding import (
     Evidence,
     Repair,
     Tier,
+    Words,
     capture,
     finding,
     job_of,
@@ -294,7 +295,7 @@ def repairs(dataset: Dataset, *_: object) -> list[Repair]:
             _code(dataset, one.members),
             tuple(_ranks(dataset, one.members)),
             partial(_like_peers, job_of(dataset), one.members),
-            partial(_finding, dataset, one.members, delays=True),
+            partial(_words, dataset, one.members, delays=True),
             least_ns=-math.inf,
             turn=turn,
         )
@@ -310,10 +311,12 @@ def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
     enough = more.max() >= limits.CRITICAL_FRAC * dataset.step_ns and not stragglers(dataset)
     if not enough or not _stands_out(job, job.excess, one, {one}):
         return []
-    return [_finding(dataset, [one], _tried(job, job.base, (one,)).saved, delays=False)]
+    saved = _tried(job, job.base, (one,)).saved
+    say = _words(dataset, [one], saved, delays=False)
+    return [finding(dataset, _code(dataset, [one]), _ranks(dataset, [one]), say, saved)]
 
 
-def _finding(dataset: Dataset, every: Sequence[Member], saved: Saved, *, delays: bool) -> Finding:
+def _words(dataset: Dataset, every: Sequence[Member], saved: Saved, *, delays: bool) -> Words:
     """A rank that delays the others, or several that do so together; or one that could."""
     ranks, members = _ranks(dataset, every), every[: limits.MOST]
     several, code = len(ranks) > 1, _code(dataset, every)
@@ -359,13 +362,10 @@ def _finding(dataset: Dataset, every: Sequence[Member], saved: Saved, *, delays:
     )  # fmt: skip
     steady = (excess[0] > limits.HALF * excess[0].mean()).mean() >= limits.STEADY_FRAC
     much = "excess_ns_per_step" if delays else "overlapped_ns_per_step"
-    made = finding(
-        dataset,
-        code,
+    return Words(
         rank=None if several else ranks[0],
-        ranks=ranks,
-        cost=np.full(len(saved.each), saved.ns) if hidden else None,
-        saved=saved,
+        hidden=hidden,
+        recurrence="intermittent" if looked else None,
         at_most="critical" if delays else "info",
         confidence=limits.MEASURED if steady and delays else limits.ASSUMED,
         summary=" ".join(texts),
@@ -381,7 +381,6 @@ def _finding(dataset: Dataset, every: Sequence[Member], saved: Saved, *, delays:
         advice=" ".join(dict.fromkeys(reason.advice or code.recommendation for reason in reasons)),
         follow_up=closer if code is CODES[0] else "",
     )
-    return {**made, "recurrence": "intermittent"} if looked else made
 
 
 def _by_the_look(dataset: Dataset, rank: int) -> str:

@@ -12,8 +12,8 @@ from clusterprof.analysis.findings.finding import (
     Code,
     Repair,
     Tier,
+    Words,
     capture,
-    finding,
     job_of,
     lighter,
     of_step,
@@ -25,7 +25,6 @@ from clusterprof.analysis.model.accounts import call_of
 from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints, parts
 from clusterprof.analysis.model.intervals import union
 from clusterprof.analysis.model.what_if import Saved
-from clusterprof.results import Finding
 from clusterprof.words import numbers
 from clusterprof.words import ranks as rank_list
 
@@ -164,13 +163,13 @@ def _repair(dataset: Dataset, communicator: str, extra: Floats) -> Repair:
         CODES[0],
         tuple(np.unique(c.rank[mine]).tolist()),
         lambda lengths: replace(lengths, run=np.maximum(lengths.run - waits, 0)),
-        partial(_finding, dataset, mine, int((mine & (extra > 0)).sum())),
+        partial(_words, dataset, mine, int((mine & (extra > 0)).sum())),
         (limits.LEAST_FRAC if steady else limits.CRITICAL_FRAC) * dataset.step_ns,
         calls=calls,
     )
 
 
-def _finding(dataset: Dataset, mine: Bools, long_calls: int, saved: Saved) -> Finding:
+def _words(dataset: Dataset, mine: Bools, long_calls: int, saved: Saved) -> Words:
     """The calls `mine` of one communicator in words."""
     c = dataset.collectives
     ranks = np.unique(c.rank[mine]).tolist()
@@ -182,11 +181,7 @@ def _finding(dataset: Dataset, mine: Bools, long_calls: int, saved: Saved) -> Fi
     when = when if saved.rare else f": {of_step(dataset, saved)}"
     world = dataset.world_size or "more"
     of = f"It is one of {size} in its communicator" if size else "It is not known which one it is"
-    return finding(
-        dataset,
-        CODES[0],
-        ranks=ranks,
-        saved=saved,
+    return Words(
         confidence=limits.ASSUMED,
         summary=f"{who} for an unprofiled rank{when}. {of}; "
         f"the job has {world} ranks, {len(dataset.ranks)} of them profiled.",
