@@ -8,9 +8,9 @@ next one is weighed on what those before leave, so that savings add up.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -116,6 +116,7 @@ _SYNC_FRAC = 0.005
 class _Cause:
     """What is taken out of the job's lengths. `without` makes the what-if of any lengths."""
 
+    job: WhatIfs
     code: str
     #: the share of the step from which on it is a finding
     least: float
@@ -134,30 +135,70 @@ class _Cause:
         explained = self.explained or lengths.explained
         return replace(lengths, own=lengths.own - self.own, woken=woken, explained=explained)
 
+    @property
+    def large(self) -> bool:
+        """Whether it is long enough to save anything: no step saves more than all lose in it."""
+        job = self.job.job
+        lost = int(self.own.sum()) + (int(job.unexplained.sum()) if self.explained else 0)
+        least = self.least * self.job.dataset.step_ns * len(job.steps)
+        return bool(len(self.waits)) or lost >= least
+
+    @cached_property
+    def spent(self) -> Floats:
+        """What each rank's host spends on it per step (ns)."""
+        job, n, at = self.job.job, len(self.job.dataset.ranks), self.waits
+        waited = job.host_at[at] - job.host_at[at - 1]
+        spent = np.bincount(job.host_rank, self.own, n)
+        return (spent + np.bincount(job.host_rank[at], waited, n)) / len(job.steps)
+
+    @cached_property
+    def long(self) -> Bools:
+        """Whose host is in it for long in which step: what makes up most of it, [ranks, steps]."""
+        job = self.job.job
+        spent = np.zeros((len(self.job.dataset.ranks), len(job.steps)))
+        np.add.at(spent, (job.host_rank, self.job.step_of_host), self.own)
+        longest = np.sort(spent, axis=None)[::-1]
+        most = np.searchsorted(np.cumsum(longest), limits.STEADY_FRAC * spent.sum())
+        return np.asarray(spent >= limits.HALF * max(longest[most], 1.0))
+
+    @cached_property
+    def ranks(self) -> list[int]:
+        """The ranks whose hosts spend most in it: the same in each step, or another one."""
+        chosen = self.spent >= limits.HALF * self.spent.max()
+        if self.own.any():
+            chosen |= self.long.any(axis=1)
+        return [self.job.dataset.ranks[k] for k in np.flatnonzero(chosen)]
+
+    def idle(self) -> Floats:
+        """What each rank's GPU idles per step (ns) while its host is in it."""
+        job, n = self.job.job, len(self.job.dataset.ranks)
+        begin, end = job.host_spans
+        taken = self.own / np.maximum(job.lengths.own, 1)
+        mine = np.flatnonzero(self.own > 0)
+        of, begin, end = job.host_rank[mine], begin[mine], end[mine]
+        free = end - begin - _busy(self.job.dataset, of, begin, end)
+        idle = np.bincount(of, free * taken[mine], n)
+        if self.explained:
+            idle = idle + np.bincount(job.rank, job.unexplained, n)
+        return np.asarray(idle / len(job.steps))
+
 
 def repairs(dataset: Dataset, lengths: Lengths, *_: object) -> list[Repair]:
     """Propose `host.gil`, `host.gc`, `input.stall`, `host.sync`, `host.launch_bound`, `host.busy`,
     `gpu.idle`."""
-    job = job_of(dataset)
+    codes = {code.code: code for code in CODES}
     return [
         Repair(
-            next(code for code in CODES if code.code == cause.code),
-            tuple(_ranks(dataset, job, cause)),
+            codes[cause.code],
+            tuple(cause.ranks),
             cause.without,
-            partial(_words, dataset, job, cause),
+            partial(_words, cause),
             cause.least * dataset.step_ns,
             turn=cause.turn,
         )
-        for cause in _causes(dataset, job, lengths)
-        if _large(dataset, job, cause)
+        for cause in _causes(dataset, job_of(dataset), lengths)
+        if cause.large
     ]
-
-
-def _large(dataset: Dataset, job: WhatIfs, cause: _Cause) -> bool:
-    """Whether it is long enough to save anything: no step saves more than all ranks lose in it."""
-    lost = int(cause.own.sum()) + (int(job.job.unexplained.sum()) if cause.explained else 0)
-    least = cause.least * dataset.step_ns * len(job.job.steps)
-    return bool(len(cause.waits)) or lost >= least
 
 
 def _causes(dataset: Dataset, job: WhatIfs, lengths: Lengths) -> Iterator[_Cause]:
@@ -169,8 +210,8 @@ def _causes(dataset: Dataset, job: WhatIfs, lengths: Lengths) -> Iterator[_Cause
     rest = replay.lengths.own - sum(parts.values())
     for code, part in parts.items():
         if part.any():
-            yield _Cause(code, limits.LEAST_FRAC, (part * share).astype(np.int64), none)
-    sync = _Cause("host.sync", _SYNC_FRAC, nothing, _value_waits(dataset, job), turn=1)
+            yield _Cause(job, code, limits.LEAST_FRAC, (part * share).astype(np.int64), none)
+    sync = _Cause(job, "host.sync", _SYNC_FRAC, nothing, _value_waits(dataset, job), turn=1)
     if dataset.on_host:
         yield sync
         return
@@ -184,10 +225,12 @@ def _causes(dataset: Dataset, job: WhatIfs, lengths: Lengths) -> Iterator[_Cause
     # in each launch, of up to two milliseconds, are said to pause
     long = rest > np.maximum(limits.PAUSE_NS, usual[replay.host_rank] / limits.LAUNCH_FRAC)
     more = (rest * share).astype(np.int64)
-    yield _Cause("host.busy", limits.LAUNCH_FRAC, np.where(long, more, 0), none)
+    yield _Cause(job, "host.busy", limits.LAUNCH_FRAC, np.where(long, more, 0), none)
     yield sync
-    yield _Cause("host.launch_bound", limits.LAUNCH_FRAC, np.where(long, 0, more), none, turn=2)
-    yield _Cause("gpu.idle", limits.LAUNCH_FRAC, nothing, none, explained=True, turn=3)
+    yield _Cause(
+        job, "host.launch_bound", limits.LAUNCH_FRAC, np.where(long, 0, more), none, turn=2
+    )
+    yield _Cause(job, "gpu.idle", limits.LAUNCH_FRAC, nothing, none, explained=True, turn=3)
 
 
 def _value_waits(dataset: Dataset, job: WhatIfs) -> Ints:
@@ -201,61 +244,33 @@ def _value_waits(dataset: Dataset, job: WhatIfs) -> Ints:
     return np.asarray(ends[last >= end - limits.REACTS_NS])
 
 
-def _ranks(dataset: Dataset, job: WhatIfs, cause: _Cause) -> list[int]:
-    """The ranks whose hosts spend most in a cause: the same in each step, or another one."""
-    spent = _spent(dataset, job, cause)
-    chosen = spent >= limits.HALF * spent.max()
-    if cause.own.any():
-        chosen |= _long(dataset, job, cause).any(axis=1)
-    return [rank for rank, much in zip(dataset.ranks, chosen, strict=True) if much]
-
-
-def _words(dataset: Dataset, job: WhatIfs, cause: _Cause, saved: Saved) -> Words:
-    replay, ranks = job.job, _ranks(dataset, job, cause)
-    spent, idle = _spent(dataset, job, cause), _idle(dataset, job, cause)
-    worst = int(np.argmax(spent if spent.any() else idle))
-    of_it, options = of_saving(dataset, saved), _options(dataset, cause.code)
-    text = _summary(dataset, job, cause, worst, of_it, ranks)
-    idles = float(idle.max())
-    if cause.own.any() and abs(idles - saved.ns) > limits.LAUNCH_FRAC * saved.ns:
-        rank = dataset.ranks[int(np.argmax(idle))]
-        text += f" GPUs idle up to {ms(idles)} per step in it (rank {rank})."
+def _words(cause: _Cause, saved: Saved) -> Words:
+    dataset, ranks, idle = cause.job.dataset, cause.ranks, cause.idle()
+    worst = int(np.argmax(cause.spent if cause.spent.any() else idle))
+    text, most = _summary(cause, worst, of_saving(dataset, saved)), int(np.argmax(idle))
+    if cause.own.any() and abs(idle[most] - saved.ns) > limits.LAUNCH_FRAC * saved.ns:
+        rank = dataset.ranks[most]
+        text += f" GPUs idle up to {ms(float(idle[most]))} per step in it (rank {rank})."
+    # what shows more when ranks are profiled again
+    options = {
+        "host.gil": ("--trace", "cuda,nvtx,python-gil", "--cpu-sampling"),
+        "host.sync": operators(dataset),
+        "host.busy": (*operators(dataset), "--cpu-sampling"),
+    }.get(cause.code)
     return Words(
         summary=text,
         rank=dataset.ranks[worst] if cause.code == "host.gil" else None,
         evidence=[
             {
                 "rank": rank,
-                "steps": replay.steps.tolist(),
+                "steps": cause.job.job.steps.tolist(),
                 "idle_ns_per_step": round(idle[k]),
-                "host_ns_per_step": round(spent[k]),
+                "host_ns_per_step": round(cause.spent[k]),
             }
             for k, rank in enumerate(dataset.ranks[: limits.MOST])
         ],
         follow_up=capture(dataset, ranks[:2], *options) if options else "",
     )
-
-
-def _spent(dataset: Dataset, job: WhatIfs, cause: _Cause) -> Floats:
-    """What each rank's host spends on a cause per step (ns)."""
-    replay, n, at = job.job, len(dataset.ranks), cause.waits
-    waited = replay.host_at[at] - replay.host_at[at - 1]
-    spent = np.bincount(replay.host_rank, cause.own, n)
-    return (spent + np.bincount(replay.host_rank[at], waited, n)) / len(replay.steps)
-
-
-def _idle(dataset: Dataset, job: WhatIfs, cause: _Cause) -> Floats:
-    """What each rank's GPU idles per step (ns) while its host is in a cause."""
-    replay, n = job.job, len(dataset.ranks)
-    begin, end = replay.host_spans
-    taken = cause.own / np.maximum(replay.lengths.own, 1)
-    mine = np.flatnonzero(cause.own > 0)
-    of, begin, end = replay.host_rank[mine], begin[mine], end[mine]
-    free = end - begin - _busy(dataset, of, begin, end)
-    idle = np.bincount(of, free * taken[mine], n)
-    if cause.explained:
-        idle = idle + np.bincount(replay.rank, replay.unexplained, n)
-    return np.asarray(idle / len(replay.steps))
 
 
 def _busy(dataset: Dataset, of: Ints, begin: Ints, end: Ints) -> Ints:
@@ -269,21 +284,21 @@ def _busy(dataset: Dataset, of: Ints, begin: Ints, end: Ints) -> Ints:
     return out
 
 
-def _summary(
-    dataset: Dataset, job: WhatIfs, cause: _Cause, worst: int, saved: str, ranks: Sequence[int]
-) -> str:
-    """A cause of these ranks in words. `worst` is the place of the one that spends most in it."""
-    replay, rank = job.job, f"rank {dataset.ranks[worst]}"
+def _summary(cause: _Cause, worst: int, saved: str) -> str:
+    """A cause in words. `worst` is the place of the rank that spends most in it."""
+    dataset, replay, ranks = cause.job.dataset, cause.job.job, cause.ranks
     each = len(replay.steps) * max(len(replay.ranks), 1)
     few = len(ranks) <= limits.HALF * len(dataset.ranks)
     who = f"The hosts of {rank_list(ranks, limits.FEW)}" if few else "Hosts"
     plain = {
-        "host.gil": f"Hosts wait for Python's GIL: {saved} (worst: {rank}).",
+        "host.gil": f"Hosts wait for Python's GIL: {saved} (worst: rank {dataset.ranks[worst]}).",
         "host.gc": f"Python's garbage collector, on one rank after another, costs {saved}.",
         "input.stall": f"{who} fetch the batch while their GPUs idle: {saved}.",
     }
     if cause.code in plain:
         return plain[cause.code]
+    if cause.code == "host.busy":
+        return _paused(cause, worst, saved)
     if cause.code == "host.sync":
         times = round(len(cause.waits) / each)
         often = "once" if times == 1 else counted(times, "time")
@@ -295,8 +310,6 @@ def _summary(
             f"Launch-bound: hosts launch kernels too slowly, {saved}. Each launches "
             f"{len(kernels) // each} kernels per step, {typical} in the median."
         )
-    if cause.code == "host.busy":
-        return _paused(dataset, job, cause, worst, saved)
     idle = ms(float(np.nanmean(dataset.account("idle_ns"))))
     return (
         f"GPUs idle although their next kernel was launched: {saved}. The cause cannot be "
@@ -304,34 +317,16 @@ def _summary(
     )
 
 
-def _long(dataset: Dataset, job: WhatIfs, cause: _Cause) -> Bools:
-    """Whose host is in a cause for long in which step: what makes up most of it, [ranks, steps]."""
-    spent = np.zeros((len(dataset.ranks), len(job.job.steps)))
-    np.add.at(spent, (job.job.host_rank, job.step_of_host), cause.own)
-    longest = np.sort(spent, axis=None)[::-1]
-    most = np.searchsorted(np.cumsum(longest), limits.STEADY_FRAC * spent.sum())
-    return np.asarray(spent >= limits.HALF * max(longest[most], 1.0))
-
-
-def _paused(dataset: Dataset, job: WhatIfs, cause: _Cause, worst: int, saved: str) -> str:
+def _paused(cause: _Cause, worst: int, saved: str) -> str:
     """Pauses in words: one of one rank, those of one rank after another, or those of all."""
-    long = _long(dataset, job, cause)
+    dataset, long = cause.job.dataset, cause.long
     length, name = causes.pause(dataset, worst, cause.own)
     where, rank = f" ({name})" if name else "", f"rank {dataset.ranks[worst]}"
     if long.sum() == 1 and len(long) > 1:
-        step = int(job.job.steps[long.any(axis=0).argmax()])
+        step = int(cause.job.job.steps[long.any(axis=0).argmax()])
         return f"{rank.capitalize()} paused once, in step {step}, for {ms(length)}{where}."
-    longest = f" The longest: {rank}, {ms(length)}{where}."
     at_once = long.sum(axis=0)
+    first = f"Host-bound: pauses{where} cost {saved}."
     if long.any(axis=1).sum() >= 2 * np.median(at_once[at_once > 0]):
-        return f"Hosts pause one after the other{where}, which costs {saved}.{longest}"
-    return f"Host-bound: pauses{where} cost {saved}.{longest}"
-
-
-def _options(dataset: Dataset, code: str) -> tuple[str, ...]:
-    """What shows more of a cause when ranks are profiled again."""
-    if code == "host.gil":
-        return ("--trace", "cuda,nvtx,python-gil", "--cpu-sampling")
-    if code == "host.sync":
-        return operators(dataset)
-    return (*operators(dataset), "--cpu-sampling") if code == "host.busy" else ()
+        first = f"Hosts pause one after the other{where}, which costs {saved}."
+    return f"{first} The longest: {rank}, {ms(length)}{where}."
