@@ -8,7 +8,7 @@ compared as hosts and GPUs are.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -56,71 +56,27 @@ CODES = (
 )
 
 
-class _Transfers:
-    """The collectives of communicators all of whose members are profiled, one element each.
-
-    `call` is one number for those that are compared: of one operation, size and place in the step
-    of communicators that are siblings; `took` is the transfer (ns).
-    """
-
-    def __init__(self, dataset: Dataset) -> None:
-        c, replayed = dataset.collectives, job_of(dataset).job
-        call = call_of(dataset, replayed)
-        rows = np.unique(call[replayed.joined & (call >= 0)])
-        rows = rows[whole(dataset)[rows] & (c.size[rows] > 0)]
-        # the member that comes last waits for none: its own clock has nothing but the transfer
-        rows = rows[np.lexsort(((c.end - c.start)[rows], c.collective[rows]))]
-        of, first = np.unique(c.collective[rows], return_index=True)
-        # members of an uneven exchange have unlike sizes
-        most, least = (each.reduceat(c.size[rows], first) for each in (np.maximum, np.minimum))
-        self.collective, rows = of[most == least], rows[first][most == least]
-        self.took, self.step = (c.end - c.start)[rows].astype(float), c.step[rows]
-        self.communicator = c.communicators[0][rows]
-        self.shape = _shapes(dataset)[self.communicator]
-        _, operation = np.unique(c.operation[rows].astype(str), return_inverse=True)
-        same = np.stack([self.communicator, self.step, operation.reshape(-1), c.size[rows]])
-        order = np.lexsort((integers(dataset.placed, "order")[rows], *same))
-        fresh = np.r_[True, (np.diff(same[:, order], axis=1) != 0).any(axis=0)][: len(rows)]
-        place = np.empty(len(rows), dtype=np.int64)
-        place[order] = np.arange(len(rows)) - first_of(fresh)
-        self.call = np.stack([self.step, *same[2:], place])
-
-
-def _shapes(dataset: Dataset) -> Ints:
-    """One number for communicators that are siblings, by the communicator's.
-
-    Of as many ranks, equally far apart, that lie over as many nodes in the same way.
-    """
-    c = dataset.collectives
-    codes, names = c.communicators
-    kinds: list[Hashable] = [()] * len(names)
-    for rows in parts(np.arange(len(codes)), codes):
-        ranks = np.unique(c.rank[rows])
-        hosts = [dataset.tables[dataset.place[int(rank)]].info.host for rank in ranks]
-        kinds[codes[rows[0]]] = (*np.diff(ranks).tolist(), *map(hosts.index, hosts))
-    known = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
-    return np.asarray([known[kind] for kind in kinds], dtype=np.int64)
-
-
 class _Siblings:
     """Communicators of one kind and their transfers, waiting excluded, [communicators, calls] (ns).
 
-    NaN where one has no such call. `usual` is what the middle of the others takes, `step` the step
-    of each call.
+    `rows` are the rows of the placed table that tell these, `call` the calls that are compared: of
+    one step, operation, size and place in the step. NaN where a communicator has no such call.
+    `usual` is what the middle of the others takes.
     """
 
-    def __init__(self, transfers: _Transfers, rows: Ints) -> None:
-        self.communicators, member = np.unique(transfers.communicator[rows], return_inverse=True)
-        calls, call = np.unique(transfers.call[:, rows], axis=1, return_inverse=True)
-        self.step, self.at = calls[0], (member.reshape(-1), call.reshape(-1))
+    def __init__(self, dataset: Dataset, rows: Ints, call: Ints) -> None:
+        c, self.rows = dataset.collectives, rows
+        self.communicators, member = np.unique(c.communicators[0][rows], return_inverse=True)
+        calls, place = np.unique(call, axis=1, return_inverse=True)
+        self._step, self.at = calls[0], (member.reshape(-1), place.reshape(-1))
         self.took = np.full((len(self.communicators), calls.shape[1]), np.nan)
-        self.took[self.at] = transfers.took[rows]
+        self.took[self.at] = (c.end - c.start)[rows]
         self.usual = median_of_others(self.took)
 
     def per_step(self, values: Floats) -> Floats:
         """The sums of each step over the calls that can be compared, [communicators, steps]."""
         compared = np.nan_to_num(values + 0 * (self.took + self.usual))
-        begins = np.flatnonzero(np.diff(self.step, prepend=-1))
+        begins = np.flatnonzero(np.diff(self._step, prepend=-1))
         return np.asarray(np.add.reduceat(compared, begins, axis=1))
 
     def slow(self, questions: int) -> Ints:
@@ -142,85 +98,104 @@ class _Siblings:
 
 def repairs(dataset: Dataset, *_: object) -> list[Repair]:
     """Propose `straggler.link`, one for each kind of communicators of which some are slow."""
-    transfers = _Transfers(dataset)
-    kinds = parts(np.arange(len(transfers.shape)), transfers.shape)
-    siblings = [(rows, _Siblings(transfers, rows)) for rows in kinds]
-    questions = sum(len(each.communicators) for _, each in siblings)
-    out = []
-    for rows, each in siblings:
-        if len(slow := each.slow(questions)):
-            mine = np.isin(each.at[0], slow)
-            times = np.ones(dataset.collectives.collective.max() + 1)
-            usual, took = (values[each.at][mine] for values in (each.usual, each.took))
-            times[transfers.collective[rows[mine]]] = np.where(usual < took, usual / took, 1)
-            out.append(_repair(dataset, _slow_link(dataset, each, slow), times))
+    siblings = _siblings(dataset)
+    questions = sum(len(each.communicators) for each in siblings)
+    slow = [(each, each.slow(questions)) for each in siblings]
+    return [_repair(dataset, each, some) for each, some in slow if len(some)]
+
+
+def _siblings(dataset: Dataset) -> list[_Siblings]:
+    """All that are compared with each other."""
+    c, rows = dataset.collectives, _transfers(dataset)
+    _, operation = np.unique(c.operation[rows].astype(str), return_inverse=True)
+    same = np.stack([c.communicators[0][rows], c.step[rows], operation.reshape(-1), c.size[rows]])
+    order = np.lexsort((integers(dataset.placed, "order")[rows], *same))
+    fresh = np.r_[True, (np.diff(same[:, order], axis=1) != 0).any(axis=0)][: len(rows)]
+    place = np.empty(len(rows), dtype=np.int64)
+    place[order] = np.arange(len(rows)) - first_of(fresh)
+    call = np.stack([*same[1:], place])
+    kinds = parts(np.arange(len(rows)), _shapes(dataset)[same[0]])
+    return [_Siblings(dataset, rows[mine], call[:, mine]) for mine in kinds]
+
+
+def _transfers(dataset: Dataset) -> Ints:
+    """One row for each collective of a communicator all of whose members are profiled.
+
+    The member that comes last waits for none: its own clock has nothing but the transfer.
+    """
+    c, replayed = dataset.collectives, job_of(dataset).job
+    call = call_of(dataset, replayed)
+    rows = np.unique(call[replayed.joined & (call >= 0)])
+    rows = rows[whole(dataset)[rows] & (c.size[rows] > 0)]
+    rows = rows[np.lexsort(((c.end - c.start)[rows], c.collective[rows]))]
+    _, first = np.unique(c.collective[rows], return_index=True)
+    # members of an uneven exchange have unlike sizes
+    most, least = (each.reduceat(c.size[rows], first) for each in (np.maximum, np.minimum))
+    return np.asarray(rows[first][most == least])
+
+
+def _shapes(dataset: Dataset) -> Ints:
+    """One number for communicators that are siblings, by the communicator's.
+
+    Of as many ranks, equally far apart, that lie over as many nodes in the same way.
+    """
+    c, known = dataset.collectives, dict[Hashable, int]()
+    codes, names = c.communicators
+    out = np.zeros(len(names), dtype=np.int64)
+    for rows in parts(np.arange(len(codes)), codes):
+        ranks = np.unique(c.rank[rows])
+        hosts = [dataset.tables[dataset.place[int(rank)]].info.host for rank in ranks]
+        shape = (*np.diff(ranks).tolist(), *map(hosts.index, hosts))
+        out[codes[rows[0]]] = known.setdefault(shape, len(known))
     return out
 
 
-@dataclass(frozen=True)
-class _SlowLink:
-    """Sibling communicators that are slow.
-
-    `took_ns` is what each of them transfers in a step, `usual_ns` what their middle sibling does.
-    """
-
-    communicators: tuple[str, ...]
-    ranks: tuple[int, ...]
-    siblings: int
-    took_ns: float
-    usual_ns: float
-
-
-def _slow_link(dataset: Dataset, siblings: _Siblings, slow: Ints) -> _SlowLink:
-    c = dataset.collectives
-    codes, names = c.communicators
-    chosen = siblings.communicators[slow]
-    took, usual = (siblings.per_step(v)[slow].mean() for v in (siblings.took, siblings.usual))
-    return _SlowLink(
-        tuple(names[code] for code in chosen.tolist()),
-        tuple(np.unique(c.rank[np.isin(codes, chosen)]).tolist()),
-        len(siblings.communicators) - len(slow),
-        float(took),
-        float(usual),
-    )
-
-
-def _repair(dataset: Dataset, slow: _SlowLink, times: Floats) -> Repair:
-    """Each collective's transfer takes so many `times` as long."""
-    job = job_of(dataset).job
+def _repair(dataset: Dataset, siblings: _Siblings, slow: Ints) -> Repair:
+    """Transfers of the slow ones take what those of the middle sibling take, if that is less."""
+    c, job = dataset.collectives, job_of(dataset).job
+    mine, times = np.isin(siblings.at[0], slow), np.ones(c.collective.max() + 1)
+    usual, took = (values[siblings.at][mine] for values in (siblings.usual, siblings.took))
+    times[c.collective[siblings.rows[mine]]] = np.where(usual < took, usual / took, 1)
     call = call_of(dataset, job)
     members = np.flatnonzero(job.joined & (call >= 0))
-    of_member = times[dataset.collectives.collective[call[members]]]
+    of_member = times[c.collective[call[members]]]
 
     def as_siblings(lengths: Lengths) -> Lengths:
         run = lengths.run.copy()
         run[members] = run[members] * of_member
         return replace(lengths, run=run)
 
-    least_ns = limits.LEAST_FRAC * dataset.step_ns
-    return Repair(CODES[0], slow.ranks, as_siblings, partial(_words, dataset, slow), least_ns)
+    of = np.isin(c.communicators[0], siblings.communicators[slow])
+    ranks = tuple(np.unique(c.rank[of]).tolist())
+    words = partial(_words, dataset, ranks, siblings, slow)
+    return Repair(CODES[0], ranks, as_siblings, words, limits.LEAST_FRAC * dataset.step_ns)
 
 
-def _words(dataset: Dataset, one: _SlowLink, saved: Saved) -> Words:
+def _words(
+    dataset: Dataset, ranks: tuple[int, ...], siblings: _Siblings, slow: Ints, saved: Saved
+) -> Words:
+    took, usual = (siblings.per_step(v)[slow].mean() for v in (siblings.took, siblings.usual))
+    others, names = len(siblings.communicators) - len(slow), dataset.collectives.communicators[1]
+    chosen = [names[code] for code in siblings.communicators[slow].tolist()]
     kinds = {each["communicator"]: each["kind"] for each in topology(dataset)["groups"]}
-    kind = kinds.get(one.communicators[0], "unknown")
-    what, number = f"{kind} " * (kind != "unknown") + "communicator", len(one.communicators)
-    they = f"{number} {what}s transfer each" if number > 1 else f"{what} transfers"
-    hosts = {dataset.tables[dataset.place[rank]].info.host for rank in one.ranks}
+    kind = kinds.get(chosen[0], "unknown")
+    what = f"{kind} " * (kind != "unknown") + "communicator"
+    they = f"{len(slow)} {what}s transfer each" if len(slow) > 1 else f"{what} transfers"
+    hosts = {dataset.tables[dataset.place[rank]].info.host for rank in ranks}
     node = f" All are on {named(*hosts)}." if len(hosts) == 1 and all(hosts) else ""
-    middle = "its sibling" if one.siblings == 1 else f"the middle one of {one.siblings} siblings"
-    times = f"{one.took_ns / max(one.usual_ns, 1):.3g} times"
+    middle = "its sibling" if others == 1 else f"the middle one of {others} siblings"
     return Words(
-        confidence=limits.MEASURED if all(hosts) else limits.ASSUMED,
-        summary=f"Transfers of {rank_list(one.ranks, limits.FEW)} take {times} as long as in "
-        f"sibling groups: {of_saving(dataset, saved)}. "
-        f"Their {they} {ms(one.took_ns)} per step; {middle} {ms(one.usual_ns)}.{node}",
+        summary=f"Transfers of {rank_list(ranks, limits.FEW)} take "
+        f"{took / max(usual, 1):.3g} times as long as in sibling groups: "
+        f"{of_saving(dataset, saved)}. "
+        f"Their {they} {ms(took)} per step; {middle} {ms(usual)}.{node}",
         evidence=[
             {
-                "communicator": name, "transfer_ns_per_step": round(one.took_ns),
-                "siblings": one.siblings, "sibling_transfer_ns_per_step": round(one.usual_ns),
+                "communicator": name, "transfer_ns_per_step": round(took),
+                "siblings": others, "sibling_transfer_ns_per_step": round(usual),
             }
-            for name in one.communicators[: limits.MOST]
+            for name in chosen[: limits.MOST]
         ],
-        follow_up=capture(dataset, one.ranks[: limits.MOST]),
+        confidence=limits.MEASURED if all(hosts) else limits.ASSUMED,
+        follow_up=capture(dataset, ranks[: limits.MOST]),
     )  # fmt: skip
