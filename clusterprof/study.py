@@ -20,7 +20,7 @@ from clusterprof.align.placing import place
 from clusterprof.align.waiting_kernels import as_exchanges, waiting_kernels
 from clusterprof.analysis.findings import communication
 from clusterprof.analysis.findings.combined import combined
-from clusterprof.analysis.findings.finding import pace, rare, unseen
+from clusterprof.analysis.findings.finding import of_the_window, pace
 from clusterprof.analysis.findings.registry import all_findings
 from clusterprof.analysis.findings.verdict import verdict
 from clusterprof.analysis.groups.topology import topology
@@ -127,8 +127,7 @@ def study(
             *_warnings(dataset, warnings),
             *_of_matching(dataset.placed),
             *contradictions(dataset),
-            *unseen(dataset),
-            *rare(dataset),
+            *of_the_window(dataset),
             *too_few,
         ],
     }

@@ -262,31 +262,26 @@ def unseen_ns(dataset: Dataset) -> float:
     return job.unseen_ns if job is not None else 0.0
 
 
-def unseen(dataset: Dataset) -> list[str]:
-    """The warning of a window that shows little of a step; none where it shows enough."""
-    if unseen_ns(dataset) <= limits.WARNING_FRAC * pace_ns(dataset):
-        return []
-    text = (
-        f"steps take {words.ms(pace_ns(dataset))} outside the window and "
-        f"{words.ms(dataset.step_ns)} in it, and nothing recorded explains the rest (such as "
-        "batches that were fetched ahead while the profiler started): profile more steps (--steps)"
-    )
-    return [text]
-
-
-def rare(dataset: Dataset) -> list[str]:
-    """The warning of a window with steps that the job has less often; none where it has no such."""
-    job = what_ifs(dataset)
-    if job is None or job.shares is None:
-        return []
-    seldom = np.flatnonzero(job.shares < limits.HALF / len(job.shares))
-    steps = words.numbers([dataset.steady_steps[k] for k in seldom])
-    text = (
-        f"steps take {words.ms(pace_ns(dataset))} outside the window and "
-        f"{words.ms(dataset.step_ns)} in it, more than the profiler's overhead explains: savings "
-        f"count its longer steps ({steps}) less often, so that the mean is the step outside"
-    )
-    return [text] if len(seldom) else []
+def of_the_window(dataset: Dataset) -> list[str]:
+    """Warnings of a window that shows little of a step, or steps that the job has less often."""
+    job, out = what_ifs(dataset), list[str]()
+    if job is None:
+        return out
+    paces = f"steps take {words.ms(job.step_ns)} outside the window and "
+    paces += f"{words.ms(dataset.step_ns)} in it, "
+    if job.unseen_ns > limits.WARNING_FRAC * job.step_ns:
+        out.append(
+            f"{paces}and nothing recorded explains the rest (such as batches that were fetched "
+            "ahead while the profiler started): profile more steps (--steps)"
+        )
+    shares = np.ones(1) if job.shares is None else job.shares
+    if len(seldom := np.flatnonzero(shares < limits.HALF / len(shares))):
+        steps = words.numbers([dataset.steady_steps[k] for k in seldom])
+        out.append(
+            f"{paces}more than the profiler's overhead explains: savings count its longer steps "
+            f"({steps}) less often, so that the mean is the step outside"
+        )
+    return out
 
 
 def another_pace(dataset: Dataset) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -72,50 +72,41 @@ Member = tuple[int, Part]
 Excess = Mapping[Part, Floats]
 
 
-@dataclass(frozen=True)
-class Straggler:
-    """Ranks that delay the others, each by its host or its GPU, and what their repair saves.
-
-    `saved.without` are the job's lengths once they, and those found before them, are repaired.
-    """
-
-    #: place and part, the one first that takes longest
-    members: tuple[Member, ...]
-    saved: Saved
-
-
 @once
-def stragglers(dataset: Dataset) -> list[Straggler]:
-    """All stragglers, the one first that saves most; each on what those before it leave."""
-    job, out, named = job_of(dataset), list[Straggler](), set[Member]()
+def stragglers(dataset: Dataset) -> list[tuple[Member, ...]]:
+    """All stragglers, the one first that saves most; each on what those before it leave.
+
+    Each by its host or its GPU, of several together the one first that takes longest.
+    """
+    job, out, named = job_of(dataset), list[tuple[Member, ...]](), set[Member]()
     least, lengths = limits.LEAST_FRAC * dataset.step_ns, job.base
     while len(named) < len(dataset.ranks) > 1 and len(out) < limits.MOST:
         # in a step that a found straggler makes long, the others are compared without that
         excess = job.excess_of(lengths)
-        tried = [
-            _tried(job, lengths, members)
+        tried = {
+            members: job.saved(_like_peers(job, members, lengths), lengths)
             for members in _suspects(job, excess, named)
             if all(_stands_out(job, excess, one, {*members, *named}) for one in members)
-        ]
-        alone = {one.members[0]: one.saved.most_ns for one in tried if len(one.members) == 1}
-
-        def beyond_each(one: Straggler, alone: dict[Member, float] = alone) -> float:
-            """What it saves; of several ranks, beyond what they save one by one."""
-            each = sum(max(alone.get(member, 0.0), 0.0) for member in one.members)
-            return one.saved.most_ns - (each if len(one.members) > 1 else 0.0)
-
-        # several that save little more than one by one are named one by one
-        tried = [
-            one for one in tried
-            if beyond_each(one) >= least
-            and (len(one.members) == 1 or beyond_each(one) >= limits.HALF * one.saved.most_ns)
+        }
+        saves = {members: saved.most_ns for members, saved in tried.items()}
+        worth = [
+            members for members in tried
+            if (beyond_each := saves[members] - _one_by_one(saves, members)) >= least
+            # several that save little more than one by one are named one by one
+            and beyond_each >= limits.HALF * saves[members]
         ]  # fmt: skip
-        if not tried:
+        if not worth:
             break
-        out.append(max(tried, key=lambda one: one.saved.most_ns))
-        lengths = out[-1].saved.without
-        named |= set(out[-1].members)
+        out.append(max(worth, key=lambda members: saves[members]))
+        lengths = tried[out[-1]].without
+        named |= set(out[-1])
     return out
+
+
+def _one_by_one(saves: Mapping[tuple[Member, ...], float], members: tuple[Member, ...]) -> float:
+    """What several save one by one (ns); of one nothing."""
+    each = (max(saves.get((member,), 0.0), 0.0) for member in members)
+    return sum(each) if len(members) > 1 else 0.0
 
 
 def hidden_by_profilers(dataset: Dataset) -> bool:
@@ -268,10 +259,6 @@ def beyond(values: Floats, equals: Floats, chance: float = limits.CHANCE) -> boo
     return bool(mean > students_t(chance, free) * math.sqrt(spread))
 
 
-def _tried(job: WhatIfs, lengths: Lengths, members: tuple[Member, ...]) -> Straggler:
-    return Straggler(members, job.saved(_like_peers(job, members, lengths), lengths))
-
-
 def _like_peers(job: WhatIfs, members: Sequence[Member], lengths: Lengths) -> Lengths:
     """`lengths` where these hosts and GPUs take as long as their middle peers'."""
     for part in PARTS:
@@ -292,14 +279,14 @@ def repairs(dataset: Dataset, *_: object) -> list[Repair]:
     """Propose `straggler.host` and `straggler.gpu`, each found on what those before it leave."""
     return [
         Repair(
-            _code(dataset, one.members),
-            tuple(_ranks(dataset, one.members)),
-            partial(_like_peers, job_of(dataset), one.members),
-            partial(_words, dataset, one.members, delays=True),
+            _code(dataset, members),
+            tuple(_ranks(dataset, members)),
+            partial(_like_peers, job_of(dataset), members),
+            partial(_words, dataset, members, delays=True),
             least_ns=-math.inf,
             turn=turn,
         )
-        for turn, one in enumerate(stragglers(dataset))
+        for turn, members in enumerate(stragglers(dataset))
     ]
 
 
@@ -311,7 +298,7 @@ def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
     enough = more.max() >= limits.CRITICAL_FRAC * dataset.step_ns and not stragglers(dataset)
     if not enough or not _stands_out(job, job.excess, one, {one}):
         return []
-    saved = _tried(job, job.base, (one,)).saved
+    saved = job.saved(_like_peers(job, [one], job.base))
     say = _words(dataset, [one], saved, delays=False)
     return [finding(dataset, _code(dataset, [one]), _ranks(dataset, [one]), say, saved)]
 
@@ -342,7 +329,10 @@ def _words(dataset: Dataset, every: Sequence[Member], saved: Saved, *, delays: b
     for text, on in why.items():
         where = f" on {rank_list(on, limits.FEW)}" if len(why) > 1 and several else ""
         texts.append(f"Cause{where}: {text}.")
-    looked = "" if several else _by_the_look(dataset, ranks[0])
+    # in how many steps the look has shown it late; empty where not, or in all of them
+    looked, shown = "", None if several else _shown(dataset, ranks[0])
+    if shown and dataset.shallow:
+        looked = in_some(shown["late_steps"], dataset.shallow["steps"])
     if looked:
         texts.append(f"The look at all ranks has shown it {looked}.")
     if node:
@@ -380,14 +370,6 @@ def _words(dataset: Dataset, every: Sequence[Member], saved: Saved, *, delays: b
         ],
         advice=" ".join(dict.fromkeys(reason.advice or code.recommendation for reason in reasons)),
         follow_up=closer if code is CODES[0] else "",
-    )
-
-
-def _by_the_look(dataset: Dataset, rank: int) -> str:
-    """In how many steps the look has shown a rank late; empty where not, or in all of them."""
-    shown = _shown(dataset, rank)
-    return (
-        in_some(shown["late_steps"], dataset.shallow["steps"]) if shown and dataset.shallow else ""
     )
 
 

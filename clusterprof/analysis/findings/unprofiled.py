@@ -48,11 +48,8 @@ _WAITED_FOR = ["AllReduce", "AllGather", "ReduceScatter", "AllToAll"]
 def _beyond_quickest(dataset: Dataset) -> Floats:
     """How much longer than the quickest of its kind each row lasts after its last arrival (ns).
 
-    Zero where that is not so long that it is no transfer, and where every member is profiled. Per
-    row of the placed table; the last arrival is that of the *profiled* members.
-    Kinds are communicator, operation, and large or small; the time of a large message goes with its
-    size, that of a small one does not. Where all calls wait for a rank that computes between them,
-    the quickest tell no more than the small ones do.
+    Per row of the placed table; 0 where it may be a transfer, or every member is profiled. Kinds
+    are communicator, operation, and large or small: the time of a large message goes with its size.
     """
     c = dataset.collectives
     extra = np.zeros(len(c.rank))
@@ -115,22 +112,15 @@ def _all_wait(dataset: Dataset, rows: Ints, transfer: Floats) -> bool:
 
 
 def repairs(dataset: Dataset, *_: object) -> list[Repair]:
-    """Propose `straggler.unprofiled` where profiled members wait for an unprofiled rank.
-
-    Evidence: of calls of one communicator, operation and size, some take many times longer after
-    the last *profiled* arrival than the quickest ones, on every profiled member at once. Assumes
-    that equal transfers take equally long; a congested network looks alike, hence the modest
-    confidence. It saves what the replay saves where these calls transfer as quickly. Only where the
-    world has ranks without a report.
-    """
+    """Propose `straggler.unprofiled`: of a communicator all calls transfer as the quickest do."""
     c, extra = dataset.collectives, _beyond_quickest(dataset)
     # in a pipeline all ranks wait for the other stages, profiled or not
     if not extra.any() or dataset.pipelined:
         return []
-    names, of = np.unique(c.communicator.astype(str), return_inverse=True)
+    of = c.communicators[0]
     waited = np.bincount(of, extra * np.isin(c.step, dataset.steady_steps))
     most = np.argsort(-waited, kind="stable")[: limits.MOST]
-    return [_repair(dataset, str(names[k]), extra) for k in most if waited[k] > 0]
+    return [_repair(dataset, of == k, extra) for k in most if waited[k] > 0]
 
 
 def _waited(dataset: Dataset, mine: Bools, extra: Floats) -> Floats:
@@ -146,10 +136,9 @@ def _waited(dataset: Dataset, mine: Bools, extra: Floats) -> Floats:
     return np.asarray(np.min(each, axis=0), dtype=float)
 
 
-def _repair(dataset: Dataset, communicator: str, extra: Floats) -> Repair:
-    """Of one communicator: its calls last `extra` less (ns, per row)."""
+def _repair(dataset: Dataset, calls: Bools, extra: Floats) -> Repair:
+    """The calls of one communicator last `extra` less (ns, per row)."""
     c, job = dataset.collectives, job_of(dataset).job
-    calls = c.communicator == communicator
     mine = calls & np.isin(c.step, dataset.steady_steps)
     # all members wait at once, or no other rank is late
     hit = _waited(dataset, mine, extra) > limits.WARNING_FRAC * dataset.step_ns
@@ -163,22 +152,20 @@ def _repair(dataset: Dataset, communicator: str, extra: Floats) -> Repair:
         CODES[0],
         tuple(np.unique(c.rank[mine]).tolist()),
         lambda lengths: replace(lengths, run=np.maximum(lengths.run - waits, 0)),
-        partial(_words, dataset, mine, int((mine & (extra > 0)).sum())),
+        partial(_words, dataset, np.flatnonzero(mine), extra),
         (limits.LEAST_FRAC if steady else limits.CRITICAL_FRAC) * dataset.step_ns,
         calls=calls,
     )
 
 
-def _words(dataset: Dataset, mine: Bools, long_calls: int, saved: Saved) -> Words:
+def _words(dataset: Dataset, mine: Ints, extra: Floats, saved: Saved) -> Words:
     """The calls `mine` of one communicator in words."""
-    c = dataset.collectives
-    ranks = np.unique(c.rank[mine]).tolist()
-    size = communicator_size(dataset, np.flatnonzero(mine))
-    missing = not_captured(dataset, np.flatnonzero(mine))
+    c, size = dataset.collectives, communicator_size(dataset, mine)
+    ranks, missing = np.unique(c.rank[mine]).tolist(), not_captured(dataset, mine)
     who = rank_list(ranks, limits.FEW).capitalize()
     who += " waits" if len(ranks) == 1 else " wait together"
-    when = " in the window, and hardly in the steps before it"
-    when = when if saved.rare else f": {of_step(dataset, saved)}"
+    rare = " in the window, and hardly in the steps before it"
+    when = rare if saved.rare else f": {of_step(dataset, saved)}"
     world = dataset.world_size or "more"
     of = f"It is one of {size} in its communicator" if size else "It is not known which one it is"
     return Words(
@@ -187,9 +174,9 @@ def _words(dataset: Dataset, mine: Bools, long_calls: int, saved: Saved) -> Word
         f"the job has {world} ranks, {len(dataset.ranks)} of them profiled.",
         evidence=[
             {
-                "communicator": str(c.communicator[mine][0]), "communicator_size": size,
+                "communicator": str(c.communicator[mine[0]]), "communicator_size": size,
                 "ranks": ranks, "not_captured": missing,
-                "long_calls": long_calls // len(ranks),
+                "long_calls": int((extra[mine] > 0).sum()) // len(ranks),
             }
         ],
         advice=profile_them(missing),

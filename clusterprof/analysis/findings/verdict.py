@@ -14,7 +14,6 @@ from clusterprof.analysis.findings.finding import (
     pace_ns,
     plain,
     severity,
-    unseen,
     unseen_ns,
 )
 from clusterprof.analysis.findings.straggler import hidden_by_profilers, overlapped
@@ -50,7 +49,8 @@ def verdict(dataset: Dataset, findings: Sequence[Finding]) -> list[Sentence]:
     weighty = [f for f in findings if f["severity"] != "info"]
     late = [f for f in findings if f["code"].startswith("straggler.") and not overlapped(f)]
     leading = [f for f in late if f in weighty]
-    if unseen(dataset) and unseen_ns(dataset) > max(map(_saved, weighty), default=0):
+    enough = max([limits.WARNING_FRAC * pace_ns(dataset), *map(_saved, weighty)])
+    if unseen_ns(dataset) > enough:
         window, step = ms(dataset.step_ns), ms(pace_ns(dataset))
         text = f"The window shows {window} of each {step} step: the rest {_OPEN}."
         start = plain("unknown", text)
