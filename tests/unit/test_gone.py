@@ -21,7 +21,7 @@ from clusterprof.analysis.model.capture_cost import capture_cost
 from clusterprof.ingest.rank_steps import steps_table
 from clusterprof.report import text
 from clusterprof.results import RANKS, CaptureCost, Finding, Results
-from clusterprof.study import dataset_of, study
+from clusterprof.study import study
 
 MS = 1_000_000
 TEARDOWN, LOG_LEVEL = "TEARDOWN_CUPTI", "KINETO_LOG_LEVEL"
@@ -108,7 +108,7 @@ def perturbation(before: int, after: int | None, chance: int | None) -> tuple[Fi
         for finding in study(ranks, capture=cost).results["findings"]
         if finding["code"] == "profiler.perturbation"
     )
-    return found, profiler_overhead.stays_longer(dataset_of(ranks, capture=cost))
+    return found, profiler_overhead.stay(cost["profiled"])
 
 
 @pytest.mark.parametrize(

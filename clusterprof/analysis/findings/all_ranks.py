@@ -59,18 +59,15 @@ def find(dataset: Dataset, found: Sequence[Finding] = ()) -> list[Finding]:
             late = tuple(each["late_steps"] or ())
             key = (each["delays"], each["group"], each["until_step"], late)
             groups.setdefault(key, []).append(each)
-    by = lighter(dataset)
-    return [_finding(dataset, shallow, some, by) for some in groups.values()]
+    return [_finding(dataset, shallow, some) for some in groups.values()]
 
 
-def _finding(dataset: Dataset, shallow: ShallowResults, some: list[Suspect], by: str) -> Finding:
-    """Make the finding of the suspects of one group, worst first; `by` is what profiles them."""
-    ranks, worst = [each["rank"] for each in some], some[0]
-    step_ns = shallow["step_ns"]
+def _finding(dataset: Dataset, shallow: ShallowResults, some: list[Suspect]) -> Finding:
+    """Make the finding of the suspects of one group, worst first."""
+    ranks, worst, step_ns = [each["rank"] for each in some], some[0], shallow["step_ns"]
     saved = min(worst["lateness_ns"], step_ns) if worst["delays"] else 0
     bound = worst["bound_ns"] if worst["delays"] else 0
-    share = saved / step_ns if step_ns else 0.0
-    steps = [each for each in shallow["steps"] if _late(worst, each)]
+    to_the_end = worst["until_step"] is None and worst["late_steps"] is None
     # several groups may have one name
     peers = [
         rank for e in shallow["groups"]
@@ -84,25 +81,20 @@ def _finding(dataset: Dataset, shallow: ShallowResults, some: list[Suspect], by:
         ],
         confidence=limits.MEASURED if worst["delays"] else limits.ASSUMED,
         rank=ranks[0] if len(ranks) == 1 else None,
-        follow_up=capture(dataset, [*sorted(ranks)[:2], *peers[:1]], profiler=by),
-        recurrence="persistent" if _in_all(worst) else "intermittent",
+        follow_up=capture(dataset, [*sorted(ranks)[:2], *peers[:1]], profiler=lighter(dataset)),
+        recurrence="persistent" if to_the_end else "intermittent",
     )
     return finding(dataset, CODES[0], sorted(ranks), say) | {
         "severity": severity((saved - worst["bound_ns"]) / max(step_ns, 1)),
-        "steps": steps,
+        "steps": [step for step in shallow["steps"] if _late(worst, step)],
         "cost_ns_per_step": saved,
-        "share_of_step": round(share, 4),
+        "share_of_step": round(saved / max(step_ns, 1), 4),
         "saved_ns_per_step": saved,
         "saved_least_ns": max(saved - bound, 0),
         "saved_most_ns": min(saved + bound, step_ns),
         "saved_uncertainty_ns": bound,
         "uncertainty_ns": worst["bound_ns"],
     }
-
-
-def _in_all(one: Suspect) -> bool:
-    """Whether a suspect is late in all steps up to the last, at least from some step on."""
-    return one["until_step"] is None and one["late_steps"] is None
 
 
 def _late(one: Suspect, step: int) -> bool:
@@ -114,10 +106,8 @@ def _late(one: Suspect, step: int) -> bool:
 
 
 def _summary(shallow: ShallowResults, some: list[Suspect]) -> str:
-    worst = some[0]
+    worst, step = some[0], shallow["step_ns"]
     who = rank_list([each["rank"] for each in some], 4)
-    verb = "delays" if len(some) == 1 else "delay"
-    step = shallow["step_ns"]
     # who is behind by more than a step is waited for no longer than that
     late = min(worst["lateness_ns"], step or worst["lateness_ns"])
     share = f" ({percent(late / step)})" if step else ""
@@ -127,7 +117,8 @@ def _summary(shallow: ShallowResults, some: list[Suspect]) -> str:
     if some_steps := words.in_some(worst["late_steps"], shallow["steps"]):
         since += f", {some_steps}"
     if worst["delays"]:
-        first = f"{who[0].upper()}{who[1:]} {verb} the other ranks by {much}{since}."
+        verb = "delays" if len(some) == 1 else "delay"
+        first = f"{who.capitalize()} {verb} the other ranks by {much}{since}."
         first += " Cause: cannot be determined from flight recorders; profile it."
     else:
         first = f"The other ranks wait {much} for {who}{since}."
@@ -146,9 +137,8 @@ def verdict(dataset: Dataset) -> list[Sentence]:
     shallow = dataset.shallow
     if shallow is None:
         return []
-    count = (
-        f"{len(shallow['ranks'])} ranks, {len(shallow['steps'])} steps of {ms(shallow['step_ns'])}"
-    )
+    steps = f"{len(shallow['steps'])} steps of {ms(shallow['step_ns'])}"
+    count = f"{len(shallow['ranks'])} ranks, {steps}"
     if shallow["by"] == "nothing" or not shallow["steps"]:
         text = "Stragglers cannot be determined: no call is known of all members of its group."
         return plain("unknown", text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,8 +22,6 @@ from clusterprof.analysis.model.host_time import (
 )
 from clusterprof.words import ms
 
-#: of an excess over the middle peer
-_NOTHING_EXPLAINS = "no call, range or operator explains half of it"
 #: where a sentence has two names (`between 'a' and 'b'`), all of one that is longer than 24
 _LONG_NAME = re.compile(r"(?<=')([^']{23})[^']{2,}(?=')")
 _COPIES = re.compile("(?i)memcpy|memset")
@@ -38,8 +36,7 @@ LEAVE_THE_LOCK = (
 )
 
 
-@dataclass(frozen=True)
-class Reason:
+class Reason(NamedTuple):
     """Why a rank is late (a clause without a full stop), and what shows it."""
 
     why: str
@@ -64,7 +61,7 @@ def pause(dataset: Dataset, k: int, paused: Ints) -> tuple[float, str]:
     end = own_clock(dataset, k, job.job.host_at[longest])
     mean = float(lengths.mean()) if len(longest) else 0.0
     cause = time.cause(time.within(end - lengths, end).sum(axis=1) / max(len(longest), 1), mean)
-    return mean, "" if cause is None else where(time.names[cause])
+    return mean, "" if cause is None else _where(time.names[cause])[1]
 
 
 def late_host(dataset: Dataset, k: int, each: Floats) -> Reason:
@@ -84,8 +81,9 @@ def late_host(dataset: Dataset, k: int, each: Floats) -> Reason:
     usual = np.median(theirs, axis=0)
     cause = time.cause((mine - usual).mean(axis=1), float(each[late].mean()))
     if cause is None:
-        unlike = len(dataset.profilers([k, *others])) > 1
-        why = "another profiler records its peers" if unlike else _NOTHING_EXPLAINS
+        why = "no call, range or operator explains half of it"
+        if len(dataset.profilers([k, *others])) > 1:
+            why = "another profiler records its peers"
         return Reason(f"cannot be determined: {why}", [])
     began = [time.when(cause, *span) for span in np.stack(spans, axis=1)[late].tolist()]
     aligned = dataset.clock.align(dataset.ranks[k], np.asarray(began, dtype=np.int64))
@@ -100,36 +98,30 @@ def late_host(dataset: Dataset, k: int, each: Floats) -> Reason:
         )
     ]  # fmt: skip
     why, advice = _why(time.names[cause])
-    numbers = _beside(mine[cause].mean(), usual[cause].mean())
+    numbers = f"{ms(mine[cause].mean())}, its peers {ms(usual[cause].mean())}"
     return Reason(f"{why} ({numbers})", rows[: limits.MOST], advice)
 
 
 def _spent(dataset: Dataset, k: int, names: list[Named], like: int) -> Floats:
     """How long the k-th rank's host is in each of `names` in each steady-state step (ns).
 
-    A gap between ranges that it has not may be any part of its time, and so may a call that its
-    profiler does not record, where another than that of the rank `like` is at work: it is in that
-    for ever.
+    Infinitely long in what may be any part of its time: a gap between ranges that it has not, or a
+    call where another profiler than that of the rank `like` is at work, which may not record it.
     """
     rows = dict(zip(host_time(dataset, k).names, spent(dataset, k), strict=True))
-    none = np.zeros(len(dataset.steady_steps))
     unlike = len(dataset.profilers([k, like])) > 1
     for name in set(names) - rows.keys():
-        rows[name] = none + np.inf if unlike or name.kind == BETWEEN else none
+        unknown = unlike or name.kind == BETWEEN
+        rows[name] = np.full(len(dataset.steady_steps), np.inf if unknown else 0)
     return np.stack([rows[name] for name in names])
 
 
-def _beside(mine: float, peers: float) -> str:
-    """What something takes a rank per step, and its middle peer."""
-    return f"{ms(mine)}, its peers {ms(peers)}"
-
-
-def where(call: Named) -> str:
-    """What a host is in, as a sentence says it."""
+def _where(call: Named) -> tuple[str, str]:
+    """What a host does, and in what, as a sentence says it."""
     if call.kind == BETWEEN:
-        return _LONG_NAME.sub(r"\1…", call.name)
+        return "pauses", _LONG_NAME.sub(r"\1…", call.name)
     name = named(call.name)
-    return f"in {name}" if call.kind in ("os", "cuda") else f"in '{name}'"
+    return ("blocks", f"in {name}") if call.kind in ("os", "cuda") else ("is", f"in '{name}'")
 
 
 def _why(call: Named) -> tuple[str, str]:
@@ -138,9 +130,7 @@ def _why(call: Named) -> tuple[str, str]:
         return "the garbage collector runs", COLLECT_TOGETHER
     if call.name == LOCKED:
         return f"its host waits for {LOCKED}", LEAVE_THE_LOCK
-    if call.kind == BETWEEN:
-        return f"its host pauses {where(call)}", ""
-    return f"its host {'blocks' if call.kind in ('os', 'cuda') else 'is'} {where(call)}", ""
+    return f"its host {' '.join(_where(call))}", ""
 
 
 def busy_gpu(dataset: Dataset, k: int) -> Reason:
@@ -170,9 +160,7 @@ def busy_gpu(dataset: Dataset, k: int) -> Reason:
     else:
         why, of = "its GPU is slower than its peers'", ~copies
         advice = (
-            "Look at what else runs on that host, its clocks, and the cores it is bound to."
-            if dataset.on_host
-            else "Look at that GPU's clocks, temperature and throttling (nvidia-smi -q -d "
+            "Look at that GPU's clocks, temperature and throttling (nvidia-smi -q -d "
             "PERFORMANCE,CLOCK) and at other processes on it."
         )
     worst = int(np.argmax(np.where(of, more, -np.inf)))
@@ -181,5 +169,5 @@ def busy_gpu(dataset: Dataset, k: int) -> Reason:
         "more_ns_per_step": round(float(more[worst])),
         "more_calls_per_step": float(more_calls[worst]) + 0.0,  # none, and not minus none
     }  # fmt: skip
-    numbers = _beside(float(took[of, k].sum()), float(usual[of].sum()))
-    return Reason(f"{why} ({numbers})", [row], advice, movable=bool(of is work))
+    numbers = f"{ms(float(took[of, k].sum()))}, its peers {ms(float(usual[of].sum()))}"
+    return Reason(f"{why} ({numbers})", [row], advice, movable=of is work)

@@ -50,7 +50,6 @@ _STAYS_BY_TORCH = (
     "No action inside the window; torch.profiler lets go of the GPU's tracing with CUDA 12.6 or "
     "later, unless TEARDOWN_CUPTI=0 is set: without it profile a short job."
 )
-_LENGTHEN = "Too few steady-state steps are left: lengthen the window by {} steps (--steps)."
 
 #: clauses (empty where there is only evidence), and the evidence for each
 Parts = Iterator[tuple[str, Evidence]]
@@ -59,31 +58,30 @@ Parts = Iterator[tuple[str, Evidence]]
 def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
     """Return `profiler.perturbation`: what the profiler did to the training, as far as measured.
 
-    Once: stalls at its start and stop (by the step logs of a run, `dataset.capture`), and how far
-    the start desynchronised the ranks (the spread of the aligned begins of the first step that all
-    ranks have). In each step of the window: what it took longer than before. The steady-state
-    steps exclude the desynchronised ones, so its cost to them is 0; what tracing adds to hosts is
-    left out of all savings (`WhatIfs`). Information, unless too few steps are left.
+    It costs the steady-state steps nothing: they exclude the desynchronised ones, and what tracing
+    adds to hosts is left out of all savings (`WhatIfs`).
     """
     if not dataset.ranks:
         return []
     every = (_stalls, _longer_steps, _desynchronised, _slower_hosts)
     parts = [part for each in every for part in each(dataset)]
     texts = [text for text, _ in parts if text]
-    too_few = len(dataset.steady_steps) < LEAST_STEADY
     if not texts:
         return []
-    stays, follow_up = stays_longer(dataset), ""
+    stays, follow_up = stay(dataset.capture["profiled"]) if dataset.capture else None, ""
     advice = _NO_ACTION.format("" if stays is None else ", and it ends with the window")
     profilers = {table.info.profiler.partition(" ")[0] for table in dataset.tables}
     if stays:
         advice = _STAYS_BY_TORCH if profilers == {"torch.profiler"} else _STAYS
         if "nsys" in profilers and not asks_for_nsys(dataset):
             follow_up = capture(dataset, dataset.ranks, profiler="torch")
+    if too_few := len(dataset.steady_steps) < LEAST_STEADY:
+        advice = "Too few steady-state steps are left: lengthen the window by "
+        advice += f"{missing(dataset)} steps (--steps)."
     say = Words(
         summary="Profiler overhead: " + "; ".join(texts) + ".",
         evidence=[row for _, rows in parts for row in rows],
-        advice=_LENGTHEN.format(missing(dataset)) if too_few else advice,
+        advice=advice,
         follow_up=follow_up,
         at_least="warning" if too_few else "info",
         recurrence="once",
@@ -94,11 +92,6 @@ def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
 def missing(dataset: Dataset) -> int:
     """By how many steps a window must be longer to hold enough steady-state ones."""
     return max(LEAST_STEADY + 1 - len(dataset.steady_steps), 1)
-
-
-def stays_longer(dataset: Dataset) -> bool | None:
-    """Whether profiled ranks' steps are longer after the window than before; None: not known."""
-    return stay(dataset.capture["profiled"]) if dataset.capture else None
 
 
 def stay(times: StepTimes) -> bool | None:
@@ -128,8 +121,7 @@ def _longer_steps(dataset: Dataset) -> Parts:
         around = [ns for ns in (before, after) if ns is not None]
         if inside is None or not around:
             continue
-        usual = min(around)
-        more = inside - usual
+        more = inside - (usual := min(around))
         known = {name: ns for name, ns in times.items() if ns is not None}
         row = {"whose": whose, **known, "more_ns_per_step": more}
         texts = []
@@ -166,10 +158,8 @@ def _desynchronised(dataset: Dataset) -> Parts:
     rows = np.flatnonzero(known & (d.step == step))
     times = dataset.aligned(d.rank[rows], d.host_begin[rows]).tolist()
     begins = list(zip(times, [dataset.ranks[k] for k in d.rank[rows]], strict=True))
-    if len(begins) < 2:
-        return
-    (first, _), (last, late) = min(begins), max(begins)
-    if last - first < limits.HALF * dataset.step_ns:
+    (first, _), (last, late) = min(begins, default=(0, 0)), max(begins, default=(0, 0))
+    if len(begins) < 2 or last - first < limits.HALF * dataset.step_ns:
         return
     excluded = [s for s in dataset.steps if s not in dataset.steady_steps]
     text = (
