@@ -74,10 +74,10 @@ def take_picture() -> None:
 
 def write_findings() -> None:
     """docs/findings.md: every finding code, from the registry, below what is hand-written."""
-    from clusterprof.analysis.findings import registry
+    import finding_codes
 
-    by_hand = FINDINGS.read_text(encoding="utf-8").partition(registry.WRITTEN)[0]
-    FINDINGS.write_text(by_hand + registry.page(), encoding="utf-8")
+    by_hand = FINDINGS.read_text(encoding="utf-8").partition(finding_codes.WRITTEN)[0]
+    FINDINGS.write_text(by_hand + finding_codes.reference(), encoding="utf-8")
 
 
 def write_python() -> None:

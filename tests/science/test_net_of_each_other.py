@@ -46,7 +46,7 @@ class Hosts:
             def words(saved: Saved) -> Words:
                 return Words(f"It costs {of_step(dataset, saved)}.", evidence=[])
 
-            return Repair(code, ranks, apply, words, least_ns=0.02 * dataset.step_ns, turn=turn)
+            return Repair(code, ranks, apply, words, turn=turn)
 
         return [repair(*each) for each in self.faster]
 

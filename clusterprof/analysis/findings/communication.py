@@ -22,7 +22,7 @@ from clusterprof.analysis.findings.unprofiled import not_captured, profile_them
 from clusterprof.analysis.groups.topology import whole
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.accounts import COMMUNICATION, EXPOSED, WAITING, by_call, call_of
-from clusterprof.analysis.model.dataset import Bools, Dataset, Ints, calls_per_step, once, parts
+from clusterprof.analysis.model.dataset import Dataset, Ints, calls_per_step, once, parts
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.what_if import Saved
 from clusterprof.results import OperationEntry
@@ -118,38 +118,37 @@ def repairs(dataset: Dataset, _: Lengths, before: Sequence[Repair] = ()) -> list
             known &= ~each.calls
     # tensor groups are many communicators of one kind: they are one finding
     label = np.where(c.between_stages, _BOTH, c.label)
-    transfer, steady = spent[:, EXPOSED] - spent[:, WAITING], np.isin(c.step, dataset.steady_steps)
+    rows, transfer = np.flatnonzero(known), spent[:, EXPOSED] - spent[:, WAITING]
     out = []
-    for operation, separate in dict.fromkeys(zip(label[known], separable[known], strict=True)):
-        mine = known & (label == operation) & (separable == separate)
-        most = np.bincount(c.rank, transfer * mine).max()
+    for mine in parts(rows, np.asarray([f"{label[r]}{separable[r]}" for r in rows], dtype=str)):
+        most = np.bincount(c.rank[mine], transfer[mine]).max()
         if most >= least * len(dataset.steady_steps):
-            ranks = tuple(np.unique(c.rank[mine & steady]).tolist())
-            words = partial(_words, dataset, str(operation), mine)
-            each = Repair(CODES[0], ranks, partial(_without, dataset, mine), words, least)
-            out.append((most, each))
+            ranks = np.unique(c.rank[mine[np.isin(c.step[mine], dataset.steady_steps)]])
+            words = partial(_words, dataset, str(label[mine[0]]), mine)
+            apply = partial(_without, dataset, mine)
+            out.append((most, Repair(CODES[0], tuple(ranks.tolist()), apply, words)))
     out.sort(key=lambda each: -each[0])
     return [each for _, each in out[: limits.MOST]]
 
 
-def _without(dataset: Dataset, mine: Bools, base: Lengths) -> Lengths:
+def _without(dataset: Dataset, mine: Ints, base: Lengths) -> Lengths:
     """The lengths where compute overlaps the transfers of these rows of the placed table.
 
     They take what they slow it by. What they wait for a profiled rank stays.
     """
     replayed = job_of(dataset).job
     call, run = call_of(dataset, replayed), base.run.copy()
-    rows = np.flatnonzero((call >= 0) & mine[call])
+    rows = np.flatnonzero(np.isin(call, mine))
     waits = np.where(replayed.joined[rows], 0, dataset.collectives.wait[call[rows]])
     run[rows] -= ((1 - _SLOWS) * np.maximum(run[rows] - waits, 0)).astype(np.int64)
     return replace(base, run=run)
 
 
-def _words(dataset: Dataset, operation: str, mine: Bools, saved: Saved) -> Words:
+def _words(dataset: Dataset, operation: str, mine: Ints, saved: Saved) -> Words:
     """The figures are those of `by_operation`."""
     c = dataset.collectives
-    inside = np.flatnonzero(mine & np.isin(c.step, dataset.steady_steps))
-    names = {(str(c.label[r]), str(c.communicator[r])) for r in np.flatnonzero(mine)}
+    inside = mine[np.isin(c.step[mine], dataset.steady_steps)]
+    names = {(str(c.label[r]), str(c.communicator[r])) for r in mine}
     used = [e for e in by_operation(dataset) if (e["operation"], e["communicator"]) in names]
     exposed = sum(e["exposed_ns_per_step"] for e in used)
     every = sum(e["communication_ns_per_step"] for e in used)

@@ -98,17 +98,12 @@ class Repair:
     apply: Callable[[Lengths], Lengths]
     #: the finding in words, by what its repair saves
     words: Callable[[Saved], Words]
-    #: it is a finding where it saves so much (ns a step)
-    least_ns: float
+    #: it is a finding where it saves this share of the window's step
+    least: float = limits.LEAST_FRAC
     #: of a module those of an earlier turn are weighed before the others, whatever they save
     turn: int = 0
     #: rows of the placed table that no repair of a later tier is about
     calls: Bools | None = None
-
-    @property
-    def name(self) -> tuple[str, tuple[int, ...]]:
-        """Its code and ranks, as other findings and results call it."""
-        return self.code.code, self.ranks
 
 
 def finding(
@@ -256,12 +251,6 @@ def pace(dataset: Dataset) -> Pace | None:
     }
 
 
-def unseen_ns(dataset: Dataset) -> float:
-    """What a step takes longer outside the window (ns) than what is recorded in it explains."""
-    job = what_ifs(dataset)
-    return job.unseen_ns if job is not None else 0.0
-
-
 def of_the_window(dataset: Dataset) -> list[str]:
     """Warnings of a window that shows little of a step, or steps that the job has less often."""
     job, out = what_ifs(dataset), list[str]()
@@ -305,8 +294,7 @@ def of_saving(dataset: Dataset, saved: Saved) -> str:
     if len(hit) == 1:
         return f"{much} in step {dataset.steady_steps[hit[0]]} alone"
     share = words.percent(saved.ns / pace_ns(dataset))
-    often = f"{len(hit)} of {count} steady-state steps{_at(dataset, hit)}"
-    return f"{much} in {often}, {share} of all time"
+    return f"{much} in {_often(dataset, hit, count)}, {share} of all time"
 
 
 def of_window(dataset: Dataset, ns: float) -> str:
@@ -323,15 +311,16 @@ def _when(dataset: Dataset, each: np.ndarray, hit: np.ndarray) -> str:
     """In which steps of the window it is, where not in all: at one stretch, or how many."""
     if not 0 < len(hit) < len(each):
         return ""
-    often = f"{len(hit)} of {len(each)} steady-state steps{_at(dataset, hit)}"
-    return f" It happens in {often}, {words.ms(float(each[hit].mean()))} each."
+    often, much = _often(dataset, hit, len(each)), words.ms(float(each[hit].mean()))
+    return f" It happens in {often}, {much} each."
 
 
-def _at(dataset: Dataset, hit: np.ndarray) -> str:
-    """The first and last of the steps, where they are one stretch of the window."""
+def _often(dataset: Dataset, hit: np.ndarray, of: int) -> str:
+    """In how many steps it is; the first and last where they are one stretch of the window."""
+    often = f"{len(hit)} of {of} steady-state steps"
     if len(hit) < limits.FEW or hit[-1] - hit[0] + 1 > len(hit):
-        return ""
-    return f" ({dataset.steady_steps[hit[0]]} to {dataset.steady_steps[hit[-1]]})"
+        return often
+    return f"{often} ({dataset.steady_steps[hit[0]]} to {dataset.steady_steps[hit[-1]]})"
 
 
 def capture(dataset: Dataset, ranks: Sequence[int], *options: str, profiler: str = "nsys") -> str:

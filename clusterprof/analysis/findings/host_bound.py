@@ -1,9 +1,8 @@
 """What all hosts lose time with: the interpreter lock, input, waits, launches; and idle GPUs.
 
-Each finding is a what-if on the job without its stragglers. Calls in the reports name what a host
-does; the replay says what a step would save without it. What stops a host comes before what it
-waits for, as queued work only hides the stop where nothing waits; and that before launches. Each
-next one is weighed on what those before leave, so that savings add up.
+Calls in the reports name what a host does; the replay says what a step would save without it. What
+stops a host comes before what it waits for, as queued work only hides the stop where nothing waits;
+and that before launches.
 """
 
 from __future__ import annotations
@@ -193,7 +192,7 @@ def repairs(dataset: Dataset, lengths: Lengths, *_: object) -> list[Repair]:
             tuple(cause.ranks),
             cause.without,
             partial(_words, cause),
-            cause.least * dataset.step_ns,
+            cause.least,
             turn=cause.turn,
         )
         for cause in _causes(dataset, job_of(dataset), lengths)

@@ -167,8 +167,7 @@ def _repair(dataset: Dataset, siblings: _Siblings, slow: Ints) -> Repair:
 
     of = np.isin(c.communicators[0], siblings.communicators[slow])
     ranks = tuple(np.unique(c.rank[of]).tolist())
-    words = partial(_words, dataset, ranks, siblings, slow)
-    return Repair(CODES[0], ranks, as_siblings, words, limits.LEAST_FRAC * dataset.step_ns)
+    return Repair(CODES[0], ranks, as_siblings, partial(_words, dataset, ranks, siblings, slow))
 
 
 def _words(

@@ -9,9 +9,9 @@ import numpy as np
 
 from clusterprof.analysis.findings.finding import Code, Repair, Tier, Words, job_of, of_step
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.dataset import Bools, Dataset, Floats
+from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.graph import NEVER
-from clusterprof.analysis.model.replay import Lengths, Replay
+from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.what_if import Saved
 from clusterprof.words import ms, size
 
@@ -39,10 +39,11 @@ _PCIE_5_GPUS = re.compile(r"\b(GH|GB|H|B)\d{2,3}")
 
 def repairs(dataset: Dataset, *_: object) -> list[Repair]:
     """Propose `input.pageable_copy`: pinned copies that the host does not wait for."""
-    job = job_of(dataset).job
-    pageable, volume, rate, assumed = _copies(dataset, job)
+    job, a = job_of(dataset).job, dataset.activities
+    pageable, volume = (a.to_gpu & a.pageable)[job.activity], a.size[job.activity].astype(float)
     if not pageable.any():
         return []
+    rate, assumed = _pinned_rate(dataset)
     taken, copied = (
         np.bincount(job.rank[pageable], each[pageable], len(dataset.ranks)) / len(job.steps)
         for each in (job.lengths.run, volume)
@@ -76,21 +77,15 @@ def repairs(dataset: Dataset, *_: object) -> list[Repair]:
             confidence=limits.ASSUMED if assumed else limits.MEASURED,
         )  # fmt: skip
 
-    return [Repair(CODES[0], ranks, pinned, words, limits.LEAST_FRAC * dataset.step_ns)]
+    return [Repair(CODES[0], ranks, pinned, words)]
 
 
-def _copies(dataset: Dataset, job: Replay) -> tuple[Bools, Floats, float, bool]:
-    """Which activities of the replay are pageable copies to the GPU, and the bytes of each.
-
-    Also the speed of pinned copies (bytes per ns), and whether that is assumed.
-    """
-    a = dataset.activities
-    rows = job.activity
-    size = a.size
-    pageable, volume = (a.to_gpu & a.pageable)[rows], size[rows].astype(float)
+def _pinned_rate(dataset: Dataset) -> tuple[float, bool]:
+    """The speed of pinned copies to the GPU (bytes per ns), and whether that is assumed."""
+    a, size = dataset.activities, dataset.activities.size
     pinned = np.flatnonzero(a.to_gpu & ~a.pageable & (size >= limits.LARGE_BYTES))
     if len(pinned):
         speeds = size[pinned] / np.maximum((a.stop - a.start)[pinned], 1)
-        return pageable, volume, float(np.median(speeds)), False
+        return float(np.median(speeds)), False
     newer = all(_PCIE_5_GPUS.search(t.info.device or "") for t in dataset.tables)
-    return pageable, volume, (1 + newer) * _PCIE_4, True
+    return (1 + newer) * _PCIE_4, True

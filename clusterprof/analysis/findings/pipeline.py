@@ -62,16 +62,16 @@ def repairs(dataset: Dataset, lengths: Lengths, *_: object) -> list[Repair]:
     known = _known(dataset)
     if known is None:
         return []
-    job, enough = job_of(dataset), limits.LEAST_FRAC * dataset.step_ns
+    job = job_of(dataset)
     work = job.job.kind == COMPUTE
     total = np.bincount(job.job.rank[work], lengths.run[work], len(job.stage))
     computes = total / len(job.job.steps)
     usual = [float(computes[np.searchsorted(dataset.ranks, g)].mean()) for g in known.groups]
     most = int(np.argmax(usual))
-    if usual[most] - float(np.mean(usual)) < enough:
+    if usual[most] - float(np.mean(usual)) < limits.LEAST_FRAC * dataset.step_ns:
         return []
     words = partial(_uneven, dataset, known, usual)
-    return [Repair(CODES[1], tuple(known.groups[most]), partial(_even, job), words, enough)]
+    return [Repair(CODES[1], tuple(known.groups[most]), partial(_even, job), words)]
 
 
 def _known(dataset: Dataset) -> Stages | None:

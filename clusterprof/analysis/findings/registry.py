@@ -17,19 +17,23 @@ from typing import Any, Protocol, runtime_checkable
 from clusterprof.analysis import findings
 from clusterprof.analysis.findings import all_ranks, profiler_overhead, unprofiled
 from clusterprof.analysis.findings.finding import Code, Repair, Tier, finding, job_of
+from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import LEAST_STEADY, Dataset
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.what_if import Saved, what_ifs
-from clusterprof.errors import UsageError
-from clusterprof.results import Finding
+from clusterprof.results import Combined, Finding
 
 
-@runtime_checkable
-class RepairModule(Protocol):
-    """A module of this package whose findings are causes that can be repaired."""
+class Module(Protocol):
+    """What every finding module of this package has."""
 
     CODES: tuple[Code, ...]
     TIER: Tier
+
+
+@runtime_checkable
+class RepairModule(Module, Protocol):
+    """One whose findings are causes that can be repaired."""
 
     def repairs(
         self, dataset: Dataset, lengths: Lengths, before: Sequence[Repair]
@@ -38,21 +42,15 @@ class RepairModule(Protocol):
 
 
 @runtime_checkable
-class FindingModule(Protocol):
-    """A module of this package whose findings nothing is replayed for."""
-
-    CODES: tuple[Code, ...]
-    TIER: Tier
+class FindingModule(Module, Protocol):
+    """One that has findings which nothing is replayed for."""
 
     def find(self, dataset: Dataset, found: Sequence[Finding]) -> list[Finding]:
         """Return the module's findings; `found` are those of the modules before it."""
 
 
-#: in `docs/findings.md`, before what `page` returns
-WRITTEN = "<!-- from here on written by `make readme`: CODES in clusterprof/analysis/findings -->"
-
 #: the finding modules in the order in which they run
-MODULES: list[FindingModule | RepairModule] = []
+MODULES: list[Module] = []
 #: every code that a finding can carry
 CODES: dict[str, Code] = {}
 
@@ -61,9 +59,7 @@ def load() -> None:
     """Fill MODULES and CODES from the package's modules (once more: after one was added)."""
     names = sorted(m.name for m in pkgutil.iter_modules(findings.__path__) if m.name != "registry")
     every: list[Any] = [import_module(f"{findings.__name__}.{name}") for name in names]
-    MODULES[:] = sorted(
-        (m for m in every if hasattr(m, "CODES")), key=lambda m: [*Tier].index(m.TIER)
-    )
+    MODULES[:] = sorted((m for m in every if hasattr(m, "CODES")), key=lambda m: m.TIER)
     CODES.clear()
     CODES.update({code.code: code for module in MODULES for code in module.CODES})
 
@@ -74,36 +70,33 @@ def all_findings(dataset: Dataset) -> tuple[list[Finding], list[str]]:
     With too few steady-state steps there is only the profiler's overhead, and a warning says by how
     much to lengthen the window: a guess would name whom the profiler's start has made late.
     """
-    steady, found = len(dataset.steady_steps), list[Finding]()
+    steady, warnings = len(dataset.steady_steps), list[str]()
     if steady < LEAST_STEADY and dataset.ranks:
-        warning = (
+        warnings.append(
             f"not enough steady-state steps ({steady}; the first step of a window shows the "
             "profiler's start): lengthen the window by "
             f"{profiler_overhead.missing(dataset)} steps or more (--steps)"
         )
-        return [*all_ranks.find(dataset), *profiler_overhead.find(dataset)], [warning]
-    if what_ifs(dataset):
-        found = [
-            finding(dataset, repair.code, repair.ranks, repair.words(saved), saved)
-            for repair, saved in weigh(dataset)
-        ]
-    for module in MODULES if what_ifs(dataset) else [all_ranks, profiler_overhead]:
+    job = None if warnings else what_ifs(dataset)
+    found = [
+        finding(dataset, repair.code, repair.ranks, repair.words(saved), saved)
+        for repair, saved in (weigh(dataset) if job else ())
+    ]
+    for module in MODULES if job else [all_ranks, profiler_overhead]:
         if isinstance(module, FindingModule):
             found += module.find(dataset, found)
-    return sorted(_each_once(found), key=lambda f: -f["saved_ns_per_step"]), []
+    return sorted(_each_once(found), key=lambda f: -f["saved_ns_per_step"]), warnings
 
 
 def _each_once(found: list[Finding]) -> list[Finding]:
     """The findings without what flight recorders show better: the rank that is waited for."""
     shown = [f for f in found if f["code"] == all_ranks.CODE and f["severity"] != "info"]
+    same = unprofiled.CODES[0].code
     if not shown:
         return found
-    same = unprofiled.CODES[0].code
-    for saving in filter(None, (each["saving"] for each in found)):
-        saving["net_of"] = [
-            {"code": all_ranks.CODE, "ranks": shown[0]["ranks"]} if one["code"] == same else one
-            for one in saving["net_of"]
-        ]
+    for repaired in (one for each in found if each["saving"] for one in each["saving"]["net_of"]):
+        if repaired["code"] == same:
+            repaired["code"], repaired["ranks"] = all_ranks.CODE, shown[0]["ranks"]
     return [each for each in found if each["code"] != same]
 
 
@@ -115,7 +108,8 @@ def weigh(dataset: Dataset) -> list[tuple[Repair, Saved]]:
     saves enough when its turn comes is a finding, however little others leave of it then.
     """
     job, out = job_of(dataset), list[tuple[Repair, Saved]]()
-    lengths = job.base
+    # impossible times may leave none of it
+    lengths, step_ns = job.base, max(dataset.step_ns, 1.0)
     for tier in Tier:
         before, enough = [repair for repair, _ in out], dict[Repair, bool]()
         modules = [m for m in MODULES if m.TIER is tier and isinstance(m, RepairModule)]
@@ -123,7 +117,7 @@ def weigh(dataset: Dataset) -> list[tuple[Repair, Saved]]:
         while any(left):
             ready = [one for of in left for one in of if one.turn == of[0].turn]
             saved = {one: job.saved(one.apply(lengths), lengths) for one in ready}
-            enough = {one: saved[one].most_ns >= one.least_ns for one in ready} | enough
+            enough = {one: saved[one].most_ns >= one.least * step_ns for one in ready} | enough
             # first what is too little to change anything for the others
             small = [one for one in ready if not enough[one]]
             best = small[0] if small else max(ready, key=lambda one: saved[one].certain_ns)
@@ -131,15 +125,42 @@ def weigh(dataset: Dataset) -> list[tuple[Repair, Saved]]:
             if enough[best]:
                 alone = job.saved(best.apply(job.base), job.base)
                 out.append((best, replace(saved[best], alone=alone)))
-                lengths = replace(saved[best].without, repaired=(*lengths.repaired, best.name))
+                repaired = (*lengths.repaired, (best.code.code, best.ranks))
+                lengths = replace(saved[best].without, repaired=repaired)
     job.repaired = lengths.repaired
     return out
 
 
+def combined(dataset: Dataset, found: Sequence[Finding]) -> Combined | None:
+    """The step that each choice of the findings that save most leaves: one replay for each.
+
+    None where no finding above severity info saves anything.
+    """
+    job = what_ifs(dataset)
+    if job is None:
+        return None
+    worth = [each for each in found if each["severity"] != "info"]
+    keys = [(f["code"], tuple(f["ranks"]), f["saved_ns_per_step"]) for f in worth]
+    # of four there are 16 replays, of which some are known already
+    keys = [key for key in keys if key in job.weighed][: limits.FEW]
+    if not keys:
+        return None
+    repairs = [job.weighed[key] for key in keys]
+    # queued work would hide in the window what one of them costs
+    long_run = any(each.long_run for each in repairs)
+    steps = [
+        job.remaining_ns([each for k, each in enumerate(repairs) if choice >> k & 1], long_run)
+        for choice in range(1 << len(repairs))
+    ]
+    return {
+        "view": "long_run" if long_run else "window",
+        "findings": [{"code": code, "ranks": list(ranks)} for code, ranks, _ in keys],
+        "remaining_ns": [round(ns) for ns in steps],
+    }
+
+
 def explain(code: str) -> str:
-    """Describe a finding code in full. Raises UsageError for a code that does not exist."""
-    if code not in CODES:
-        raise UsageError(f"no finding code {code!r}", "the codes are: " + ", ".join(CODES))
+    """Describe a finding code in full."""
     one = CODES[code]
     parts = (f"{code}: {one.title}", one.meaning, f"When it is wrong: {one.when_wrong}")
     return "\n\n".join((*parts, f"Recommendation: {one.recommendation}"))
@@ -149,17 +170,6 @@ def explained(findings: Sequence[Finding]) -> dict[str, dict[str, str]]:
     """What the codes of `findings` mean, in their order: `title`, `meaning` and the like."""
     codes = dict.fromkeys(each["code"] for each in findings)
     return {code: asdict(CODES[code]) for code in codes if code in CODES}
-
-
-def page() -> str:
-    """The text of `docs/findings.md` from `WRITTEN` on; what stands before it is hand-written."""
-    text = f"{WRITTEN}\n\n## Codes\n\n`clusterprof explain CODE` prints the same in a terminal.\n"
-    for one in CODES.values():
-        text += (
-            f"\n### {one.code}\n\n**{one.title}.** {one.meaning}\n\n"
-            f"- When it is wrong: {one.when_wrong}\n- Recommendation: {one.recommendation}\n"
-        )
-    return text
 
 
 load()

@@ -1,9 +1,7 @@
 """Stragglers: who delays the others, by the what-if that saves most, and why.
 
-For each rank whose host or GPU takes longer than its middle peer's: how much shorter would a step
-be if it took as long? The what-if that saves most is the first finding; the others are
-weighed on what it leaves, so that two causes add up. Several ranks that are late together save
-only together (the ranks of one node among them).
+How much shorter would a step be if a rank's host or GPU took as long as its middle peer's? Several
+ranks that are late together save only together (the ranks of one node among them).
 """
 
 from __future__ import annotations
@@ -134,11 +132,11 @@ def _suspects(job: WhatIfs, excess: Excess, named: set[Member]) -> Iterator[tupl
 
     Together: those that take about as long as the longest, by host, by GPU, and by either.
     """
-    each = ((part, enumerate(excess[part].mean(axis=1).tolist())) for part in PARTS)
-    mean: dict[Member, float] = {(k, part): ns for part, all_ in each for k, ns in all_}
-    least = limits.LEAST_FRAC * job.dataset.step_ns
+    mean: dict[Member, float] = {
+        (k, part): ns for part in PARTS for k, ns in enumerate(excess[part].mean(axis=1).tolist())
+    }
+    least, both = limits.LEAST_FRAC * job.dataset.step_ns, set[Member]()
     order = sorted(mean.keys() - named, key=lambda one: (-mean[one], one))
-    both: set[Member] = set()
     for part in PARTS:
         mine = [one for one in order if one[1] == part and mean[one] >= least]
         yield from ((one,) for one in mine[: limits.MOST])
@@ -155,13 +153,11 @@ def _suspects(job: WhatIfs, excess: Excess, named: set[Member]) -> Iterator[tupl
 def _stands_out(job: WhatIfs, excess_of: Excess, one: Member, apart: set[Member]) -> bool:
     """Whether one takes longer than all of its peers but those in `apart`, beyond chance.
 
-    Every host pauses now and then, and which one does so most often in a few steps is chance. So
-    by how much it exceeds the next slowest peer, or falls below it, must be greater in the mean
-    than it varies from step to step (Student's t), over the window, or over its beginning or end: a
-    rank may be late in a part of it. Or it pauses so often, and its peers so seldom, as chance
-    does not have it; a step in which a peer pauses tells nothing else. Or the look at all ranks has
-    shown it, and the window shows it again. A GPU's batches may be of one length for many steps: it
-    must exceed its peers by more than these differ.
+    By how much it exceeds the next slowest peer must be greater in the mean than it varies from
+    step to step (Student's t), over the window, or over its beginning or end: a rank may be late in
+    a part of it. Or a host pauses so often, and its peers so seldom, as chance does not have it; a
+    step in which a peer pauses tells nothing else. Or the look at all ranks has shown it, and the
+    window shows it again. A GPU must exceed its peers by more than these differ.
     """
     k, part = one
     excess = excess_of[part]
@@ -169,7 +165,8 @@ def _stands_out(job: WhatIfs, excess_of: Excess, one: Member, apart: set[Member]
     margin = excess[k] - excess[others].max(axis=0, initial=0.0)
     if not len(others):
         return False
-    if margin.mean() >= limits.HALF * _shown_ns(_shown(job.dataset, job.dataset.ranks[k])):
+    shown = _shown(job.dataset, job.dataset.ranks[k])
+    if shown and margin.mean() >= limits.HALF * _least_ns(shown[0]):
         return True
     if part == "gpu" and len(others) > 1:
         return _unlike_peers(job, k, others)
@@ -206,23 +203,22 @@ def _unlike_peers(job: WhatIfs, k: int, others: Ints) -> bool:
     return bool(mean[k] - mean[others].mean() > half * math.sqrt(spread / count * (1 + 1 / count)))
 
 
-def _shown(dataset: Dataset, rank: int) -> Suspect | None:
-    """A rank as the flight recorders of all ranks show it, where it delays others to the end."""
+def _shown(dataset: Dataset, rank: int) -> list[Suspect]:
+    """How flight recorders show that a rank delays others to the end, what is least late first."""
     suspects = dataset.shallow["suspects"] if dataset.shallow else []
     still = [s for s in suspects if s["rank"] == rank and s["delays"] and s["until_step"] is None]
-    return min(still, key=_shown_ns, default=None)
+    return sorted(still, key=_least_ns)
 
 
-def _shown_ns(one: Suspect | None) -> float:
+def _least_ns(one: Suspect) -> int:
     """By how much a suspect delays the others at least."""
-    return one["lateness_ns"] - one["bound_ns"] if one else math.inf
+    return one["lateness_ns"] - one["bound_ns"]
 
 
 def _as_late(job: WhatIfs, excess: Floats, one: Member, apart: set[Member]) -> Floats:
     """By how much hosts are late where it is about as much as the first ever is; else 0.
 
-    [ranks, steps] of it and of all ranks but those in `apart`: each is compared with its own peers,
-    and a pause of any host is one.
+    [ranks, steps] of it and of all ranks but those in `apart`: a pause of any host is one.
     """
     mine = excess[one[0]]
     ranks = [k for k in range(len(excess)) if (k, one[1]) not in apart]
@@ -242,9 +238,8 @@ def _paused(job: WhatIfs, excess: Floats) -> Bools:
 def beyond(values: Floats, equals: Floats, chance: float = limits.CHANCE) -> bool:
     """Whether a mean so far above zero has less than this chance, by a moderated Student's t.
 
-    `equals`, [peers, steps], vary as the values do if it is by chance: few steps tell little of it,
-    so that theirs count as well, as much as a few steps do (Smyth, Linear models and empirical
-    Bayes methods, 2004).
+    `equals`, [peers, steps], vary as the values do if it is by chance: theirs count as well, as
+    much as a few steps do (Smyth, Linear models and empirical Bayes methods, 2004).
     """
     n = len(values) - 1
     if n < 1 or (mean := float(values.mean())) <= 0:
@@ -283,7 +278,7 @@ def repairs(dataset: Dataset, *_: object) -> list[Repair]:
             tuple(_ranks(dataset, members)),
             partial(_like_peers, job_of(dataset), members),
             partial(_words, dataset, members, delays=True),
-            least_ns=-math.inf,
+            least=-math.inf,
             turn=turn,
         )
         for turn, members in enumerate(stragglers(dataset))
@@ -300,20 +295,20 @@ def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
         return []
     saved = job.saved(_like_peers(job, [one], job.base))
     say = _words(dataset, [one], saved, delays=False)
-    return [finding(dataset, _code(dataset, [one]), _ranks(dataset, [one]), say, saved)]
+    return [finding(dataset, CODES[0], _ranks(dataset, [one]), say, saved)]
 
 
 def _words(dataset: Dataset, every: Sequence[Member], saved: Saved, *, delays: bool) -> Words:
     """A rank that delays the others, or several that do so together; or one that could."""
     ranks, members = _ranks(dataset, every), every[: limits.MOST]
     several, code = len(ranks) > 1, _code(dataset, every)
+    much = "excess_ns_per_step" if delays else "overlapped_ns_per_step"
     excess = [job_of(dataset).excess[part][k] for k, part in members]
     reasons = [
-        causes.late_host(dataset, k, each)
-        if part == "host" or dataset.on_host
+        causes.late_host(dataset, k, each) if part == "host" or dataset.on_host
         else causes.busy_gpu(dataset, k)
         for (k, part), each in zip(members, excess, strict=True)
-    ]
+    ]  # fmt: skip
     why: dict[str, list[int]] = {}
     for (k, _), reason in zip(members, reasons, strict=True):
         why.setdefault(reason.why, []).append(dataset.ranks[k])
@@ -330,28 +325,30 @@ def _words(dataset: Dataset, every: Sequence[Member], saved: Saved, *, delays: b
         where = f" on {rank_list(on, limits.FEW)}" if len(why) > 1 and several else ""
         texts.append(f"Cause{where}: {text}.")
     # in how many steps the look has shown it late; empty where not, or in all of them
-    looked, shown = "", None if several else _shown(dataset, ranks[0])
+    looked, shown = "", [] if several else _shown(dataset, ranks[0])
     if shown and dataset.shallow:
-        looked = in_some(shown["late_steps"], dataset.shallow["steps"])
+        looked = in_some(shown[0]["late_steps"], dataset.shallow["steps"])
     if looked:
         texts.append(f"The look at all ranks has shown it {looked}.")
     if node:
         texts.append(f"They are {rank_list(ranks, limits.FEW)} of {named(node)}.")
+    rows: Evidence = [
+        {"rank": dataset.ranks[k], "part": part, much: round(float(each.mean()))}
+        for (k, part), each in zip(members, excess, strict=True)
+    ]
     moved = [k for (k, _), reason in zip(members, reasons, strict=True) if reason.movable]
-    spread: Evidence = []
     if moved and delays:
         job = job_of(dataset)
         lengths = job.spread(saved.without, saved.base, moved)
         even = replace(job.saved(lengths, saved.base), long_run=saved.long_run).ns
         texts.append(f"The same work spread over its peers would save {ms(even)}.")
-        spread = [{"rank": ranks[0], "spread_saves_ns_per_step": round(even)}]
+        rows.append({"rank": ranks[0], "spread_saves_ns_per_step": round(even)})
     first = members[0][0]
     closer = capture(
         dataset, [dataset.ranks[first], dataset.ranks[0 if first else 1]], *operators(dataset),
         "--cpu-sampling",
     )  # fmt: skip
     steady = (excess[0] > limits.HALF * excess[0].mean()).mean() >= limits.STEADY_FRAC
-    much = "excess_ns_per_step" if delays else "overlapped_ns_per_step"
     return Words(
         rank=None if several else ranks[0],
         hidden=hidden,
@@ -360,11 +357,7 @@ def _words(dataset: Dataset, every: Sequence[Member], saved: Saved, *, delays: b
         confidence=limits.MEASURED if steady and delays else limits.ASSUMED,
         summary=" ".join(texts),
         evidence=[
-            *(
-                {"rank": dataset.ranks[k], "part": part, much: round(float(each.mean()))}
-                for (k, part), each in zip(members, excess, strict=True)
-            ),
-            *spread,
+            *rows,
             *_latest(dataset, dataset.ranks[first]),
             *(row for reason in reasons for row in reason.evidence),
         ],

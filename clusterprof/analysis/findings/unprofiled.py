@@ -82,11 +82,9 @@ def _beyond_quickest(dataset: Dataset) -> Floats:
 def _all_wait(dataset: Dataset, rows: Ints, transfer: Floats) -> bool:
     """Whether calls of one kind last as long as a late rank computes between them.
 
-    A rank that comes late to a step's first call comes late to all others: each begins when the one
-    before has ended, and ends when that rank has computed what the profiled ones have computed
-    long since. So the first lasts longer than all others, beyond chance, the others fill the
-    time until the last one's end, and the replay in which they transfer at once takes as long
-    from the first to the last.
+    A rank that comes late to a step's first call comes late to all others: the first lasts longer
+    than all others, beyond chance, these fill the time until the last one's end, and the replay in
+    which they transfer at once takes as long from the first to the last.
     """
     job, c = job_of(dataset).job, dataset.collectives
     took, call = np.zeros(len(c.rank)), call_of(dataset, job)
@@ -153,7 +151,7 @@ def _repair(dataset: Dataset, calls: Bools, extra: Floats) -> Repair:
         tuple(np.unique(c.rank[mine]).tolist()),
         lambda lengths: replace(lengths, run=np.maximum(lengths.run - waits, 0)),
         partial(_words, dataset, np.flatnonzero(mine), extra),
-        (limits.LEAST_FRAC if steady else limits.CRITICAL_FRAC) * dataset.step_ns,
+        limits.LEAST_FRAC if steady else limits.CRITICAL_FRAC,
         calls=calls,
     )
 
@@ -193,18 +191,16 @@ def profile_them(missing: Sequence[int]) -> str:
 def not_captured(dataset: Dataset, rows: Ints) -> list[int]:
     """Unprofiled members of the communicator of `rows`, as far as known; else all unprofiled ranks.
 
-    Frameworks lay groups out evenly: a stride that fits the members with a report, and a first
-    rank that is a multiple of the group's extent, give the others. Tried are the strides that
-    divide the world into groups of this size, the smallest first.
+    Frameworks lay groups out evenly: the smallest stride that divides the world into groups of this
+    size, one of which has the members with a report, gives the others.
     """
     ranks, world = np.unique(dataset.collectives.rank[rows]).tolist(), dataset.world_size or 0
-    members, size = range(world), communicator_size(dataset, rows) or world
+    every, size = range(world), communicator_size(dataset, rows) or world
     for stride in range(1, world // size + 1):
         extent = stride * size
-        groups = {(r // extent, r % stride) for r in ranks}
-        if world % extent == 0 and len(groups) == 1:
-            block, offset = groups.pop()
-            members = range(block * extent + offset, (block + 1) * extent, stride)
+        first = ranks[0] // extent * extent + ranks[0] % stride
+        members = range(first, first + extent, stride)
+        if world % extent == 0 and {*ranks} <= {*members}:
+            every = members if {*members} - {*dataset.ranks} else every
             break
-    without = [r for r in members if r not in dataset.ranks]
-    return without or [r for r in range(world) if r not in dataset.ranks]
+    return [rank for rank in every if rank not in dataset.ranks]

@@ -14,11 +14,11 @@ from clusterprof.analysis.findings.finding import (
     pace_ns,
     plain,
     severity,
-    unseen_ns,
 )
 from clusterprof.analysis.findings.straggler import hidden_by_profilers, overlapped
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import LEAST_STEADY, Dataset
+from clusterprof.analysis.model.what_if import what_ifs
 from clusterprof.results import NODES, Finding, Sentence
 from clusterprof.words import ms
 from clusterprof.words import ranks as rank_list
@@ -35,22 +35,22 @@ _PARTS = {
 
 def verdict(dataset: Dataset, findings: Sequence[Finding]) -> list[Sentence]:
     """Who delays the other ranks and why; else that no rank does, and what saves most."""
-    by_look = [f for f in findings if f["code"] == all_ranks.CODE and f["severity"] != "info"]
-    if by_look and len(dataset.steady_steps) < LEAST_STEADY:
+    count, weighty = len(dataset.steady_steps), [f for f in findings if f["severity"] != "info"]
+    by_look = [f for f in weighty if f["code"] == all_ranks.CODE]
+    if by_look and count < LEAST_STEADY:
         return headline(by_look[0], 2)
     if not dataset.ranks:
         return all_ranks.verdict(dataset) or plain("unknown", "No report could be read.")
-    if len(dataset.steady_steps) < LEAST_STEADY:
-        few = f"Not enough steady-state steps ({len(dataset.steady_steps)} of {LEAST_STEADY})."
+    if count < LEAST_STEADY:
+        few = f"Not enough steady-state steps ({count} of {LEAST_STEADY})."
         return plain("unknown", few, *_single_step(dataset))
     some = len(dataset.ranks) < (dataset.world_size or 0)
     start = _no_straggler(dataset)
     none = "No stragglers among the profiled ranks." if some else "No stragglers."
-    weighty = [f for f in findings if f["severity"] != "info"]
     late = [f for f in findings if f["code"].startswith("straggler.") and not overlapped(f)]
     leading = [f for f in late if f in weighty]
     enough = max([limits.WARNING_FRAC * pace_ns(dataset), *map(_saved, weighty)])
-    if unseen_ns(dataset) > enough:
+    if (job := what_ifs(dataset)) and job.unseen_ns > enough:
         window, step = ms(dataset.step_ns), ms(pace_ns(dataset))
         text = f"The window shows {window} of each {step} step: the rest {_OPEN}."
         start = plain("unknown", text)
@@ -68,7 +68,7 @@ def verdict(dataset: Dataset, findings: Sequence[Finding]) -> list[Sentence]:
     if large := [f for f in findings if severity(f["saved_least_ns"] / pace_ns(dataset)) != "info"]:
         start = start or _too_few(dataset, large[0]) or plain("none", none)
         return [*start, *headline(large[0], 1)]
-    steps = f"in {len(dataset.steady_steps)} steady-state steps of {ms(dataset.step_ns)}"
+    steps = f"in {count} steady-state steps of {ms(dataset.step_ns)}"
     steps += f" ({ms(pace_ns(dataset))} without the profiler)." if another_pace(dataset) else "."
     what = "other findings" if start else "findings above severity info" if findings else "findings"
     return [*start, *plain("none", f"No {what} {steps}")]
@@ -92,7 +92,10 @@ def _no_straggler(dataset: Dataset) -> list[Sentence]:
     if len(dataset.ranks) < 2:
         only = f"Only rank {dataset.ranks[0]} was profiled"
         return plain("unknown", f"{only}, so stragglers {_OPEN}; profile two or more (--ranks).")
-    apart = incomparable(dataset)
+    c = dataset.collectives
+    several = c.matched & (np.bincount(c.collective, minlength=1)[c.collective] > 1)
+    # without a collective that is matched with another rank's
+    apart = sorted({*dataset.ranks} - {*c.rank[several].tolist()})
     if len(apart) > len(dataset.ranks) - 2:
         why = "no collectives of these ranks match; profile ranks of one communicator."
         if dataset.has_whole_graphs:
@@ -113,13 +116,6 @@ def _no_straggler(dataset: Dataset) -> list[Sentence]:
     under = " under the profiler" if another_pace(dataset) else ""
     waits = f"Ranks wait {ms(wait)} of each {ms(dataset.step_ns)} step{under} for rank {rank}; "
     return plain("none", f"{waits}fixing it saves little.")
-
-
-def incomparable(dataset: Dataset) -> list[int]:
-    """Ranks without a collective that is matched with another rank's."""
-    c = dataset.collectives
-    several = c.matched & (np.bincount(c.collective, minlength=1)[c.collective] > 1)
-    return sorted({*dataset.ranks} - {*c.rank[several].tolist()})
 
 
 def always_last(dataset: Dataset) -> tuple[int | None, float]:
@@ -150,8 +146,7 @@ def _single_step(dataset: Dataset) -> list[str]:
     whole = pc.sum(rows["duration_ns"]).as_py()
     if not whole:
         return []
-    shares = (pc.sum(rows[name]).as_py() / whole for name in _PARTS)
-    parts = (f"{what} {share:.0%}" for what, share in zip(_PARTS.values(), shares, strict=True))
+    parts = [f"{what} {pc.sum(rows[name]).as_py() / whole:.0%}" for name, what in _PARTS.items()]
     typical = ms(float(np.median(rows["duration_ns"].to_numpy())))
     what = "One step" if dataset.timelines.has_steps.any() else "The window"
     return [f"{what} ({typical}, no evidence): {', '.join(parts)}."]
