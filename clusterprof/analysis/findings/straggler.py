@@ -31,7 +31,7 @@ from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints, once, parts
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.shallow import more_often, students_t
-from clusterprof.analysis.model.what_if import PARTS, Part, Saved, WhatIfs
+from clusterprof.analysis.model.what_if import PARTS, Part, Saved, WhatIfs, what_ifs
 from clusterprof.results import Finding, Suspect
 from clusterprof.words import in_some, ms
 from clusterprof.words import ranks as rank_list
@@ -113,14 +113,14 @@ def hidden_by_profilers(dataset: Dataset) -> bool:
     If what these may lengthen of one host took as long as its middle peer's, as much would be saved
     as a straggler is named for.
     """
-    if len(dataset.profilers(range(len(dataset.ranks)))) < 2:
+    job = what_ifs(dataset)
+    if job is None or job.unlike is None:
         return False
-    job = job_of(dataset)
-    host, own = job.job.host_rank, job.base.own
-    total = np.bincount(host, job.traced, len(dataset.ranks)).astype(float)
+    host, own, traced = job.job.host_rank, job.base.own, job.unlike.traced
+    total = np.bincount(host, traced, len(dataset.ranks)).astype(float)
     more = np.maximum(job.peers.differences(total[:, None])[:, 0], 0.0) / np.maximum(total, 1.0)
     for k in np.argsort(-more)[: limits.MOST].tolist():
-        like_peers = own - (job.traced * np.where(host == k, more[k], 0.0)).astype(np.int64)
+        like_peers = own - (traced * np.where(host == k, more[k], 0.0)).astype(np.int64)
         saved = job.saved(replace(job.base, own=like_peers))
         if saved.most_ns >= limits.WARNING_FRAC * job.step_ns:
             return True

@@ -20,7 +20,7 @@ import numpy as np
 
 from clusterprof.analysis.groups.peers import Peers, peers
 from clusterprof.analysis.groups.stages import stage_of
-from clusterprof.analysis.model import host_activity, limits
+from clusterprof.analysis.model import host_activity, limits, two_profilers
 from clusterprof.analysis.model.accounts import call_of
 from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints, once
 from clusterprof.analysis.model.graph import NEVER, first_of, running_sum
@@ -161,11 +161,6 @@ class WhatIfs:
         self.work: Small = work.astype(np.int32)
         self.host_phase, phase = self._phases()
         moments = np.arange(len(job.host_rank), dtype=np.int32)
-        #: whether hosts are compared by their pauses alone: profilers lengthen each call, and each
-        #: in its own way, but make no host pause
-        self.by_pauses = len(dataset.profilers(places)) > 1
-        if self.by_pauses:
-            moments = moments[job.lengths.own >= limits.PAUSE_NS]
         #: of each part: all places that are compared, and the rank, the step and the phase of each
         self.parts: dict[Part, tuple[Small, ...]] = {
             "host": (moments, job.host_rank, self.step_of_host, self.host_phase),
@@ -334,8 +329,9 @@ class WhatIfs:
         if self.alone.any():
             each = self.peers.differences(total / count) * count
             mine = np.where(self.alone[:, None], each, mine)
-        if part == "host" and self.by_pauses:
-            mine = mine - self._traced_pauses
+        if part == "host" and self.unlike:
+            own = lengths.own - self._in_common
+            mine = self.unlike.by_step(self.unlike.later(own))
         out = np.zeros((len(total), len(self.dataset.steady_steps)))
         out[:, np.searchsorted(self.dataset.steady_steps, job.steps)] = mine
         return out
@@ -351,26 +347,12 @@ class WhatIfs:
         return out
 
     @cached_property
-    def traced(self) -> Ints:
-        """How much of each host moment's own time (ns) profilers may lengthen, each in its own way.
-
-        All of it but, in each pause, what is a pause in itself, in which nothing begins or ends:
-        there no profiler does anything.
-        """
-        rows, begin, end = self.parts["host"][0], *self.job.host_spans
-        out = self.base.own.copy()
-        rank, begin, end = self.job.host_rank[rows], begin[rows], end[rows]
-        quiet = host_activity.quiet(self.dataset, rank, begin, end)
-        out[rows] = np.maximum(out[rows] - quiet, 0)
-        return np.asarray(out)
-
-    @cached_property
-    def _traced_pauses(self) -> Floats:
-        """How much of each host's pauses profilers may lengthen, [ranks, steps] (ns)."""
-        rows, rank, step, _ = self.parts["host"]
-        out = np.zeros((len(self.dataset.ranks), len(self.job.steps)))
-        np.add.at(out, (rank[rows], step[rows]), self.traced[rows])
-        return out
+    def unlike(self) -> two_profilers.Hosts | None:
+        """The hosts where several profilers lengthen their calls, each in its own way."""
+        if len(self.dataset.profilers(range(len(self.dataset.ranks)))) < 2:
+            return None
+        where = self.step_of_host, self.host_phase
+        return two_profilers.hosts(self.dataset, self.job, self.peers, self.base.own, *where)
 
     @cached_property
     def _in_common(self) -> Ints:
@@ -393,18 +375,15 @@ class WhatIfs:
         The peer is one of those not in `ranks`: the one whose step takes the middle time, with its
         own lengths, as noisy as they are. Where both do the same things in the same order, each
         thing takes what it takes the peer; else, between two collectives, the longest are cut
-        until the sum is the peer's: what a rank does besides is one long thing, not many. What
-        profilers may lengthen in pauses stays, where hosts are compared by these.
+        until the sum is the peer's: what a rank does besides is one long thing, not many.
         """
+        if part == "host" and self.unlike:
+            return replace(lengths, own=self.unlike.in_time(lengths.own, np.asarray(ranks)))
         values = (lengths.own if part == "host" else lengths.run).copy()
         chosen, rank, step, phase = self.parts[part]
         # a peer's kernels as they would be without its waiting for these ranks
         source = values if part == "host" else np.minimum(values, self.job.freely)
         source = source.copy()
-        stays = np.zeros_like(source)
-        if part == "host" and self.by_pauses:
-            stays = np.minimum(self.traced, source)
-            source -= stays
         for k in ranks:
             others = np.setdiff1d(self.peers.others(k), ranks)
             if not len(others):
@@ -417,12 +396,10 @@ class WhatIfs:
                 peer = sorted(total, key=lambda q: total[q])[len(total) // 2]
                 mine, its = here[k], here[peer]
                 if not self.alone[k] and source[mine].sum() > total[peer]:
-                    as_long = _as_long(source[mine], phase[mine], source[its], phase[its])
-                    values[mine] = stays[mine] + as_long
+                    values[mine] = _as_long(source[mine], phase[mine], source[its], phase[its])
                 elif self.alone[k] and len(its):
                     # another stage has another number of launches: as long for each of them
-                    least = cut(source[mine], total[peer] * len(mine) // len(its))
-                    values[mine] = stays[mine] + least
+                    values[mine] = cut(source[mine], total[peer] * len(mine) // len(its))
         return replace(lengths, **{"own" if part == "host" else "run": values})
 
     def spread(self, lengths: Lengths, base: Lengths, ranks: Sequence[int]) -> Lengths:
