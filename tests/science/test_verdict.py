@@ -100,6 +100,13 @@ def test_the_verdict_is_the_straggler_or_what_costs_far_more(
     assert ("3 steady-state steps of 40.0 ms" in line) is (named == [])
 
 
+def test_what_a_window_shows_once_heads_the_verdict_where_it_is_the_largest() -> None:
+    found = [finding(STALL, 30, "info", "once"), finding("host.sync", 10)]
+    first, second = verdict(dataset(), found)
+    assert (first["code"], second["code"]) == (STALL, "host.sync")
+    assert second["text"] == "Also, of host.sync."
+
+
 def test_of_one_rank_the_verdict_names_it_and_what_costs_most() -> None:
     unknown, of_finding = verdict(dataset((7,)), [finding(STALL, 30)])
     assert unknown["code"] == "unknown"

@@ -140,6 +140,25 @@ def test_launches_under_two_profilers_are_not_compared_and_nothing_is_said_of_th
     assert "wait" not in results["verdict"]
 
 
+def test_a_fetch_that_one_of_two_profilers_records_is_one_at_the_same_place_of_the_others() -> None:
+    every = tuple(Cause("input", rank, 20 * MS) for rank in range(4))
+    ranks = _two_profilers(Job(steps=8, synchronous=True, item=True, causes=every))
+    for place in (0, 1, 3):
+        calls = ranks[place].host_calls
+        unnamed = pc.not_equal(calls["kind"].cast(pa.string()), "range")
+        ranks[place] = replace(ranks[place], host_calls=calls.filter(unnamed))
+    found = study(ranks).results["findings"]
+    assert [each["code"] for each in found if each["severity"] != "info"] == ["input.stall"]
+    assert found[0]["ranks"] == [0, 1, 2, 3]
+    assert found[0]["saved_ns_per_step"] == pytest.approx(20 * MS, rel=0.05)
+
+
+def test_a_late_host_s_pause_is_named_where_another_profiler_records_its_peers() -> None:
+    ranks = _two_profilers(Job(steps=8, synchronous=True, causes=(Cause("host", 2, 8 * MS),)))
+    found = study(ranks).results["findings"][0]
+    assert "Cause: its host pauses in clock_nanosleep (8" in found["summary"]
+
+
 def _two_profilers(job: Job, *, call_each_ns: int = 0) -> list[RankTables]:
     """The job's ranks, rank 2 by torch.profiler, which records a further call so often."""
     ranks, _ = simulate(job)

@@ -48,15 +48,17 @@ class Reason(NamedTuple):
 
 
 def pause(dataset: Dataset, k: int, paused: Ints) -> tuple[float, str]:
-    """The k-th rank's longest time on its own in a step: its mean (ns), and what it is in.
+    """The k-th rank's longest times on its own, one a step: their mean (ns), and what they are in.
 
     `paused` is each host moment's own time that counts (ns): what it waits for its GPU is none of
-    it. The name is empty where no call or range in the report covers most of it.
+    it. Those of less than half of the longest are others. The name is empty where no call or range
+    in the report covers most of it.
     """
     job, time = job_of(dataset), host_time(dataset, k)
     mine = np.flatnonzero((job.job.host_rank == k) & (paused > 0))
     steps = parts(mine, job.step_of_host[mine])
     longest = np.asarray([rows[np.argmax(paused[rows])] for rows in steps], dtype=np.int64)
+    longest = longest[paused[longest] >= limits.HALF * paused[longest].max(initial=0)]
     lengths = job.job.lengths.own[longest]
     end = own_clock(dataset, k, job.job.host_at[longest])
     mean = float(lengths.mean()) if len(longest) else 0.0
@@ -80,11 +82,10 @@ def late_host(dataset: Dataset, k: int, each: Floats) -> Reason:
     )  # fmt: skip
     usual = np.median(theirs, axis=0)
     cause = time.cause((mine - usual).mean(axis=1), float(each[late].mean()))
+    if cause is None and len(dataset.profilers([k, *others])) > 1:
+        return _later(dataset, k)
     if cause is None:
-        why = "no call, range or operator explains half of it"
-        if len(dataset.profilers([k, *others])) > 1:
-            why = "another profiler records its peers"
-        return Reason(f"cannot be determined: {why}", [])
+        return Reason("cannot be determined: no call, range or operator explains half of it", [])
     began = [time.when(cause, *span) for span in np.stack(spans, axis=1)[late].tolist()]
     aligned = dataset.clock.align(dataset.ranks[k], np.asarray(began, dtype=np.int64))
     rows: Evidence = [
@@ -102,14 +103,27 @@ def late_host(dataset: Dataset, k: int, each: Floats) -> Reason:
     return Reason(f"{why} ({numbers})", rows[: limits.MOST], advice)
 
 
+def _later(dataset: Dataset, k: int) -> Reason:
+    """Where a host is later than its peers, of which another profiler records other calls."""
+    job = job_of(dataset)
+    in_time = (
+        job.base.own if job.unlike is None else job.unlike.in_time(job.base.own, np.array([k]))
+    )
+    length, where = pause(dataset, k, job.base.own - in_time)
+    if not where:
+        return Reason("cannot be determined: another profiler records its peers", [])
+    return Reason(f"its host pauses {where} ({ms(length)})", [])
+
+
 def _spent(dataset: Dataset, k: int, names: list[Named], like: int) -> Floats:
     """How long the k-th rank's host is in each of `names` in each steady-state step (ns).
 
-    Infinitely long in what may be any part of its time: a gap between ranges that it has not, or a
-    call where another profiler than that of the rank `like` is at work, which may not record it.
+    Infinitely long in what may be any part of its time: a gap between ranges that it has not, or
+    any call where another profiler than that of the rank `like` is at work, which may not record
+    it, and lengthens it in another way.
     """
-    rows = dict(zip(host_time(dataset, k).names, spent(dataset, k), strict=True))
     unlike = len(dataset.profilers([k, like])) > 1
+    rows = {} if unlike else dict(zip(host_time(dataset, k).names, spent(dataset, k), strict=True))
     for name in set(names) - rows.keys():
         unknown = unlike or name.kind == BETWEEN
         rows[name] = np.full(len(dataset.steady_steps), np.inf if unknown else 0)

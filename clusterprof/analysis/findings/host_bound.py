@@ -157,7 +157,7 @@ class _Cause:
         spent = np.zeros((len(self.job.dataset.ranks), len(job.steps)))
         np.add.at(spent, (job.host_rank, self.job.step_of_host), self.own)
         longest = np.sort(spent, axis=None)[::-1]
-        most = np.searchsorted(np.cumsum(longest), limits.STEADY_FRAC * spent.sum())
+        most = np.searchsorted(np.cumsum(longest), limits.HALF * spent.sum())
         return np.asarray(spent >= limits.HALF * max(longest[most], 1.0))
 
     @cached_property

@@ -125,6 +125,8 @@ def weigh(dataset: Dataset) -> list[tuple[Repair, Saved]]:
             if enough[best]:
                 alone = job.saved(best.apply(job.base), job.base)
                 out.append((best, replace(saved[best], alone=alone)))
+            # what the job hardly has outside the window leaves the others what they are
+            if enough[best] and not saved[best].rare:
                 repaired = (*lengths.repaired, (best.code.code, best.ranks))
                 lengths = replace(saved[best].without, repaired=repaired)
     job.repaired = lengths.repaired

@@ -45,9 +45,9 @@ def verdict(dataset: Dataset, findings: Sequence[Finding]) -> list[Sentence]:
         few = f"Not enough steady-state steps ({count} of {LEAST_STEADY})."
         return plain("unknown", few, *_single_step(dataset))
     some = len(dataset.ranks) < (dataset.world_size or 0)
-    start = _no_straggler(dataset)
-    none = "No stragglers among the profiled ranks." if some else "No stragglers."
     late = [f for f in findings if f["code"].startswith("straggler.") and not overlapped(f)]
+    start = _no_straggler(dataset, named=bool(late))
+    none = "No stragglers among the profiled ranks." if some else "No stragglers."
     leading = [f for f in late if f in weighty]
     enough = max([limits.WARNING_FRAC * pace_ns(dataset), *map(_saved, weighty)])
     if (job := what_ifs(dataset)) and job.unseen_ns > enough:
@@ -57,21 +57,29 @@ def verdict(dataset: Dataset, findings: Sequence[Finding]) -> list[Sentence]:
         late, leading = [], []
     if leading and _saved(leading[0]) >= limits.HALF * _saved(weighty[0]):
         return headline(leading[0], 2)
+    # of these what no step log tells the frequency of, or what may be waiting for unprofiled ranks
+    large = [f for f in findings if severity(f["saved_least_ns"] / pace_ns(dataset)) != "info"]
+    if weighty and large and large[0] not in weighty:
+        return [*headline(large[0], 1), _also((leading or weighty)[0])]
     if weighty and (leading or (late and not start)):
         # the straggler comes first, but not where something else saves many times as much
-        (also,) = headline((leading or late)[0], 1)
-        also["text"] = f"Also, {also['text'][0].lower()}{also['text'][1:]}"
-        return [*headline(weighty[0], 1), also]
+        return [*headline(weighty[0], 1), _also((leading or late)[0])]
     if weighty:
-        return [*(start or plain("none", none)), *headline(weighty[0], 1)]
-    # what no step log tells the frequency of, or that may be waiting for unprofiled ranks
-    if large := [f for f in findings if severity(f["saved_least_ns"] / pace_ns(dataset)) != "info"]:
+        start = start or _too_few(dataset, weighty[0]) or plain("none", none)
+        return [*start, *headline(weighty[0], 1)]
+    if large:
         start = start or _too_few(dataset, large[0]) or plain("none", none)
         return [*start, *headline(large[0], 1)]
     steps = f"in {count} steady-state steps of {ms(dataset.step_ns)}"
     steps += f" ({ms(pace_ns(dataset))} without the profiler)." if another_pace(dataset) else "."
     what = "other findings" if start else "findings above severity info" if findings else "findings"
     return [*start, *plain("none", f"No {what} {steps}")]
+
+
+def _also(found: Finding) -> Sentence:
+    """What comes second in the first line."""
+    (also,) = headline(found, 1)
+    return {**also, "text": f"Also, {also['text'][0].lower()}{also['text'][1:]}"}
 
 
 def _saved(found: Finding) -> int:
@@ -81,14 +89,16 @@ def _saved(found: Finding) -> int:
 def _too_few(dataset: Dataset, found: Finding) -> list[Sentence]:
     """Why one rank's pause in so few steps leaves open whether it pauses often; else nothing."""
     steps = len(dataset.steady_steps)
-    if steps >= limits.FEW or len(found["ranks"]) != 1 or found["recurrence"] != "once":
+    # the pace before the window tells that what was seen once recurs
+    enough = steps >= limits.FEW and found["severity"] == "info"
+    if enough or len(found["ranks"]) != 1 or found["recurrence"] != "once":
         return []
     few = f"{steps} steady-state steps"
     return plain("unknown", f"Stragglers {_OPEN} from {few}; profile more (--steps).")
 
 
-def _no_straggler(dataset: Dataset) -> list[Sentence]:
-    """Why no straggler is named, as far as ranks can be compared; nothing where none is known."""
+def _no_straggler(dataset: Dataset, *, named: bool) -> list[Sentence]:
+    """Why none, or no other, is `named`, as far as ranks can be compared; nothing where all are."""
     if len(dataset.ranks) < 2:
         only = f"Only rank {dataset.ranks[0]} was profiled"
         return plain("unknown", f"{only}, so stragglers {_OPEN}; profile two or more (--ranks).")
@@ -107,11 +117,12 @@ def _no_straggler(dataset: Dataset) -> list[Sentence]:
             f"No stragglers among {len(dataset.ranks) - len(apart)} ranks; {_OPEN} "
             f"for {rank_list(apart, 2)} (no matched collectives).",
         )
-    if hidden_by_profilers(dataset):
+    if not named and hidden_by_profilers(dataset):
         why = "two profilers slow hosts differently; choose one (--profiler)."
         return plain("unknown", f"Stragglers {_OPEN}: {why}")
     rank, wait = always_last(dataset)
-    if rank is None:
+    # of two profilers the slower one makes its ranks come last
+    if rank is None or len(dataset.profilers(range(len(dataset.ranks)))) > 1:
         return []
     under = " under the profiler" if another_pace(dataset) else ""
     waits = f"Ranks wait {ms(wait)} of each {ms(dataset.step_ns)} step{under} for rank {rank}; "

@@ -13,7 +13,7 @@ import numpy as np
 
 from clusterprof.analysis.groups.peers import Peers
 from clusterprof.analysis.model import host_activity, limits
-from clusterprof.analysis.model.dataset import Dataset, Floats, Ints
+from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints
 from clusterprof.analysis.model.graph import first_of, running_sum
 from clusterprof.analysis.model.replay import Replay
 
@@ -78,11 +78,12 @@ class Hosts:
         return quiet_ns, whole_ns
 
 
-def hosts(dataset: Dataset, job: Replay, peers: Peers, own: Ints, step: Ints, phase: Ints) -> Hosts:
-    """The job's host moments, each of a `step` and a `phase` (collectives launched before it).
+def places(job: Replay, step: Ints, phase: Ints) -> tuple[Ints, Ints]:
+    """Each host moment's place, a number of all ranks, and the step of each place.
 
-    Moments are at the same place between the same two launches where all hosts have as many of
-    these in a phase; else all of a phase are.
+    Moments are of a `step` and a `phase` (collectives launched before it). They are at the same
+    place between the same two launches where all hosts have as many of these in a phase; else all
+    of a phase are.
     """
     phases = int(phase.max(initial=0)) + 1
     among = step.astype(np.int64) * phases + phase
@@ -93,12 +94,36 @@ def hosts(dataset: Dataset, job: Replay, peers: Peers, own: Ints, step: Ints, ph
     at = running_sum(launches, first_of(np.diff(key, prepend=-1) != 0)) - launches
     count = np.bincount(key, launches, shape[0] * shape[1]).reshape(shape)
     alike = (count[job.ranks] == count[job.ranks[:1]]).all(axis=0)
-    places, place = np.unique(
+    known, place = np.unique(
         np.stack([among, np.where(alike[among], at, 0)]), axis=1, return_inverse=True
     )
+    return place.reshape(-1), known[0] // phases
+
+
+def may_lengthen(dataset: Dataset, job: Replay, own: Ints) -> Ints:
+    """How much of each host moment's `own` time (ns) profilers may lengthen, each in its own way.
+
+    All of it but, in each pause, what is quiet.
+    """
     begin, end = job.host_spans
     long = np.flatnonzero(job.lengths.own >= limits.PAUSE_NS)
-    traced = own.copy()
+    traced: Ints = own.copy()
     quiet = host_activity.quiet(dataset, job.host_rank[long], begin[long], end[long])
     traced[long] = np.maximum(traced[long] - quiet, 0)
-    return Hosts(peers, job.host_rank, place.reshape(-1), places[0] // phases, traced)
+    return traced
+
+
+def as_others(job: Replay, place: Ints, unnamed: Bools, part: Ints) -> Ints:
+    """Each moment's time in something of which reports of `unnamed` ranks (places) tell nothing.
+
+    `part` is that of the others (ns): at its place a program does the same on all ranks, and an
+    unnamed one no more of it than it takes there.
+    """
+    own, rank = job.lengths.own, job.host_rank
+    count = int(place.max(initial=0)) + 1
+    named = np.setdiff1d(job.ranks, np.flatnonzero(unnamed))
+    spent = [np.bincount(place[rank == k], part[rank == k], count) for k in named.tolist()]
+    usual = np.median(spent, axis=0)
+    whole = np.bincount(rank * np.int64(count) + place, own, len(unnamed) * count)
+    share = np.minimum(usual[place] / np.maximum(whole[rank * np.int64(count) + place], 1), 1)
+    return np.asarray(np.where(unnamed[rank], (own * share).astype(np.int64), part))

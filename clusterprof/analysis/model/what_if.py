@@ -193,7 +193,16 @@ class WhatIfs:
     @cached_property
     def named(self) -> dict[str, Ints]:
         """How much of each host moment's own time lies in calls of each code of `NAMED`."""
-        return host_activity.named_time(self.dataset, self.job.host_rank, *self.job.host_spans)
+        job, dataset = self.job, self.dataset
+        out = host_activity.named_time(dataset, job.host_rank, *job.host_spans)
+        fetching = np.bincount(job.host_rank, out["input.stall"], len(dataset.ranks))
+        by = np.asarray([tables.info.profiler for tables in dataset.tables])
+        # one profiler records ranges and operators, the other none
+        silent = ~np.isin(by, by[fetching > 0])
+        if self._places and silent.any() and not silent.all():
+            fetched = two_profilers.as_others(job, self._places[0], silent, out["input.stall"])
+            out["input.stall"] = fetched
+        return out
 
     def _phases(self) -> tuple[Small, Small]:
         """How many collectives each moment's host has launched before it in its step."""
@@ -349,10 +358,17 @@ class WhatIfs:
     @cached_property
     def unlike(self) -> two_profilers.Hosts | None:
         """The hosts where several profilers lengthen their calls, each in its own way."""
+        if not self._places:
+            return None
+        traced = two_profilers.may_lengthen(self.dataset, self.job, self.base.own)
+        return two_profilers.Hosts(self.peers, self.job.host_rank, *self._places, traced)
+
+    @cached_property
+    def _places(self) -> tuple[Ints, Ints] | None:
+        """Where hosts are in a step (`two_profilers.places`); None: all have one profiler."""
         if len(self.dataset.profilers(range(len(self.dataset.ranks)))) < 2:
             return None
-        where = self.step_of_host, self.host_phase
-        return two_profilers.hosts(self.dataset, self.job, self.peers, self.base.own, *where)
+        return two_profilers.places(self.job, self.step_of_host, self.host_phase)
 
     @cached_property
     def _in_common(self) -> Ints:
