@@ -70,6 +70,8 @@ def _entry(even: _Even) -> Slowdown:
             *(even.kept(np.arange(len(dataset.ranks)) == k) for k in (known if each else [])),
         ]
     ).tolist()
+    if actual < (1 - limits.VARIES_FRAC) * ideal:
+        return _none("with the same work on all ranks steps would take longer than they do")
     by_kind = dict(zip(["host", *kinds], [host, *rest], strict=False))
     by_rank = dict(zip(known.tolist(), rest[len(kinds) :], strict=False))
     shares = {}
