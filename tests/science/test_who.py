@@ -330,3 +330,16 @@ def _shown(rank: int, lateness_ns: int) -> Any:
         "ranks": [0, 1], "missing": [], "steps": [3, 4, 5, 6], "step_ns": 40 * MS,
         "by": "durations", "suspects": [suspect], "nodes": [], "groups": [], "stages": [],
     }  # fmt: skip
+
+
+def test_a_wait_that_is_stamped_a_little_after_the_last_step_is_no_pause() -> None:
+    ranks, _ = simulate(Job(steps=8, synchronous=True, causes=(Cause("host", 2, 8 * MS, (8,)),)))
+    for place, tables in enumerate(ranks):
+        steps = tables.steps
+        last = pc.max(tables.host_calls["end_ns"]).as_py() - 1000
+        at = steps.schema.get_field_index("end_ns")
+        ends = pa.array([*steps["end_ns"].to_pylist()[:-1], last], steps.schema.field(at).type)
+        ranks[place] = replace(tables, steps=steps.set_column(at, steps.schema.field(at), ends))
+    job = job_of(dataset_of(ranks))
+    long = job.job.lengths.own > 4 * MS
+    assert job.job.host_rank[long].tolist() == [2]

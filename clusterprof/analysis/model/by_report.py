@@ -240,7 +240,10 @@ class _Reports:
 def _hosts(r: _Reports) -> dict[str, Ints]:
     """The hosts' moments, by rank and time: launches, begins and ends of waits, begins of steps."""
     rank, begin, end = host_activity.wait_calls(r.dataset, *r.ranks)
-    inside = (begin >= r.begins[rank, 0]) & (end <= r.begins[rank, -1])
+    # a wait that ends with the last step may be stamped a little later
+    closing = r.begins[rank, -1]
+    inside = (begin >= r.begins[rank, 0]) & (end <= closing + STAMP_NS)
+    end = np.minimum(end, closing)
     # who launches nothing waits for nothing
     inside &= np.isin(rank, r.rank[r.row])
     rank, begin, end = rank[inside], begin[inside], end[inside]
