@@ -118,7 +118,7 @@ def _no_straggler(dataset: Dataset, *, named: bool) -> list[Sentence]:
             f"for {rank_list(apart, 2)} (no matched collectives).",
         )
     if not named and hidden_by_profilers(dataset):
-        why = "two profilers slow hosts differently; choose one (--profiler)."
+        why = "two profilers slow hosts differently; profile again by one (--profiler torch)."
         return plain("unknown", f"Stragglers {_OPEN}: {why}")
     rank, wait = always_last(dataset)
     # of two profilers the slower one makes its ranks come last
