@@ -9,7 +9,7 @@ import numpy as np
 
 from clusterprof.analysis.findings.finding import Evidence, job_of, named
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints, parts
+from clusterprof.analysis.model.dataset import Dataset, Floats, Ints, parts
 from clusterprof.analysis.model.host_activity import COLLECTOR
 from clusterprof.analysis.model.host_time import (
     BETWEEN,
@@ -34,6 +34,19 @@ COLLECT_TOGETHER = (
 LEAVE_THE_LOCK = (
     "Move the other threads' work into processes, or into native code that releases the GIL."
 )
+#: why a GPU takes longer (its copies, more work, or the same work), and what to do about it
+_BUSY = (
+    ("its copies take longer", "Look at what it copies, and from which memory."),
+    (
+        "its GPU has more work than its peers'",
+        "Balance the work between the ranks: samples of equal length, the same layers.",
+    ),
+    (
+        "its GPU is slower than its peers'",
+        ("Look at that GPU's clocks, temperature and throttling (nvidia-smi -q -d "
+         "PERFORMANCE,CLOCK) and at other processes on it."),
+    ),
+)  # fmt: skip
 
 
 class Reason(NamedTuple):
@@ -161,22 +174,9 @@ def busy_gpu(dataset: Dataset, k: int) -> Reason:
     more, more_calls = took[:, k] - usual, np.round(calls[:, k] - usual_calls, 1)
     copies = np.asarray([bool(_COPIES.search(name)) for name in every.names])
     work = ~copies & (np.round(more_calls) >= 1)
-
-    def much(of: Bools) -> bool:
-        return bool(more[of].sum() >= limits.HALF * more.clip(0).sum())
-
-    if much(copies):
-        why, of = "its copies take longer", copies
-        advice = "Look at what it copies, and from which memory."
-    elif much(work):
-        why, of = "its GPU has more work than its peers'", work
-        advice = "Balance the work between the ranks: samples of equal length, the same layers."
-    else:
-        why, of = "its GPU is slower than its peers'", ~copies
-        advice = (
-            "Look at that GPU's clocks, temperature and throttling (nvidia-smi -q -d "
-            "PERFORMANCE,CLOCK) and at other processes on it."
-        )
+    ways, half = (copies, work, ~copies), limits.HALF * more.clip(0).sum()
+    which = next((k for k in (0, 1) if more[ways[k]].sum() >= half), 2)
+    of, (why, advice) = ways[which], _BUSY[which]
     worst = int(np.argmax(np.where(of, more, -np.inf)))
     row = {
         "rank": dataset.ranks[k], "kernel": every.names[worst],

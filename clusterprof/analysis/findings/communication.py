@@ -22,7 +22,7 @@ from clusterprof.analysis.findings.unprofiled import not_captured, profile_them
 from clusterprof.analysis.groups.topology import whole
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.accounts import COMMUNICATION, EXPOSED, WAITING, by_call, call_of
-from clusterprof.analysis.model.dataset import Dataset, Ints, calls_per_step, once, parts
+from clusterprof.analysis.model.dataset import Bools, Dataset, Ints, calls_per_step, once, parts
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.what_if import Saved
 from clusterprof.results import OperationEntry
@@ -118,27 +118,28 @@ def repairs(dataset: Dataset, _: Lengths, before: Sequence[Repair] = ()) -> list
             known &= ~each.calls
     # tensor groups are many communicators of one kind: they are one finding
     label = np.where(c.between_stages, _BOTH, c.label)
-    rows, transfer = np.flatnonzero(known), spent[:, EXPOSED] - spent[:, WAITING]
+    transfer, steady = spent[:, EXPOSED] - spent[:, WAITING], np.isin(c.step, dataset.steady_steps)
     out = []
-    for mine in parts(rows, np.asarray([f"{label[r]}{separable[r]}" for r in rows], dtype=str)):
-        most = np.bincount(c.rank[mine], transfer[mine]).max()
+    for operation, separate in dict.fromkeys(zip(label[known], separable[known], strict=True)):
+        mine = known & (label == operation) & (separable == separate)
+        most = np.bincount(c.rank, transfer * mine).max()
         if most >= least * len(dataset.steady_steps):
-            ranks = np.unique(c.rank[mine[np.isin(c.step[mine], dataset.steady_steps)]])
-            words = partial(_words, dataset, str(label[mine[0]]), mine)
+            ranks = np.unique(c.rank[mine & steady])
+            words = partial(_words, dataset, str(operation), np.flatnonzero(mine))
             apply = partial(_without, dataset, mine)
             out.append((most, Repair(CODES[0], tuple(ranks.tolist()), apply, words)))
     out.sort(key=lambda each: -each[0])
     return [each for _, each in out[: limits.MOST]]
 
 
-def _without(dataset: Dataset, mine: Ints, base: Lengths) -> Lengths:
+def _without(dataset: Dataset, mine: Bools, base: Lengths) -> Lengths:
     """The lengths where compute overlaps the transfers of these rows of the placed table.
 
     They take what they slow it by. What they wait for a profiled rank stays.
     """
     replayed = job_of(dataset).job
     call, run = call_of(dataset, replayed), base.run.copy()
-    rows = np.flatnonzero(np.isin(call, mine))
+    rows = np.flatnonzero((call >= 0) & mine[call])
     waits = np.where(replayed.joined[rows], 0, dataset.collectives.wait[call[rows]])
     run[rows] -= ((1 - _SLOWS) * np.maximum(run[rows] - waits, 0)).astype(np.int64)
     return replace(base, run=run)
@@ -159,24 +160,21 @@ def _words(dataset: Dataset, operation: str, mine: Ints, saved: Saved) -> Words:
     how = f"No compute overlaps {operation}" if alone else f"{operation} is {overlapped} overlapped"
     spent, saves = of_window(dataset, exposed - waits), of_step(dataset, saved)
     calls = f"{often:.3g} call{'' if often == 1 else 's'} per step"
-    separate = bool(whole(dataset)[mine].all())
-    missing = [] if separate else not_captured(dataset, inside)
-    if separate:
+    evidence = [dict(entry) for entry in used[: limits.MOST]]
+    if whole(dataset)[mine].all():
         summary = (
             f"{how}: full overlap would save at most {saves}. Exposed transfers take {spent}, "
             f"waiting excluded, in the mean of the ranks. {calls}, {overlapped} of their time "
             "overlapped."
         )
-    else:
-        summary = (
-            f"{operation} takes {spent}: transfer, or waiting for unprofiled ranks. {how}, in "
-            f"{calls}: full overlap would save at most {saves}, less what is waiting."
-        )
+        return Words(summary, evidence, advice=_ADVICE.get(operation, ""))
+    missing = not_captured(dataset, inside)
     return Words(
-        at_most="critical" if separate else "info",
-        confidence=limits.MEASURED if separate else limits.ASSUMED,
-        summary=summary,
-        evidence=[dict(entry) for entry in used[: limits.MOST]],
-        advice=_ADVICE.get(operation, "") if separate else profile_them(missing),
+        f"{operation} takes {spent}: transfer, or waiting for unprofiled ranks. {how}, in "
+        f"{calls}: full overlap would save at most {saves}, less what is waiting.",
+        evidence,
+        confidence=limits.ASSUMED,
+        advice=profile_them(missing),
         follow_up=capture(dataset, missing[: limits.MOST]) if missing else "",
+        at_most="info",
     )

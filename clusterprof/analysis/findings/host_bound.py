@@ -153,9 +153,9 @@ class _Cause:
     @cached_property
     def long(self) -> Bools:
         """Whose host is in it for long in which step: what makes up most of it, [ranks, steps]."""
-        job = self.job.job
-        spent = np.zeros((len(self.job.dataset.ranks), len(job.steps)))
-        np.add.at(spent, (job.host_rank, self.job.step_of_host), self.own)
+        job, (n, steps) = self.job.job, (len(self.job.dataset.ranks), len(self.job.job.steps))
+        key = job.host_rank * np.int64(steps) + self.job.step_of_host
+        spent = np.bincount(key, self.own, n * steps).reshape(n, steps)
         longest = np.sort(spent, axis=None)[::-1]
         most = np.searchsorted(np.cumsum(longest), limits.HALF * spent.sum())
         return np.asarray(spent >= limits.HALF * max(longest[most], 1.0))
@@ -246,7 +246,8 @@ def _value_waits(dataset: Dataset, job: WhatIfs) -> Ints:
 def _words(cause: _Cause, saved: Saved) -> Words:
     dataset, ranks, idle = cause.job.dataset, cause.ranks, cause.idle()
     worst = int(np.argmax(cause.spent if cause.spent.any() else idle))
-    text, most = _summary(cause, worst, of_saving(dataset, saved)), int(np.argmax(idle))
+    describe = _paused if cause.code == "host.busy" else _summary
+    text, most = describe(cause, worst, of_saving(dataset, saved)), int(np.argmax(idle))
     if cause.own.any() and abs(idle[most] - saved.ns) > limits.LAUNCH_FRAC * saved.ns:
         rank = dataset.ranks[most]
         text += f" GPUs idle up to {ms(float(idle[most]))} per step in it (rank {rank})."
@@ -284,36 +285,28 @@ def _busy(dataset: Dataset, of: Ints, begin: Ints, end: Ints) -> Ints:
 
 
 def _summary(cause: _Cause, worst: int, saved: str) -> str:
-    """A cause in words. `worst` is the place of the rank that spends most in it."""
+    """A cause other than pauses in words; `worst` is the place of who spends most in it."""
     dataset, replay, ranks = cause.job.dataset, cause.job.job, cause.ranks
     each = len(replay.steps) * max(len(replay.ranks), 1)
     few = len(ranks) <= limits.HALF * len(dataset.ranks)
     who = f"The hosts of {rank_list(ranks, limits.FEW)}" if few else "Hosts"
-    plain = {
+    times = round(len(cause.waits) / each)
+    often = "once" if times == 1 else counted(times, "time")
+    kernels = replay.lengths.run[replay.kind == COMPUTE]
+    typical = duration(float(np.median(kernels)) if len(kernels) else 0.0)
+    idle = ms(float(np.nanmean(dataset.account("idle_ns"))))
+    return {
         "host.gil": f"Hosts wait for Python's GIL: {saved} (worst: rank {dataset.ranks[worst]}).",
         "host.gc": f"Python's garbage collector, on one rank after another, costs {saved}.",
         "input.stall": f"{who} fetch the batch while their GPUs idle: {saved}.",
-    }
-    if cause.code in plain:
-        return plain[cause.code]
-    if cause.code == "host.busy":
-        return _paused(cause, worst, saved)
-    if cause.code == "host.sync":
-        times = round(len(cause.waits) / each)
-        often = "once" if times == 1 else counted(times, "time")
-        return f"Hosts wait for their GPU {often} per step, for a value that they read: {saved}."
-    if cause.code == "host.launch_bound":
-        kernels = replay.lengths.run[replay.kind == COMPUTE]
-        typical = duration(float(np.median(kernels)) if len(kernels) else 0.0)
-        return (
-            f"Launch-bound: hosts launch kernels too slowly, {saved}. Each launches "
-            f"{len(kernels) // each} kernels per step, {typical} in the median."
-        )
-    idle = ms(float(np.nanmean(dataset.account("idle_ns"))))
-    return (
-        f"GPUs idle although their next kernel was launched: {saved}. The cause cannot be "
-        f"determined: what they wait for is not in the reports. They idle {idle} per step in all."
-    )
+        "host.sync": f"Hosts wait for their GPU {often} per step, for a value that they read: "
+        f"{saved}.",
+        "host.launch_bound": f"Launch-bound: hosts launch kernels too slowly, {saved}. Each "
+        f"launches {len(kernels) // each} kernels per step, {typical} in the median.",
+        "gpu.idle": f"GPUs idle although their next kernel was launched: {saved}. The cause "
+        "cannot be determined: what they wait for is not in the reports. They idle "
+        f"{idle} per step in all.",
+    }[cause.code]
 
 
 def _paused(cause: _Cause, worst: int, saved: str) -> str:

@@ -70,7 +70,7 @@ def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
         return []
     stays, follow_up = stay(dataset.capture["profiled"]) if dataset.capture else None, ""
     advice = _NO_ACTION.format("" if stays is None else ", and it ends with the window")
-    profilers = {table.info.profiler.partition(" ")[0] for table in dataset.tables}
+    profilers = dataset.profilers(range(len(dataset.ranks)))
     if stays:
         advice = _STAYS_BY_TORCH if profilers == {"torch.profiler"} else _STAYS
         if "nsys" in profilers and not asks_for_nsys(dataset):
@@ -116,7 +116,9 @@ def _stalls(dataset: Dataset) -> Parts:
 
 def _longer_steps(dataset: Dataset) -> Parts:
     """Steps inside the window and around it, of profiled ranks and of others."""
-    for whose, times in _groups(dataset):
+    for whose, times in _groups(dataset).items():
+        if times is None:
+            continue
         before, inside, after = times["before_ns"], times["inside_ns"], times["after_ns"]
         around = [ns for ns in (before, after) if ns is not None]
         if inside is None or not around:
@@ -135,19 +137,15 @@ def _longer_steps(dataset: Dataset) -> Parts:
         yield "; ".join(texts), [row]
 
 
-def _groups(dataset: Dataset) -> Iterator[tuple[str, StepTimes]]:
+def _groups(dataset: Dataset) -> dict[str, StepTimes | None]:
     """By the step logs of a run; else only what the reports know of the steps before."""
-    cost, usual = dataset.capture, dataset.usual_step_ns
-    if cost is not None:
-        yield "profiled ranks", cost["profiled"]
-        if cost["unprofiled"] is not None:
-            yield "unprofiled ranks", cost["unprofiled"]
-    elif usual and len(dataset.durations):
-        inside = round(float(np.median(dataset.durations)))
-        yield (
-            "profiled ranks",
-            StepTimes(before_ns=usual, inside_ns=inside, after_ns=None, after_uncertainty_ns=None),
-        )
+    if cost := dataset.capture:
+        return {"profiled ranks": cost["profiled"], "unprofiled ranks": cost["unprofiled"]}
+    inside = round(float(np.median(dataset.durations))) if len(dataset.durations) else None
+    times = StepTimes(
+        before_ns=dataset.usual_step_ns, inside_ns=inside, after_ns=None, after_uncertainty_ns=None
+    )
+    return {"profiled ranks": times}
 
 
 def _desynchronised(dataset: Dataset) -> Parts:

@@ -120,19 +120,16 @@ def _no_straggler(dataset: Dataset, *, named: bool) -> list[Sentence]:
     if not named and hidden_by_profilers(dataset):
         why = "two profilers slow hosts differently; profile again by one (--profiler torch)."
         return plain("unknown", f"Stragglers {_OPEN}: {why}")
-    rank, wait = always_last(dataset)
     # of two profilers the slower one makes its ranks come last
-    if rank is None or len(dataset.profilers(range(len(dataset.ranks)))) > 1:
+    if len(dataset.profilers(range(len(dataset.ranks)))) > 1:
         return []
-    under = " under the profiler" if another_pace(dataset) else ""
-    waits = f"Ranks wait {ms(wait)} of each {ms(dataset.step_ns)} step{under} for rank {rank}; "
-    return plain("none", f"{waits}fixing it saves little.")
+    return _always_last(dataset)
 
 
-def always_last(dataset: Dataset) -> tuple[int | None, float]:
-    """The rank that arrives last wherever others wait, and how long they wait per step (ns).
+def _always_last(dataset: Dataset) -> list[Sentence]:
+    """The rank that arrives last wherever others wait, and how long they wait per step.
 
-    None where no single one does, or where they seldom wait for half of a step.
+    Nothing where no single one does, or where they seldom wait for half of a step.
     """
     c = dataset.collectives
     rows = np.flatnonzero(c.matched & c.synchronising & np.isin(c.step, dataset.steady_steps))
@@ -140,12 +137,15 @@ def always_last(dataset: Dataset) -> tuple[int | None, float]:
     waited = np.bincount(place, c.wait[rows], len(dataset.ranks))
     k = int(np.argmax(waited))
     if not 0 < limits.STEADY_FRAC * waited.sum() <= waited[k]:
-        return None, 0.0
+        return []
     # no rank may have an account of these steps: then the wait is not a number
     by_step = np.nanmean(np.delete(dataset.account("exposed_wait_ns"), k, axis=0), axis=0)
-    wait = float(by_step.mean())
-    long = (by_step >= limits.HALF * dataset.step_ns).mean() >= limits.STEADY_FRAC
-    return (dataset.ranks[k], min(wait, dataset.step_ns)) if long else (None, 0.0)
+    if (by_step >= limits.HALF * dataset.step_ns).mean() < limits.STEADY_FRAC:
+        return []
+    wait, under = min(float(by_step.mean()), dataset.step_ns), another_pace(dataset)
+    step = f"{ms(dataset.step_ns)} step{' under the profiler' if under else ''}"
+    waits = f"Ranks wait {ms(wait)} of each {step} for rank {dataset.ranks[k]}"
+    return plain("none", f"{waits}; fixing it saves little.")
 
 
 def _single_step(dataset: Dataset) -> list[str]:
