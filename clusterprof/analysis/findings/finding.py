@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum, auto
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -38,8 +38,7 @@ _ASIDE = re.compile(r" \([^()]*\)(?=\.$)")
 Evidence = list[dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class Code:
+class Code(NamedTuple):
     """A finding code in words: what it means, when it is wrong, what to do in general."""
 
     code: str
@@ -61,8 +60,7 @@ class Tier(IntEnum):
     REST = auto()
 
 
-@dataclass(frozen=True)
-class Words:
+class Words(NamedTuple):
     """What a finding says beside what its repair saves.
 
     The summary's first sentence must make sense alone: it may become the verdict.

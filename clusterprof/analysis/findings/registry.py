@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
@@ -171,7 +171,7 @@ def explain(code: str) -> str:
 def explained(findings: Sequence[Finding]) -> dict[str, dict[str, str]]:
     """What the codes of `findings` mean, in their order: `title`, `meaning` and the like."""
     codes = dict.fromkeys(each["code"] for each in findings)
-    return {code: asdict(CODES[code]) for code in codes if code in CODES}
+    return {code: CODES[code]._asdict() for code in codes if code in CODES}
 
 
 load()

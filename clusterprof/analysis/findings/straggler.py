@@ -80,7 +80,7 @@ def stragglers(dataset: Dataset) -> list[tuple[Member, ...]]:
     least, lengths = limits.LEAST_FRAC * dataset.step_ns, job.base
     while len(named) < len(dataset.ranks) > 1 and len(out) < limits.MOST:
         # in a step that a found straggler makes long, the others are compared without that
-        excess = job.excess_of(lengths)
+        excess = job.excess_of(lengths) if out else job.excess
         tried = {
             members: job.saved(_like_peers(job, members, lengths), lengths)
             for members in _suspects(job, excess, named)
@@ -119,12 +119,10 @@ def hidden_by_profilers(dataset: Dataset) -> bool:
     host, own, traced = job.job.host_rank, job.base.own, job.unlike.traced
     total = np.bincount(host, traced, len(dataset.ranks)).astype(float)
     more = np.maximum(job.peers.differences(total[:, None])[:, 0], 0.0) / np.maximum(total, 1.0)
-    for k in np.argsort(-more)[: limits.MOST].tolist():
-        like_peers = own - (traced * np.where(host == k, more[k], 0.0)).astype(np.int64)
-        saved = job.saved(replace(job.base, own=like_peers))
-        if saved.most_ns >= limits.WARNING_FRAC * job.step_ns:
-            return True
-    return False
+    worst = np.argsort(-more)[: limits.MOST].tolist()
+    less = ((traced * np.where(host == k, more[k], 0.0)).astype(np.int64) for k in worst)
+    saved = (job.saved(replace(job.base, own=own - each)) for each in less)
+    return any(one.most_ns >= limits.WARNING_FRAC * job.step_ns for one in saved)
 
 
 def _suspects(job: WhatIfs, excess: Excess, named: set[Member]) -> Iterator[tuple[Member, ...]]:
