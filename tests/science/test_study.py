@@ -135,6 +135,14 @@ def test_a_subset_without_the_slow_rank_finds_that_it_was_not_profiled(recording
     assert "--ranks 1-2" in found["advice"]
 
 
+def test_no_command_profiles_unprofiled_ranks_whose_numbers_are_not_known() -> None:
+    """The calls tell their communicator's size, and no report tells that of the world."""
+    ranks, _ = simulate(Job(dp=4, layers=6, steps=6, causes=(Cause("host", 3, 30 * MS),)))
+    known = [replace(r, info=replace(r.info, world_size=None)) for r in ranks if r.rank != 3]
+    found = study(known).results["findings"][0]
+    assert (found["code"], found["next"]) == ("straggler.unprofiled", "")
+
+
 @pytest.mark.parametrize(
     "recording", long_but(["nsys-2025.3/ddp-host-straggler"], ["nsys-2025.3/ddp"])
 )

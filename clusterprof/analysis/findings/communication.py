@@ -175,6 +175,6 @@ def _words(dataset: Dataset, operation: str, mine: Ints, saved: Saved) -> Words:
         evidence,
         confidence=limits.ASSUMED,
         advice=profile_them(missing),
-        follow_up=capture(dataset, missing[: limits.MOST]) if missing else "",
+        follow_up=capture(dataset, missing[: limits.MOST]),
         at_most="info",
     )

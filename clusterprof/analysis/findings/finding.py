@@ -326,8 +326,11 @@ def capture(dataset: Dataset, ranks: Sequence[int], *options: str, profiler: str
 
     It is the run's own, whole; where that is unknown, of the launcher that its hosts suggest. nsys
     shows most, whatever captured the run, and whatever the environment names by default; a profiler
-    that the run's own line names behind the ranks is the only one that can capture them.
+    that the run's own line names behind the ranks is the only one that can capture them. Empty
+    where no rank is known.
     """
+    if not ranks:
+        return ""
     several = len({t.info.host for t in dataset.tables}) > 1
     launcher = "srun" if several else "torchrun"
     given = dataset.again or ("clusterprof", launcher, RANKS, "...", "--", "PROGRAM...")
