@@ -66,7 +66,7 @@ def _places() -> dict[str, list[Path]]:
     )
     found["docs"] = [p for p in found["docs"] if p.name != "CHANGELOG.md"]
     found["slurm"] = sorted((ROOT / "slurm").glob("*.sbatch"))
-    found["bench"] = sorted([*(ROOT / "bench").rglob("*.py"), *(ROOT / "scripts").glob("*")])
+    found["bench"] = sorted([*(ROOT / "bench").rglob("*.py"), *(ROOT / "scripts").glob("*.*")])
     found["tests"] = sorted(p for p in (ROOT / "tests").rglob("*.py") if p != Path(__file__))
     return found
 
