@@ -349,11 +349,11 @@ class ComputeAbsent(TypedDict):
     #: all collectives' time (volume), and the part of it that no compute overlaps with
     communication_ns: int
     exposed_communication_ns: int
-    #: the next compute kernel was not launched yet
+    #: no compute kernel was launched yet
     launch_bound_ns: int | None
-    #: it was launched, and communication ran: what overlapping can recover
+    #: one was launched, and communication ran: what overlapping can recover
     blocking_ns: int | None
-    #: it was launched, and waited for something else: a copy, another stream, a latency
+    #: one was launched, and waited for something else: a copy, another stream, a latency
     dependency_stalled_ns: int | None
 
 

@@ -104,6 +104,26 @@ def accounts_close(job: Job) -> None:
     assert (lines.begin[1:] == lines.end[:-1])[same].all()
 
 
+def test_what_waits_on_any_stream_is_launched() -> None:
+    ranks, _ = simulate(Job(dp=2, steps=4, launch_ns=400_000, layer_ns=400_000))
+    rows = ranks[0].activity.to_pylist()
+    begin = ranks[0].steps["begin_ns"].to_pylist()[-1]
+    mine = [r for r in rows if r["kind"] == "compute" and r["launch_start_ns"] > begin]
+    launched = {name: mine[0][name] for name in ("launch_start_ns", "launch_end_ns")}
+    last = mine[-1]["end_ns"]
+    late = mine[-1] | launched | {"stream": 99, "start_ns": last, "end_ns": last + 1000}
+    rows = sorted([*rows, late], key=lambda row: int(row["start_ns"]))
+    table = pa.Table.from_pylist(rows, ranks[0].activity.schema)
+
+    def unlaunched_ns(tables: RankTables) -> int:
+        (account,) = study([tables, ranks[1]]).dataset.accounts.to_pylist()[3:4]
+        assert account["compute_ns"] > 0
+        return int(account["unlaunched_ns"])
+
+    assert unlaunched_ns(ranks[0]) > 5 * MS
+    assert unlaunched_ns(ranks[0].changed("activity", table)) < MS
+
+
 def test_queued_work_belongs_to_the_step_that_launched_it() -> None:
     ranks, _ = simulate(Job(launch_ns=10_000, pageable=False))
     line = Timelines(ranks[:1])

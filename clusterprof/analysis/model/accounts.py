@@ -20,7 +20,7 @@ from clusterprof import threads
 from clusterprof.align.clock import Clock
 from clusterprof.align.columns import places
 from clusterprof.analysis.model.dataset import Bools, Dataset, Ints, once
-from clusterprof.analysis.model.intervals import Intervals, union
+from clusterprof.analysis.model.intervals import union
 from clusterprof.analysis.model.replay import Replay
 from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE, KINDS, Small, Timelines
 from clusterprof.results import ComputeAbsent
@@ -28,7 +28,7 @@ from clusterprof.tables import required
 
 #: One row per rank and step. `duration = compute + exposed_communication + exposed_copy + idle`.
 #: `begin_ns` and `end_ns` are on the rank's own wall clock, `aligned_begin_ns` on the reference
-#: rank's. Without compute the next kernel is not launched (`unlaunched_ns`), or it is, and
+#: rank's. Without compute no kernel is launched (`unlaunched_ns`), or one is and waits, and
 #: communication runs (`blocking_ns`).
 ACCOUNTS = pa.schema(
     [required("rank", pa.int32())]
@@ -95,42 +95,24 @@ def _spent(
 ) -> Ints:
     """What the ranks from `k` to before `until` spend in each of their steps, [7, steps] (ns).
 
-    In compute, communication, either of them, anything, in compute or waits, and without compute
-    until the next kernel was launched and, where communication runs, from then on.
+    In compute, communication, either of them, anything, in compute or waits; and without compute
+    while none of it is launched, or while some is and communication runs.
     """
     compute, communication, both, anything = d.ran(
         k, until, (COMPUTE,), (COLLECTIVE,), (COMPUTE, COLLECTIVE), range(len(KINDS))
     )
     waiting = union(np.r_[compute.start, waits[0]], np.r_[compute.end, waits[1]])
-    unlaunched, launched = _gaps(d, k, until, steps, compute)
+    started, launch = d.on_axis((0, 3), k, until)[:, d.kind[d.rows(k, until)] == COMPUTE]
+    launched = union(np.r_[launch, compute.start], np.r_[started, compute.end])
     either_or = union(
         np.r_[launched.start, communication.start], np.r_[launched.end, communication.end]
     )
     found = [
         each.within(*steps)
-        for each in (compute, communication, both, anything, waiting, unlaunched)
+        for each in (compute, communication, both, anything, waiting, launched, either_or)
     ]
-    return np.stack([*found, launched.within(*steps) + found[1] - either_or.within(*steps)])
-
-
-def _gaps(
-    d: Timelines, k: int, until: int, steps: tuple[Ints, Ints], compute: Intervals
-) -> tuple[Intervals, Intervals]:
-    """Spans without compute: until the next compute kernel was launched, and from then on."""
-    started, launch = d.on_axis((0, 3), k, until)
-    kernels = np.flatnonzero(d.kind[d.rows(k, until)] == COMPUTE)
-    kernels = kernels[np.argsort(started[kernels], kind="stable")]
-    after = kernels[np.searchsorted(started[kernels], compute.start)]
-    times = np.concatenate([*steps, compute.start, compute.end])
-    rank, _ = d.axis.back(times)
-    first, last = (np.full(until - k, end) for end in (times.max(), times.min()))
-    np.minimum.at(first, rank - k, times)
-    np.maximum.at(last, rank - k, times)
-    idle, next_start = np.sort(np.r_[first, compute.end]), np.r_[compute.start, last]
-    order = np.argsort(next_start)
-    # what follows the last kernel was not launched in the report
-    launched = np.clip(np.r_[launch[after], last][order], idle, next_start[order])
-    return union(idle, launched), union(launched, next_start[order])
+    launchable, blocking = steps[1] - steps[0] - found[5], found[5] + found[2] - found[6] - found[0]
+    return np.stack([*found[:5], launchable, blocking])
 
 
 def compute_absent(dataset: Dataset) -> list[ComputeAbsent]:
