@@ -38,7 +38,6 @@ class Pieces:
     no recorded length explains. On the device's steps: what was queued before is not part of it.
     """
 
-    begin: int
     rank: Ints
     what: Ints
     length: Ints
@@ -47,7 +46,7 @@ class Pieces:
 
 def path(job: Replay, lengths: Lengths) -> Pieces:
     """Walk the path through the job's steps with these lengths ([n] each)."""
-    lengths = job.eased(lengths, job.one_pass(job.edges(lengths)))
+    lengths = job.eased(lengths, job.saved_beside(lengths, job.one_pass(job.edges(lengths))))
     edges = job.edges(lengths)
     times, marks = job.one_pass(edges), job.graph.place(job.marks)
     source, edge = job.graph.binding(edges, times)
@@ -58,21 +57,18 @@ def path(job: Replay, lengths: Lengths) -> Pieces:
         at = int(source[at])
     way = np.asarray(places[::-1], dtype=np.int64)
     rank, what, length, unexplained = _pieces(job, lengths, job.graph.order[way], edge[way])
-    end = times[at] + np.cumsum(length)
-    begin = int(times[marks[:, 0]].max())
-    length = np.minimum(length, end - begin)
+    end, begin = times[at] + np.cumsum(length), times[marks[:, 0]].max()
     inside = end > begin
-    unexplained = np.clip(unexplained, 0, np.maximum(length, 0))
-    return Pieces(begin, rank[inside], what[inside], length[inside], unexplained[inside])
+    length = np.minimum(length, end - begin)[inside]
+    unexplained = np.clip(unexplained[inside], 0, np.maximum(length, 0))
+    return Pieces(rank[inside], what[inside], length, unexplained)
 
 
-def _pieces(
-    job: Replay, lengths: Lengths, reached: Ints, edge: Ints
-) -> tuple[Ints, Ints, Ints, Ints]:
+def _pieces(job: Replay, lengths: Lengths, reached: Ints, edge: Ints) -> Ints:
     """Each edge's parts in order: the host's time, a gap, an activity, and those queued behind it.
 
     `reached` are the moments that the edges lead to. Returns places of ranks, what binds,
-    lengths, and how much of each is unexplained.
+    lengths, and how much of each is unexplained, [4, parts].
     """
     n, hosts = len(job.rank), len(job.host_rank)
     kind, pick, plus = job.kind_of_edge[edge], job.pick[edge], job.plus[edge]
@@ -91,25 +87,28 @@ def _pieces(
     each, count = np.arange(len(edge)), np.where(runs, one - first + 1, 0)
     edge_of, m = np.repeat(each, count), ranges(first, count)
     inner = m > first[edge_of]
-    # of each kind of part: its edge, its place in it, its rank, what binds, length, unexplained
     starts = (reached >= hosts) & (reached < hosts + 2 * n)
     # a host goes on at once after what it waited for, or else for a reason of its own
     slow = np.where((reached < hosts) & (gap > limits.REACTS_NS), gap, 0)
     gap_unexplained = np.where(starts, job.unexplained[first], slow)
-    zero = np.zeros_like(each)
-    parts = [
-        (each, zero - 2, rank, zero + HOST, host, zero),
-        (each, zero - 1, rank, zero + IDLE, gap, gap_unexplained),
-        (edge_of[inner], 2 * m[inner], job.rank[m[inner]], np.full(inner.sum(), IDLE),
-         job.before[m[inner]], job.unexplained[m[inner]]),
-        (edge_of, 2 * m + 1, job.rank[m], OF_KIND[job.kind[m]], lengths.run[m], np.zeros_like(m)),
-    ]  # fmt: skip
-    of, place, ranks, what, length, unexplained = (
-        np.concatenate(c) for c in zip(*parts, strict=True)
-    )
-    order = np.lexsort((place, of))
-    order = order[length[order] != 0]
-    return ranks[order], what[order], length[order], unexplained[order]
+
+    def rows(*columns: Ints | int) -> Ints:
+        """Of a kind of part: edge, place in it, rank, what binds, length, unexplained."""
+        return np.stack(np.broadcast_arrays(*columns))
+
+    behind = m[inner]
+    parts = np.concatenate(
+        [
+            rows(each, -2, rank, HOST, host, 0),
+            rows(each, -1, rank, IDLE, gap, gap_unexplained),
+            rows(edge_of[inner], 2 * behind, job.rank[behind], IDLE, job.before[behind],
+                 job.unexplained[behind]),
+            rows(edge_of, 2 * m + 1, job.rank[m], OF_KIND[job.kind[m]], lengths.run[m], 0),
+        ],
+        axis=1,
+    )  # fmt: skip
+    parts = parts[:, parts[4] != 0]
+    return parts[2:, np.lexsort((parts[1], parts[0]))]
 
 
 def _first_of_queues(job: Replay, lengths: Lengths) -> tuple[Ints, Small, Small]:

@@ -223,9 +223,9 @@ class _Moments:
             launch_moment=part.launch, rank=part.rank, step=part.step, activity=part.row,
             kind=part.kind, joined=joined, before=part.follow, latency=part.latency,
             unexplained=part.unexplained, unexplained_in=part.unexplained_in, fresh=fresh,
-            first=first, first_ns=first_ns, again=again, marks=self.step_ends,
+            first=first, first_ns=first_ns, again=graph.place(again), marks=self.step_ends,
             beside=beside, wait_beside=wait_beside, freely=self._freely(beside, run),
-            waits=waits, waits_ns=waits_ns, loose=loose,
+            waits=graph.place(waits), waits_ns=waits_ns, loose=loose,
         )  # fmt: skip
 
     def _add_hosts(self, edges: _Edges, wakes: Ints, by: Ints, root_of: Ints) -> None:

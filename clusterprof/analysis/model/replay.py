@@ -125,7 +125,8 @@ class Replay:
     unexplained_in: Small
     #: where a run of activities begins that wait for nothing else
     fresh: Bools
-    #: moments before the window, when they were, and which one stands for each a round later
+    #: moments before the window, when they were, and the place in the graph's order of what stands
+    #: for each a round later
     first: Ints
     first_ns: Ints
     again: Ints
@@ -136,7 +137,8 @@ class Replay:
     wait_beside: Ints
     #: how long each activity runs where nothing waits beside it
     freely: Ints
-    #: waits: the moments of the member's start and of the last arrival, [2, waits], and the length
+    #: waits: the places in the graph's order of the member's start and of the last arrival,
+    #: [2, waits], and the length
     waits: Ints
     waits_ns: Ints
     #: the part of `plus` that is unexplained
@@ -193,32 +195,29 @@ class Replay:
         def times(begin: Ints) -> list[Ints]:
             nonlocal eased, known
             found = self.one_pass(plain, begin)
-            saved = self._saved_beside(lengths, found)
+            saved = self.saved_beside(lengths, found)
             if not saved.any():
                 return [found]
             # from round to round the waits soon remain as they are
             if not np.array_equal(saved, known):
-                eased, known = self.edges(self._eased(lengths, saved)), saved
+                eased, known = self.edges(self.eased(lengths, saved)), saved
             return [found, self.one_pass(eased, begin)]
 
         return times
 
-    def eased(self, lengths: Lengths, times: Ints) -> Lengths:
-        """Return the lengths where what ran beside a wait runs faster by the part that is gone.
-
-        A wait in a collective occupies multiprocessors and memory; `times` tell its length, those
-        of a pass with `lengths`, in the graph's order.
-        """
-        return self._eased(lengths, self._saved_beside(lengths, times))
-
-    def _eased(self, lengths: Lengths, saved: Ints) -> Lengths:
+    def eased(self, lengths: Lengths, saved: Ints) -> Lengths:
+        """Return the lengths where what ran beside waits takes so much less (`saved_beside`)."""
         run = np.array(np.broadcast_to(lengths.run, (*saved.shape[:-1], len(self.rank))))
         run[..., self.beside] -= saved
         return replace(lengths, run=run)
 
-    def _saved_beside(self, lengths: Lengths, times: Ints) -> Ints:
-        """How much less each activity beside a wait takes where the wait is shorter (ns)."""
-        left = times[..., self._waits[1]] - times[..., self._waits[0]]
+    def saved_beside(self, lengths: Lengths, times: Ints) -> Ints:
+        """Return how much less each activity beside a wait takes where the wait is shorter (ns).
+
+        A wait in a collective occupies multiprocessors and memory; `times` tell its length, those
+        of a pass with `lengths`, in the graph's order.
+        """
+        left = times[..., self.waits[1]] - times[..., self.waits[0]]
         part = np.clip(left / self.waits_ns, 0.0, 1.0)
         run = lengths.run[..., self.beside]
         faster = run - np.minimum(run, self.freely[self.beside])
@@ -259,11 +258,6 @@ class Replay:
         """Where the moments before the window are in the graph's order."""
         return self.graph.place(self.first)
 
-    @cached_property
-    def _waits(self) -> Ints:
-        """Where the waits' moments are in the graph's order, [2, waits]."""
-        return self.graph.place(self.waits)
-
     def pace(self, lengths: Lengths) -> np.ndarray:
         """Return the mean step (ns), [what-ifs], where the window's steps come again and again."""
         steps = self.long_run(lengths)[1]
@@ -294,22 +288,19 @@ class Replay:
         the next round begins as they do, those that are left are known.
         """
         passes, rounds, before = self._passes(lengths), list[Ints](), list[Ints]()
-        marks, again = self.graph.place(self.marks), self.graph.place(self.again)
-
-        def left(times: Ints) -> Ints:
-            return np.where(self.again < 0, NEVER, times[..., again])
-
+        marks = self.graph.place(self.marks)
         window = passes(self.first_ns)[-1]
-        begin, change = self._emptied(left(window)), np.zeros(0, dtype=np.int64)
+        begin, change = self._emptied(window[..., self.again]), np.zeros(0, dtype=np.int64)
         steps = max(self.marks.shape[1] - 1, 1)
         settled = -(-SETTLE_STEPS // steps)
         for _ in range(2 * settled):
             found = passes(begin)
             rounds.append(found[-1][..., marks])
-            later = left(found[-1]) - begin
+            left = found[-1][..., self.again]
+            later = left - begin
             if np.array_equal(change, later) and self._goes_on(before, found):
                 break
-            begin, before, change = left(found[-1]), found, later
+            begin, before, change = left, found, later
         while len(rounds) < 2 * settled:
             rounds.append(2 * rounds[-1] - rounds[-2])
         # a round begins where the one before has ended
@@ -335,7 +326,7 @@ class Replay:
         if len(before) != len(now):
             return False
         change = [one - other for one, other in zip(now, before, strict=True)]
-        began, ended = (change[0][..., each] for each in self._waits)
+        began, ended = (change[0][..., each] for each in self.waits)
         return np.array_equal(began, ended) and all(map(self.graph.goes_on, change))
 
 

@@ -156,16 +156,6 @@ class Timelines:
             out[:, here] = self.on_axis((0, 1), k, until)[:, rows[here] - block.start]
         return out[0], out[1]
 
-    @property
-    def took(self) -> Ints:
-        """How long each activity takes (ns)."""
-        times = (wall_times(each)[:2] for each in self.tables)
-        return np.concatenate([np.zeros(0, np.int64), *(stop - start for start, stop in times)])
-
-    def busy(self, k: int) -> Intervals:
-        """When anything ran on the k-th rank's device, on the axis."""
-        return self.ran(k, k + 1, range(len(KINDS)))[0]
-
     def steps_of(self, k: int, steps: Sequence[int]) -> Ints:
         """The rows of those of `steps` that the k-th rank has."""
         return np.flatnonzero((self.rank == k) & np.isin(self.step, steps))

@@ -75,10 +75,10 @@ def explanations(job: Replay, usual_ns: int | None, fetching: Ints) -> list[Untr
     """
     low, typical_ns, high = _TRACING_NS
     if usual_ns is None:
-        return [_made(job, 0, 1.0), _made(job, typical_ns, 1.0)]
+        return [_made(job, 0), _made(job, typical_ns)]
     job = _as_often(job, usual_ns)
-    window = _made(job, 0, 1.0)
-    slow, fast = window.pace(), _made(job, limits.PAUSE_NS, 1.0).pace()
+    window = _made(job, 0)
+    slow, fast = window.pace(), _made(job, limits.PAUSE_NS).pace()
     usual_ns = max(usual_ns, math.ceil(fast))
     faster = slow <= usual_ns * (1 - limits.VARIES_FRAC)
     least, ns = (0, 0) if faster else _overhead(job, usual_ns, slow, fast)
@@ -111,7 +111,7 @@ def _as_often(job: Replay, usual_ns: int) -> Replay:
     takes longer, so do all, which is no matter of how often they come: then the mean is no shorter
     than the middle step.
     """
-    each = job.long_run(_made(job, _TRACING_NS[2], 1.0).lengths)[1]
+    each = job.long_run(_made(job, _TRACING_NS[2]).lengths)[1]
     usual = float(usual_ns if each.min() <= usual_ns else max(usual_ns, np.median(each)))
     if each.mean() <= usual * (1 + limits.VARIES_FRAC):
         return job
@@ -131,17 +131,41 @@ def _as_often(job: Replay, usual_ns: int) -> Replay:
 
 
 def _at_pace(job: Replay, tracing_ns: int, usual_ns: int, fetching: Ints) -> Untraced | None:
-    """The job with so much tracing and the usual step; None where it can have no such step."""
-    made = _made(job, tracing_ns, 1.0)
+    """The job with so much tracing and the usual step; None where it can have no such step.
+
+    Where its steps are too short input is slower outside the window: while the profiler's start
+    stalls a rank its loader goes on, so that the window begins with batches that were fetched
+    ahead. Where that would be too much kernels are slower there.
+    """
+    made = _made(job, tracing_ns)
     pace = made.pace()
     if pace > usual_ns * (1 + limits.VARIES_FRAC):
         return None
     if pace >= usual_ns * (1 - limits.VARIES_FRAC):
         return made
-    return _without_prefetching(made, usual_ns, fetching) or _slower(job, tracing_ns, usual_ns)
+
+    def fetched(times: float) -> Untraced:
+        own = made.lengths.own + (fetching * (times - 1)).astype(np.int64)
+        return replace(made, lengths=replace(made.lengths, own=own))
+
+    def clocked(times: float) -> Untraced:
+        return _made(job, tracing_ns, times)
+
+    return _stretched(fetched, _MOST_PREFETCHED, usual_ns, 0.01) or _stretched(
+        clocked, MOST_SLOWER, usual_ns, 0.002
+    )
 
 
-def _made(job: Replay, tracing_ns: int, slower: float) -> Untraced:
+def _stretched(
+    made: Callable[[float], Untraced], most: float, usual_ns: int, within: float
+) -> Untraced | None:
+    """What is `made` of the least factor, up to `most`, by which the step is the usual one."""
+    if made(most).pace() < usual_ns * (1 - limits.VARIES_FRAC):
+        return None
+    return made(_least(lambda times: made(times).pace() >= usual_ns, 1.0, most, within))
+
+
+def _made(job: Replay, tracing_ns: int, slower: float = 1.0) -> Untraced:
     own, run = job.lengths.own, job.lengths.run
     if tracing_ns:
         own = np.where(own > 0, np.maximum(own - tracing_ns, own // 5), own)
@@ -171,9 +195,7 @@ def _overhead(job: Replay, usual_ns: int, slow: float, fast: float) -> tuple[int
 
     def first(step_ns: float) -> float:
         """The least overhead without which a step takes no longer than this."""
-        return _least(
-            lambda ns: _made(job, int(ns), 1.0).pace() <= step_ns, 0, limits.PAUSE_NS, 200
-        )
+        return _least(lambda ns: _made(job, int(ns)).pace() <= step_ns, 0, limits.PAUSE_NS, 200)
 
     long, short = usual_ns * (1 + limits.VARIES_FRAC), usual_ns * (1 - limits.VARIES_FRAC)
     least = 0 if slow <= long else first(long)
@@ -181,32 +203,3 @@ def _overhead(job: Replay, usual_ns: int, slow: float, fast: float) -> tuple[int
     typical = _TRACING_NS[1]
     ns = typical if least <= typical <= most else (least + max(most, least)) / 2
     return int(least), int(ns)
-
-
-def _slower(job: Replay, tracing_ns: int, usual_ns: int) -> Untraced | None:
-    """The job with kernels so much slower that its step is the usual one; None: by no clock."""
-    return _stretched(lambda times: _made(job, tracing_ns, times), MOST_SLOWER, usual_ns, 0.002)
-
-
-def _without_prefetching(window: Untraced, usual_ns: int, fetching: Ints) -> Untraced | None:
-    """The job with input as slow as it is outside the window, where steps take longer there.
-
-    While the profiler's start stalls a rank, its loader goes on: the window then begins with
-    batches that were fetched ahead. So fetching takes so many times longer that the step is
-    the usual one; None where that would be too many.
-    """
-
-    def made(times: float) -> Untraced:
-        own = window.lengths.own + (fetching * (times - 1)).astype(np.int64)
-        return replace(window, lengths=replace(window.lengths, own=own))
-
-    return _stretched(made, _MOST_PREFETCHED, usual_ns, 0.01)
-
-
-def _stretched(
-    made: Callable[[float], Untraced], most: float, usual_ns: int, within: float
-) -> Untraced | None:
-    """What is `made` of the least factor, up to `most`, by which the step is the usual one."""
-    if made(most).pace() < usual_ns * (1 - limits.VARIES_FRAC):
-        return None
-    return made(_least(lambda times: made(times).pace() >= usual_ns, 1.0, most, within))
