@@ -132,7 +132,7 @@ def test_queued_work_belongs_to_the_step_that_launched_it() -> None:
         mine = line.launched_in == k
         # the host is far ahead: its step began while the GPU was still in the one before
         assert host_begin[k] < line.begin[k]
-        start, stop = line.times_of(np.flatnonzero(mine))
+        start, stop = line.on_axis((0, 1), 0, 1)[:, mine]
         assert start.min() >= line.begin[k]
         assert stop.max() <= line.end[k]
 

@@ -1,10 +1,8 @@
 """Where each step's time went on each rank: an account that closes to the nanosecond.
 
-And which call it went to: each moment of communication belongs to one call, so that the calls add
-up to the accounts. And why each GPU does not compute: after NVIDIA's analysis of Megatron-Bridge
-exposed communication is what no compute overlaps with, an upper bound of what overlapping could
-save; blocking is what a compute kernel that the host had already launched waits for, which
-overlapping would save.
+And which call it went to: each moment of communication belongs to one call. And why each GPU does
+not compute, after NVIDIA's analysis of Megatron-Bridge: exposed communication is an upper bound of
+what overlapping could save; blocking, beside a compute kernel that was launched already, is saved.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from clusterprof import threads
 from clusterprof.align.clock import Clock
 from clusterprof.align.columns import places
 from clusterprof.analysis.model.dataset import Bools, Dataset, Ints, once
-from clusterprof.analysis.model.intervals import union
+from clusterprof.analysis.model.intervals import Intervals, union
 from clusterprof.analysis.model.replay import Replay
 from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE, KINDS, Small, Timelines
 from clusterprof.results import ComputeAbsent
@@ -204,25 +202,32 @@ def by_call(dataset: Dataset) -> Ints:
     accounts say.
     """
     c, d, call = dataset.collectives, dataset.activities.lines, calls(dataset)
-    rows = np.flatnonzero(d.kind == COLLECTIVE)
-    begin, until = d.times_of(rows)
-    order = np.argsort(begin, kind="stable")
-    rows, begin, until = rows[order], begin[order], np.maximum.accumulate(until[order])
-    begin = np.maximum(begin, np.r_[0, until][:-1])
-    rows, begin, until = (v[begin < until] for v in (rows, begin, until))
-    start = d.axis.of(np.searchsorted(dataset.ranks, c.rank), c.start)
-    waits = union(start, start + c.wait)
-    edges = np.unique(np.r_[begin, until, d.begin, d.end, waits.start, waits.end])
-    low, high = edges[:-1], edges[1:]
-    at = np.searchsorted(begin, low, side="right") - 1
-    step = np.searchsorted(d.begin, low, side="right") - 1
-    keep = np.flatnonzero((at >= 0) & (step >= 0))
-    keep = keep[(low[keep] < until[at[keep]]) & (low[keep] < d.end[step[keep]])]
-    keep = keep[np.isin(d.step, dataset.evidence_steps)[step[keep]]]
-    low, high, of = low[keep], high[keep], call[rows[at[keep]]]
-    exposed = high - low - d.computed(low, high)
-    waiting = np.where(waits.within(low, high) > 0, exposed, 0)
+    member = np.searchsorted(dataset.ranks, c.rank)
+    waits, steady = d.axis.of(member, c.start), np.isin(d.step, dataset.evidence_steps)
+
+    def spent(ranks: tuple[int, int]) -> Ints:
+        k, until = ranks
+        (start, stop), kind = d.on_axis((0, 1), k, until), d.kind[d.rows(k, until)]
+        rows = np.flatnonzero(kind == COLLECTIVE)
+        rows = rows[np.argsort(start[rows], kind="stable")]
+        end = np.maximum.accumulate(stop[rows])
+        begin = np.minimum(np.maximum(start[rows], np.r_[0, end][:-1]), end)
+        # what is of no step, what computes, and what waits, one after the other, is left out
+        step, mine = steady & (d.rank >= k) & (d.rank < until), (member >= k) & (member < until)
+        computes = kind == COMPUTE
+        out, left = Intervals(rows[:0], rows[:0]), list[Ints]()
+        for starts, ends in (
+            (np.r_[0, d.end[step]], np.r_[d.begin[step], 2**62]),
+            (start[computes], stop[computes]),
+            (waits[mine], (waits + c.wait)[mine]),
+        ):
+            out = union(np.r_[out.start, starts], np.r_[out.end, ends])
+            left.append(end - begin - out.within(begin, end))
+        return np.stack([call[d.rows(k, until)][rows], left[0], left[1], left[1] - left[2]])
+
+    every = [np.zeros((4, 0), dtype=np.int64), *threads.each(spent, d.blocks())]
+    of, *each = np.concatenate(every, axis=1)
     # kernels without a call (-1) are in the last row
-    of, size = of % (len(c.rank) + 1), len(c.rank) + 1
-    each = [np.bincount(of, spent, size) for spent in (high - low, exposed, waiting)]
-    return np.stack(each, axis=1).astype(np.int64)
+    size = len(c.rank) + 1
+    columns = [np.bincount(of % size, values, size) for values in each]
+    return np.stack(columns, axis=1).astype(np.int64)

@@ -1,8 +1,7 @@
 """The critical path over all ranks: what the end of the last step waited for, moment by moment.
 
-Walked backwards over the replay's graph: from each moment to the one that it waited for longest.
-What is on the path makes the steps as long as they are; all else is slack. The lengths are the
-what-ifs' base: those of the job without the profiler where its step logs tell them.
+Walked backwards over the replay's graph, with the lengths of the what-ifs' base: from each moment
+to the one that it waited for longest. All else is slack.
 
 Imbalance as in Scalasca (Böhme et al., Scalable critical-path based performance analysis, IPDPS
 2012): what an activity takes on the path beyond its mean over ranks is lost on every rank.
@@ -96,13 +95,13 @@ def _pieces(job: Replay, lengths: Lengths, reached: Ints, edge: Ints) -> Ints:
         """Of a kind of part: edge, place in it, rank, what binds, length, unexplained."""
         return np.stack(np.broadcast_arrays(*columns))
 
-    behind = m[inner]
+    queue = m[inner]
     parts = np.concatenate(
         [
             rows(each, -2, rank, HOST, host, 0),
             rows(each, -1, rank, IDLE, gap, gap_unexplained),
-            rows(edge_of[inner], 2 * behind, job.rank[behind], IDLE, job.before[behind],
-                 job.unexplained[behind]),
+            rows(edge_of[inner], 2 * queue, job.rank[queue], IDLE, job.before[queue],
+                 job.unexplained[queue]),
             rows(edge_of, 2 * m + 1, job.rank[m], OF_KIND[job.kind[m]], lengths.run[m], 0),
         ],
         axis=1,

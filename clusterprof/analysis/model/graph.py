@@ -1,9 +1,7 @@
 """A graph of moments: each is as late as the latest that it waits for, plus that edge's length.
 
-The model behind every saving. A moment is a host's launch or the end of its wait, a kernel's start
-or end, a collective's last arrival. `Graph.times` computes all moments in one pass forwards;
-another pass with other lengths answers what would have been (a what-if). One pass takes any number
-of what-ifs side by side.
+The model behind every saving: `Graph.times` computes all moments in one pass forwards, and another
+pass with other lengths answers what would have been (a what-if). One takes any number side by side.
 """
 
 from __future__ import annotations

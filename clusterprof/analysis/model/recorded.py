@@ -317,10 +317,8 @@ class _Moments:
     def _freely(self, beside: Ints, run: Ints) -> Ints:
         """How long each activity runs where its rank waits in no collective beside it (ns).
 
-        One factor for all: how many times as long a kernel runs beside a collective as the same one
-        does beside none, of all the middle one, by their time and the root of how many tell it.
-        Only a rank's own kernels tell it: those of another, whose GPU may be slow or have longer
-        work, are no measure of what these would take.
+        By one factor: how many times as long a kernel runs beside a collective as the same one of
+        its rank does beside none, of all the middle one, by time and the root of how many tell it.
         """
         alike, crowded, free = self._same_kernels()
         out, (others, longer, count) = run.copy(), quantiles(alike[crowded], run[crowded], 0.5)

@@ -1,19 +1,7 @@
 """The job as a graph that replays: its hosts, its kernels and its collectives, with their lengths.
 
-Moments and what each waits for:
-
-- a host's moments (launches, waits, steps) follow each other, with the host's own time between;
-- a kernel starts after its launch, after the kernel before it on its stream, and after what
-  its stream waits for; it ends when it has run;
-- a collective's members end a transfer after the last of them has started, a Recv after its Send;
-- a host's wait ends with the kernel that it waited for.
-
-Each edge has the length that was recorded, so that a replay of unchanged lengths gives the
-recording again. Reports do not hold what streams wait for: it is assumed that a collective waits
-for all kernels that its program launched before it on the stream that computes (PyTorch does
-so), where the recording does not contradict; and that a kernel which starts without another
-reason right after a kernel of another stream ended has waited for that one. What neither explains
-stays as it was recorded, and is counted as unexplained.
+`docs/findings.md` says what waits for what, and what is assumed where reports do not tell. Each
+edge has the length that was recorded: a replay of unchanged lengths gives the recording again.
 
 Runs of kernels that only wait for their stream and their launches are one edge each: in a queue
 the end of the i-th is the later of (a) the stream's earlier end plus all running times and (b) the
@@ -23,7 +11,7 @@ latest over j of launch j plus the running times from j on (Lindley 1952).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha1
 from itertools import pairwise
@@ -145,6 +133,8 @@ class Replay:
     loose: Ints
     #: each step's share of the long run, [steps]; None: all come equally often
     shares: Floats | None = None
+    #: what was replayed already (`long_run`), by the lengths
+    _known: dict[bytes, tuple[Ints, Floats]] = field(default_factory=dict, init=False)
 
     @property
     def host_spans(self) -> tuple[Ints, Ints]:
@@ -274,18 +264,12 @@ class Replay:
             self._known[key] = self._long_run(lengths)
         return self._known[key]
 
-    @cached_property
-    def _known(self) -> dict[bytes, tuple[Ints, Floats]]:
-        """What was replayed already."""
-        return {}
-
     def _long_run(self, lengths: Lengths) -> tuple[Ints, Floats]:
         """Replay the window, and then many, one after the other, that begin with empty queues.
 
-        How fast a host is that is slower than its GPU shows there at once, and behind a full queue
-        only when that has drained. Each round goes on from where the one before has left hosts and
-        queues. As many steps count as do not. Once all moments go on as they do (`_goes_on`), and
-        the next round begins as they do, those that are left are known.
+        There it shows at once how much slower a host is than its GPU. Each round goes on from where
+        the one before has left hosts and queues, and as many steps count as do not. Once all
+        moments go on as they do, and the next round begins so, those that are left are known.
         """
         passes, rounds, before = self._passes(lengths), list[Ints](), list[Ints]()
         marks = self.graph.place(self.marks)
@@ -319,9 +303,8 @@ class Replay:
     def _goes_on(self, before: list[Ints], now: list[Ints]) -> bool:
         """Whether each moment is as much later in all rounds to come as it is in this one.
 
-        `before` and `now` are the passes of two rounds, of which the next begins as much later as
-        this one did. So it is where no moment gets later than one that waits for it, and waits stay
-        as long as they are.
+        That of two rounds' passes, of which the next begins as much later as this one did: so it is
+        where no moment gets later than one that waits for it, and waits stay as long as they are.
         """
         if len(before) != len(now):
             return False

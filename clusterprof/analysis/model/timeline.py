@@ -125,16 +125,6 @@ class Timelines:
         chosen = (np.isin(kind, each) for each in kinds)
         return [union(start[each], stop[each]) for each in chosen]
 
-    def computed(self, begin: Ints, end: Ints) -> Ints:
-        """How much of each span (in order, on the axis) the device of its rank computes (ns)."""
-        out, (rank, _) = np.zeros_like(begin), self.axis.back(begin)
-        for k, until in self.blocks():
-            here = slice(*np.searchsorted(rank, (k, until)))
-            if here.start < here.stop:
-                (compute,) = self.ran(k, until, (COMPUTE,))
-                out[here] = compute.within(begin[here], end[here])
-        return out
-
     def on_axis(self, which: Sequence[int], k: int, until: int) -> Ints:
         """Those of the `wall_times` of these ranks' activities, on the axis."""
         rows = self.rows(k, until)
@@ -146,15 +136,6 @@ class Timelines:
                 line[here] = self.axis.of(place, times[each])
             release()
         return out
-
-    def times_of(self, rows: Ints) -> tuple[Ints, Ints]:
-        """When these activities (in order) start and stop, on the axis."""
-        out = np.empty((2, len(rows)), dtype=np.int64)
-        for k, until in self.blocks():
-            block = self.rows(k, until)
-            here = slice(*np.searchsorted(rows, (block.start, block.stop)))
-            out[:, here] = self.on_axis((0, 1), k, until)[:, rows[here] - block.start]
-        return out[0], out[1]
 
     def steps_of(self, k: int, steps: Sequence[int]) -> Ints:
         """The rows of those of `steps` that the k-th rank has."""

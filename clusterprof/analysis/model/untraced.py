@@ -1,10 +1,8 @@
 """The job as it runs without the profiler, by the pace of its step logs.
 
-Tracing makes each of a host's moments some microseconds longer, as many as make the long run's
-step what it was before the window. GPUs are not traced, but may compute slower outside: at its
-power limit a GPU clocks lower the less it waits, and it waits more in the window, for traced
-hosts and after the profiler's start. Both explain a pace between the window's and what the GPUs
-need; which one decides what a late host costs, and reports do not tell.
+Tracing makes hosts slower in the window, and GPUs that wait for them clock higher there. Both
+explain a pace between the window's and what the GPUs need; which one it is decides what a late host
+costs, and reports do not tell (`docs/findings.md`, step 3).
 """
 
 from __future__ import annotations
@@ -65,13 +63,10 @@ class Untraced:
 def explanations(job: Replay, usual_ns: int | None, fetching: Ints) -> list[Untraced]:
     """Return the jobs whose steps take `usual_ns`, the likeliest first.
 
-    `fetching` is each host moment's own time in input (ns). Steps that the window has more often
-    than the job count as often as the pace tells (`_as_often`). Tracing adds what the pace tells
-    where GPUs are as fast as in the window; or what is typical, or the least or the most of what
-    was measured, and where hosts then delay GPUs too little, slower input or slower GPUs explain
-    the pace. Hosts alone are likelier than slower GPUs where at least half of what the window's
-    hosts delay its GPUs by is left outside. Where no step log tells the pace, the job is the
-    window's, or what typical tracing leaves of it.
+    `fetching` is each host moment's own time in input (ns). Tracing adds what the pace tells where
+    GPUs are as fast as in the window; or what is typical, or the least or the most of what was
+    measured. Hosts alone are likelier where at least half of what the window's hosts delay its GPUs
+    by is left outside. Without a pace it is the window's job, or what typical tracing leaves of it.
     """
     low, typical_ns, high = _TRACING_NS
     if usual_ns is None:

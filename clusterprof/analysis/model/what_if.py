@@ -1,12 +1,9 @@
 """What-ifs: how long a step would be if somebody's hosts, kernels or transfers took less.
 
-Who (a rank, several, all) times what (the host's own time, kernels and copies, transfers, waits).
 A what-if is a `Lengths` for the job's `Replay`; what it saves is the step's length without it less
 the step's length with it. Two views: inside the window, as recorded, and in the long run, where
-the window comes again and again, so that queues cover nothing for ever.
-
-The base is the job as it runs without the profiler, where the step logs tell its pace
-(`untraced`).
+the window comes again and again, so that queues cover nothing for ever. The base is the job as it
+runs without the profiler, where the step logs tell its pace (`untraced`).
 """
 
 from __future__ import annotations
@@ -94,11 +91,9 @@ class Saved:
     def errors_ns(self) -> Floats:
         """By how much less, and how much more, each of four unknowns may make it, [4, 2] (95%).
 
-        Another explanation of the pace, what queues hide or reveal, the model, and chance. The
-        former two say where it lies otherwise, so that they are on one side of it. Chance is by how
-        much those steps differ in which it happens: in how many it does is a count of the window.
-        A known pace tells the mean step, and so what differs as the steps do (a control variate).
-        What queues hide in the window says nothing of the time behind it, where that is stated.
+        Another explanation of the pace, what queues hide or reveal, the model, and chance
+        (`docs/findings.md`). Chance is by how much those steps differ in which it happens; a known
+        pace tells the mean step, and so what differs as the steps do (a control variate).
         """
         each, steps = self.each[self.hit], self.steps[self.hit]
         few = len(each) < 2
@@ -275,10 +270,8 @@ class WhatIfs:
         """How much less and more is saved at most if these ranks' clocks are off, in bounds (ns).
 
         Both replays again, with the clocks of `ranks` at one end of their bounds and all others'
-        at the other, and the reverse; of all ranks, the reference's against the others'. Only
-        transfers are measured between clocks, from the last arrival on, and the last member's own,
-        on its clock alone, tells how long all of them may be. First order: who came last stays, and
-        clocks are off by the same for ever: in the long run.
+        at the other, and the reverse: transfers alone are measured between clocks. First order: who
+        came last stays, and clocks are off by the same for ever: in the long run.
         """
         job, clock, c = self.job, self.dataset.clock, self.dataset.collectives
         bound = np.asarray([clock.uncertainty(rank) for rank in self.dataset.ranks])
