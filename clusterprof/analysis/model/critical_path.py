@@ -74,7 +74,7 @@ def _pieces(job: Replay, lengths: Lengths, reached: Ints, edge: Ints) -> Ints:
     queued, launched = kind == replay.QUEUED, kind == replay.LAUNCHED
     runs = queued | launched | (kind == replay.RUNNING)
     # the activity whose start or end an edge leads to, and the first one of those in a queue
-    one = np.clip(np.where(reached < hosts + n, reached - hosts, reached - hosts - n), 0, n - 1)
+    one = (reached - hosts) % n
     since, begin, latest = _first_of_queues(job, lengths)
     first = np.where(queued, begin[one], np.where(launched, latest[one], one))
     moment = np.where(launched, job.launch_moment[first], np.where(kind == replay.SINCE, pick, 0))
@@ -142,10 +142,9 @@ def critical_path(dataset: Dataset) -> CriticalPath | None:
         return None
     on_path = np.zeros((len(dataset.ranks), len(WHAT)))
     np.add.at(on_path, (found.rank, found.what), found.length)
-    spent, ranks = np.zeros_like(on_path), len(on_path)
-    spent[:, HOST] = np.bincount(job.host_rank, base.own, ranks)
-    for kind in np.unique(job.kind).tolist():
-        spent[:, OF_KIND[kind]] += np.bincount(job.rank, base.run * (job.kind == kind), ranks)
+    of_activity = job.rank * np.int64(len(WHAT)) + OF_KIND[job.kind]
+    spent = np.bincount(of_activity, base.run, on_path.size).reshape(on_path.shape)
+    spent[:, HOST] = np.bincount(job.host_rank, base.own, len(on_path))
     known = job.ranks
     mean = spent[known].mean(axis=0)
     whole = on_path.sum(axis=0)

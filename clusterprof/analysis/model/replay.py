@@ -53,11 +53,6 @@ class Lengths:
     #: whether the delays that no recorded length explains are left out
     explained: bool = False
 
-    @cached_property
-    def digest(self) -> bytes:
-        """The same for the same lengths."""
-        return bytes([self.explained]) + b"".join(map(_digest, (self.own, self.run, self.woken)))
-
 
 #: of arrays that are still there, by their `id`; what-ifs share most of theirs
 _DIGESTS = dict[int, bytes]()
@@ -134,7 +129,7 @@ class Replay:
     #: each step's share of the long run, [steps]; None: all come equally often
     shares: Floats | None = None
     #: what was replayed already (`long_run`), by the lengths
-    _known: dict[bytes, tuple[Ints, Floats]] = field(default_factory=dict, init=False)
+    _known: dict[tuple[object, ...], tuple[Ints, Floats]] = field(default_factory=dict, init=False)
 
     @property
     def host_spans(self) -> tuple[Ints, Ints]:
@@ -259,7 +254,7 @@ class Replay:
         That is how long each is (ns) where they come again and again, [steps] or [what-ifs, steps].
         The same lengths are replayed once.
         """
-        key = lengths.digest
+        key = (lengths.explained, *map(_digest, (lengths.own, lengths.run, lengths.woken)))
         if key not in self._known:
             self._known[key] = self._long_run(lengths)
         return self._known[key]

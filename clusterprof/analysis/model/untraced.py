@@ -47,8 +47,8 @@ class Untraced:
         """The step (ns) in the long run, with the lengths of a what-if."""
         return float(self.job.pace(lengths or self.lengths))
 
-    def scaled(self, lengths: Lengths, one: Untraced) -> Lengths:
-        """A what-if's lengths of one explanation as they are in this one."""
+    def pace_as_in(self, one: Untraced, lengths: Lengths) -> float:
+        """The step (ns) in the long run with a what-if's lengths of another explanation."""
 
         def times(mine: Ints, its: Ints) -> Floats:
             # a transfer that ends before its last member has come (by their clocks) takes less
@@ -57,7 +57,7 @@ class Untraced:
 
         own = lengths.own * times(self.lengths.own, one.lengths.own)
         run = lengths.run * times(self.lengths.run, one.lengths.run)
-        return replace(lengths, own=own.astype(np.int64), run=run.astype(np.int64))
+        return self.pace(replace(lengths, own=own.astype(np.int64), run=run.astype(np.int64)))
 
 
 def explanations(job: Replay, usual_ns: int | None, fetching: Ints) -> list[Untraced]:

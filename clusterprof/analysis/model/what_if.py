@@ -231,13 +231,11 @@ class WhatIfs:
         """What `lengths` saves against `base` (the job's own, where none is given)."""
         base = base or self.base
         (before, long), (after, long_after) = self._steps(base), self._steps(lengths)
+        likeliest, *more = self.untraced
 
         def others() -> list[float]:
-            out = []
-            for one in self.untraced[1:]:
-                first, second = (one.scaled(each, self.untraced[0]) for each in (base, lengths))
-                out.append(one.pace(first) - one.pace(second))
-            return out
+            paces = ([one.pace_as_in(likeliest, each) for each in (base, lengths)] for one in more)
+            return [before - after for before, after in paces]
 
         return Saved(
             before - after, long - long_after, before, long, base, lengths,
