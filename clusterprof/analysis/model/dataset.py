@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -15,7 +14,7 @@ import pyarrow.compute as pc
 
 from clusterprof import exchanges
 from clusterprof.align.clock import Clock
-from clusterprof.align.columns import coded, integers, texts
+from clusterprof.align.columns import coded, integers, rows_by, texts
 from clusterprof.analysis.model.intervals import Axis
 from clusterprof.analysis.model.timeline import Timelines, wall_times
 from clusterprof.mapped import release, trim
@@ -111,10 +110,7 @@ class Collectives:
 
 
 class Activities:
-    """What the evidence steps show, one rank after the other, on the reference rank's clock (ns).
-
-    That is what `lines`, the timelines near these steps, hold.
-    """
+    """What `lines`, the timelines near the evidence steps, hold, on the reference clock (ns)."""
 
     def __init__(self, dataset: Dataset) -> None:
         columns = ["name", "direction", "pageable"]
@@ -163,16 +159,14 @@ class Activities:
         return sizes
 
     def launches(self, k: int, until: int) -> tuple[Ints, Ints]:
-        """When each one's launch began, of the ranks `k` to before `until`, and when it had ended.
-
-        Of one that ends after its start the latter is its begin, or that start if it is earlier.
-        """
+        """When each one's launch, of ranks `k` to before `until`, began, and when it had ended."""
         times = [
             [self._align(each.rank, time) for time in wall_times(each)[2:]]
             for each in self._tables[k:until]
         ]
         launch, end = (np.concatenate(each) for each in zip(*times, strict=True))
         start = self.start[self.lines.rows(k, until)]
+        # one that ends after its start had ended as it began, or by that start if it is earlier
         return launch, np.where(end <= start, end, np.minimum(launch, start))
 
 
@@ -183,31 +177,23 @@ def _held(table: pa.Table, role: npt.NDArray[np.object_]) -> Bools:
     behind the last one in the ring cannot, and wait as in any collective: they arrive before
     its arrival and end after it.
     """
-    out = np.zeros(len(role), dtype=bool)
     valid = np.asarray(pc.is_valid(table["last_arrival_ns"]).to_numpy())
     rows = np.flatnonzero(np.isin(role, ("source", "sink")) & valid)
-    if not len(rows):
-        return out
-    start, end, arrival = (
-        table[name].to_numpy()[rows]
-        for name in ("aligned_start_ns", "aligned_end_ns", "last_arrival_ns")
+    start, end, arrival, collective = (
+        integers(table, name)[rows]
+        for name in ("aligned_start_ns", "aligned_end_ns", "last_arrival_ns", "collective")
     )
-    _, of = np.unique(table["collective"].to_numpy()[rows], return_inverse=True)
-    held = np.zeros(int(of.max()) + 1, dtype=bool)
-    np.logical_or.at(held, of, (start < arrival) & (end >= arrival))
-    out[rows] = held[of] & (end >= arrival)
+    held = np.isin(collective, collective[(start < arrival) & (end >= arrival)])
+    out = np.zeros(len(role), dtype=bool)
+    out[rows] = held & (end >= arrival)
     return out
 
 
 def parts(rows: Ints, keys: npt.NDArray[Any]) -> list[Ints]:
     """`rows` in parts of equal `keys`, the parts in the order of their first rows."""
-    if not len(rows):
-        return []
     _, first, of = np.unique(keys, return_index=True, return_inverse=True)
-    of = of.reshape(-1)
-    order = np.argsort(of, kind="stable")
-    split = np.split(rows[order], np.cumsum(np.bincount(of))[:-1])
-    return [split[k] for k in np.argsort(first, kind="stable")]
+    same = rows_by(of.reshape(-1))
+    return [rows[same[k]] for k in np.argsort(first).tolist()]
 
 
 @dataclass(frozen=True)
@@ -227,11 +213,8 @@ class Dataset:
     again: Sequence[str] = ()
     #: what the flight recorders of all ranks show, where they left any
     shallow: ShallowResults | None = None
-
-    @cached_property
-    def known(self) -> dict[Any, Any]:
-        """What functions that are computed `once` have returned, by function and arguments."""
-        return {}
+    #: what functions that are computed `once` have returned, by function and arguments
+    known: dict[Any, Any] = field(default_factory=dict, init=False)
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
@@ -265,12 +248,9 @@ class Dataset:
 
     @cached_property
     def step_ns(self) -> float:
-        """The steady-state steps' mean duration, each step's being the median over ranks (ns).
-
-        A mean, as every cost is, so that a share is a ratio of sums also where steps differ.
-        """
-        each = self.durations
-        return float(each.mean()) if len(each) else 0.0
+        """The steady-state steps' mean duration, each step's being the median over ranks (ns)."""
+        # a mean, as every cost is, so that a share is a ratio of sums also where steps differ
+        return float(self.durations.mean()) if len(self.durations) else 0.0
 
     @cached_property
     def usual_step_ns(self) -> int | None:
@@ -339,10 +319,7 @@ class Dataset:
 
     @once
     def issued(self, name: str) -> Ints:
-        """A column of `collective_calls` for each row of the placed table, -1 where unknown.
-
-        Of lists their lengths.
-        """
+        """A column of `collective_calls` (of lists their lengths) for each placed row, or -1."""
         c, tables = self.collectives, [t.collective_calls for t in self.tables]
         rank = np.repeat(np.arange(len(tables)), [t.num_rows for t in tables])
         both = [t.select(["call", name]) for t in (empty("collective_calls"), *tables)]
@@ -363,8 +340,3 @@ def calls_per_step(dataset: Dataset, rows: Ints) -> float:
     inside = c.once(rows[np.isin(c.step[rows], steps)])
     members = len(np.unique(c.rank[rows]))
     return round(len(inside) / max(members * len(steps), 1), 1)
-
-
-def commonest(values: Sequence[T]) -> T:
-    """Return the most frequent value; of several the one that came first, whatever their hashes."""
-    return Counter(values).most_common(1)[0][0]

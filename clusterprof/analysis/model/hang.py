@@ -19,7 +19,6 @@ import pyarrow as pa
 
 from clusterprof.align.columns import Ints, coded, integers, places
 from clusterprof.align.match.flight_calls import FlightCalls
-from clusterprof.analysis.model.dataset import commonest
 from clusterprof.results import CalledEntry, HangEntry
 
 
@@ -60,10 +59,7 @@ class Diagnosis:
 
 
 def diagnose(calls: FlightCalls) -> Diagnosis:
-    """Return what the ranks wait for.
-
-    A mismatch is a cause whether it hangs or not: NCCL ends some with wrong numbers.
-    """
+    """Return what the ranks wait for, and which calls are mistakes."""
     job = _Job(calls)
     found = {call: job.causes(call) for call in job.looked_at()}
     roots = job.roots({call for call, causes in found.items() if any(causes)})
@@ -85,8 +81,8 @@ class _Job:
 
     def __init__(self, calls: FlightCalls) -> None:
         self.calls, self.flight = calls, calls.flight
-        self.rank = integers(calls.entries, "rank")
-        self.record = integers(calls.entries, "record")
+        self.rank, self.record = (integers(calls.entries, name) for name in ("rank", "record"))
+        self.of_row = calls.of_row
         self.finished = np.asarray(calls.entries["finished"].to_numpy(), bool)
         self.kinds, self.kind = _kinds(calls.entries)
         self.absent = {*self.flight.absent}
@@ -97,7 +93,7 @@ class _Job:
         self.at = dict(zip(ranks.tolist(), order[first].tolist(), strict=True))
         #: of each rank that waits the call
         self.stuck_in = {
-            rank: int(calls.of_row[row]) for rank, row in self.at.items() if not self.finished[row]
+            rank: int(self.of_row[row]) for rank, row in self.at.items() if not self.finished[row]
         }
 
     def order(self, each: HangEntry) -> tuple[Any, ...]:
@@ -131,6 +127,7 @@ class _Job:
         rows = np.array(self.calls.rows(call))
         joined = {*self.rank[rows].tolist()}
         waiting = {each for each in joined if self.stuck_in.get(each) == call}
+        ((usual, _),) = Counter(self.kind[rows].tolist()).most_common(1)
         reasons = (
             self._direct(rows, joined, waiting)
             if self.calls.p2p[call]
@@ -142,7 +139,7 @@ class _Job:
                 group=group.name,
                 description=group.description,
                 sequence=int(self.calls.sequence[call]),
-                operation=self.kinds["operation"][commonest(self.kind[rows].tolist())],
+                operation=self.kinds["operation"][usual],
                 ranks=sorted(ranks),
                 one_of=one_of,
                 waiting=sorted(waiting - ranks or waiting),
@@ -183,22 +180,18 @@ class _Job:
             return []
         if other in self.absent:
             return [(Cause.NO_DUMP, {other}, False)]
-        if not waiting and not self._both_went_on(row, other):
+        # without a later call that has both ranks the other dump may only be older
+        later = self.of_row[(self.rank == self.rank[row]) & (self.record > self.record[row])]
+        if not waiting and not np.isin(later, self.of_row[self.rank == other]).any():
             return []
         sends = self.kinds["operation"][self.kind[row]] == "Send"
         return [(Cause.NO_RECEIVE if sends else Cause.NO_SEND, {other}, False)]
 
     def _other_side(self, row: int) -> int | None:
         """Return the rank to which a row sends or from which it receives, if that is known."""
-        ranks = self.flight.groups[int(self.calls.group[self.calls.of_row[row]])].ranks or ()
+        ranks = self.flight.groups[int(self.calls.group[self.of_row[row]])].ranks or ()
         peer = self.calls.entries["peer"][row].as_py()
         return ranks[peer] if peer is not None and peer < len(ranks) else None
-
-    def _both_went_on(self, row: int, other: int) -> bool:
-        """Whether a later call has both ranks: else the other dump may only be older."""
-        own = self.rank[row]
-        later = self.calls.of_row[(self.rank == own) & (self.record > self.record[row])]
-        return bool(np.isin(later, self.calls.of_row[self.rank == other]).any())
 
     def _unlike(self, call: int, rows: Ints) -> _Reason | None:
         """Return in what, and who called otherwise than most, or of as many than before."""
