@@ -47,12 +47,6 @@ class Traffic:
         self.row, self.rank, self.step, self.other = rows, c.rank[rows], c.step[rows], other[rows]
         self.sends: Bools = c.operation[rows] == "Send"
 
-    def first(self) -> Ints:
-        """Places of the first call of each rank in each step."""
-        inside = np.flatnonzero(self.step >= 0)
-        each = np.stack([self.rank[inside], self.step[inside]])
-        return np.asarray(inside[np.unique(each, axis=1, return_index=True)[1]])
-
 
 @dataclass(frozen=True)
 class Stages:
@@ -92,7 +86,10 @@ traffic = once(Traffic)
 def stages(dataset: Dataset) -> Stages | None:
     """The pipeline's stages; None where there is no pipeline."""
     sent = traffic(dataset)
-    first = sent.first()
+    inside = np.flatnonzero(sent.step >= 0)
+    each = np.stack([sent.rank[inside], sent.step[inside]])
+    # each rank's first call in each step
+    first = inside[np.unique(each, axis=1, return_index=True)[1]]
     first = first[sent.other[first] >= 0]
     return (_laid_out(dataset, sent, first) or _chained(sent, first)) if len(first) else None
 

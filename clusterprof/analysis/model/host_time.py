@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clusterprof.align.columns import called, coded, matched, places, texts
+from clusterprof.align.columns import called, coded, places, texts
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset, Floats, Ints, once
 from clusterprof.analysis.model.host_activity import COLLECTING, COLLECTOR, GIL_WAIT
@@ -122,11 +123,8 @@ def step_spans(dataset: Dataset, k: int) -> tuple[Ints, Ints]:
 
 def _summed_up(kind: str, name: str) -> Named:
     """The name by which calls of one sort are summed up."""
-    if kind == "python":
-        for pattern, of_all in ((COLLECTING, COLLECTOR), (GIL_WAIT, LOCKED)):
-            if matched(np.asarray([name], dtype=object), pattern).any():
-                return Named(kind, of_all)
-    return Named(kind, name)
+    of_all = ((COLLECTING, COLLECTOR), (GIL_WAIT, LOCKED)) if kind == "python" else ()
+    return Named(kind, next((each for pattern, each in of_all if re.search(pattern, name)), name))
 
 
 def _telling(tables: RankTables, rows: pa.Table) -> pa.Table:
