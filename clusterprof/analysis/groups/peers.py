@@ -37,10 +37,7 @@ class Peers:
         return float((1 / sizes[sizes > 1]).sum())
 
     def differences(self, values: Floats) -> Floats:
-        """How much more than the median of its peers each rank has, 0 where nothing compares.
-
-        `values` are [ranks, steps], NaN where a rank lacks the step.
-        """
+        """How much more of `values` [ranks, steps] than its middle peer a rank has; 0 for NaN."""
         usual = np.full_like(values, np.nan)
         for number, circle in enumerate(self.circles):
             mine = np.flatnonzero(self.of == number)
@@ -49,10 +46,7 @@ class Peers:
 
 
 def median_of_others(values: Floats) -> Floats:
-    """For each row of `values` the median of each column over all other rows; NaN counts not.
-
-    NaN where no other row has a value.
-    """
+    """The median of each column over all rows but each, without NaN; NaN where none has a value."""
     place = np.argsort(np.argsort(values, axis=0, kind="stable"), axis=0)
     ordered = np.sort(values, axis=0)  # NaN last
     known = ~np.isnan(values)

@@ -17,18 +17,10 @@ import numpy as np
 import pyarrow.compute as pc
 
 from clusterprof import words
-from clusterprof.align.columns import places
+from clusterprof.align.columns import Bools, Floats, Ints, places
 from clusterprof.analysis.groups.stages import Stages, stages, traffic
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.dataset import (
-    Bools,
-    Dataset,
-    Floats,
-    Ints,
-    calls_per_step,
-    once,
-    parts,
-)
+from clusterprof.analysis.model.dataset import Dataset, calls_per_step, once, parts
 from clusterprof.analysis.model.timeline import COMPUTE
 from clusterprof.results import GroupEntry, GroupKind, ShallowGroup, TopologyEntry
 
@@ -175,10 +167,7 @@ def _calls(dataset: Dataset, rows: Ints, least_bytes: float) -> dict[str, _Calls
 
 
 def _places(dataset: Dataset, rows: Ints) -> Floats:
-    """How much of its step's compute is done when each call of a rank begins, 0 to 1.
-
-    Of time, where nothing computes.
-    """
+    """The part of its step's compute (else of its time) before each call of a rank, 0 to 1."""
     c = dataset.collectives
     if not len(rows):
         return np.zeros(0)
@@ -197,10 +186,7 @@ def _everyone(dataset: Dataset) -> bool:
 
 
 def communicator_size(dataset: Dataset, rows: Ints) -> int | None:
-    """The true size of the communicator of `rows`, where its calls have one and the same.
-
-    Or where all ranks of the job are profiled.
-    """
+    """The true size of the communicator of `rows`: by all of its members, or said by its calls."""
     if _everyone(dataset):
         return len(np.unique(dataset.collectives.rank[rows]))
     sizes = np.unique(dataset.issued("communicator_size")[rows])
@@ -228,12 +214,10 @@ def whole(dataset: Dataset) -> Bools:
 
 
 def _called(dataset: Dataset, name: str, ranks: list[int], size: int | None) -> str:
-    """What the program calls a communicator, by the reports; else by the flight recorders.
-
-    These have no communicators: of their groups it is the only one with these members.
-    """
+    """What the program calls a communicator, by the reports; else by the flight recorders."""
     if own := dataset.tables[dataset.place[ranks[0]]].info.groups.get(name):
         return own
+    # these have no communicators: of their groups it is the only one with these members
     alike = _by_members(dataset).get(tuple(ranks), [])
     alike = [group for group in alike if size in (None, len(group["ranks"]))]
     return alike[0]["description"] if len(alike) == 1 else ""

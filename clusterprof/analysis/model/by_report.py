@@ -109,11 +109,9 @@ def joined(parts: Sequence[Part]) -> Part:
 
 
 def part_of(dataset: Dataset, steps: Ints, chosen: Ints, ranks: tuple[int, int]) -> Part | None:
-    """Return the part of those of `chosen` (places) from one of `ranks` to before the other.
-
-    None where their times are too far apart to be added up.
-    """
+    """Return the part of those of `chosen` (places) from one of `ranks` to before the other."""
     r = _Reports(dataset, steps, chosen, *ranks)
+    # times that are too far apart cannot be added up
     if r.reach() > _LONGEST_NS:
         return None
     row, early, hosts = r.row, r.early, _hosts(r)
@@ -132,10 +130,7 @@ def part_of(dataset: Dataset, steps: Ints, chosen: Ints, ranks: tuple[int, int])
 
 
 def _again(r: _Reports, launch: Ints) -> Ints:
-    """Which of `row` stand a round later for what was launched before the window; -1 for none.
-
-    What is launched last of the window stands for what was launched before it.
-    """
+    """Which of `row`, its last, stand a round later for what began before the window; or -1."""
     order, rank = np.argsort(launch, kind="stable"), r.rank[r.row]
     early = r.rank[r.early]
     left = np.searchsorted(early, early, side="right") - np.arange(len(early))
@@ -225,12 +220,10 @@ class _Reports:
         return np.lexsort((self.stop, self.rank))
 
     def ended_by(self, rank: Ints, time: Ints, launched_by: Ints) -> Ints:
-        """The rank's activity that ended last by each time and was launched by another, or -1.
-
-        What one call launches, as a graph, is launched at once.
-        """
+        """The rank's activity that ended last by each time and was launched by another, or -1."""
         place = self.place(self.by_stop, self.stop, rank, time) - 1
         found = self.at(self.by_stop, place, rank)
+        # what one call launches, as a graph, is launched at once
         for _ in range(limits.MOST):
             place = place - ((found >= 0) & (self.launch[found] > launched_by))
             found = self.at(self.by_stop, place, rank)
@@ -317,10 +310,7 @@ def _devices(r: _Reports) -> dict[str, Ints]:
 
 
 def _behind_another(r: _Reports, ready: Ints) -> tuple[Ints, Ints]:
-    """Which of `row` start without another reason after what another stream has ended, and that.
-
-    `ready` is when each would have started by what is known.
-    """
+    """Which of `row` start later than expected (`ready`), as another one stops, and that one."""
     start, launch = r.start[r.row], r.launch[r.row]
     late = np.flatnonzero(start - ready > limits.REACTS_NS // 2)
     by = r.ended_by(r.rank[r.row[late]], start[late], launch[late])

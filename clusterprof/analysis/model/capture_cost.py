@@ -117,10 +117,8 @@ def _median(steps: Ints) -> int | None:
 
 
 def _stretches(before: Ints, after: Ints) -> Floats:
-    """The medians (ns) of stretches `after` the window, each of as many steps as are before it.
-
-    Neighbouring steps are alike, so that stretches vary by more than single steps tell.
-    """
+    """The medians (ns) of stretches `after` the window, each of as many steps as are before it."""
+    # neighbouring steps are alike, so that stretches vary by more than single steps tell
     single, blocks = after[:, after[1] == 1], after[:, after[1] > 1]
     known, place = np.unique(single[0], return_inverse=True)
     length = min(len(np.unique(before[0])), len(known) // limits.FEW)

@@ -101,10 +101,7 @@ def long_calls(dataset: Dataset) -> tuple[Ints, Bools]:
 
 
 def _queued(dataset: Dataset, k: int, until: int, time: Ints) -> Ints:
-    """How many launches of a rank, one of `k` to before `until`, have not ended at each time.
-
-    Times are on the axis.
-    """
+    """How many launches of a rank of `k` to before `until` have not ended at times on the axis."""
     a, axis = dataset.activities, dataset.axis
     rows = a.lines.rows(k, until)
     launched, stop = (axis.of(a.rank[rows], t) for t in (a.launches(k, until)[0], a.stop[rows]))

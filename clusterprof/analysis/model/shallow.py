@@ -311,10 +311,8 @@ def half_width(values: Floats, chance: float) -> float:
 
 @cache
 def students_t(chance: float, free: int) -> float:
-    """Return what Student's t exceeds in this part of all cases, with `free` degrees of freedom.
-
-    Its arc tangent is found by bisection of the sums of Abramowitz and Stegun, 26.7.3 and 26.7.4.
-    """
+    """Return what Student's t exceeds in this part of all cases, with `free` degrees of freedom."""
+    # bisection for its arc tangent in the sums of Abramowitz and Stegun, 26.7.3 and 26.7.4
     powers = np.arange(free % 2, free - 1, 2)
     factors = np.cumprod(np.maximum(powers - 1, 1) / np.maximum(powers, 1))
     low, high = 0.0, math.pi / 2
@@ -364,10 +362,8 @@ def persists(values: Floats, so_far: int) -> bool:
 
 
 def change(values: Floats) -> int:
-    """Return the place from which on values are higher than before; 0 where they always were.
-
-    The sum of what is above its mean falls until there, and rises from there on.
-    """
+    """Return the place from which on values are higher than before; 0 where they always were."""
+    # the sum of what is above its mean falls until there, and rises from there on
     at = int(np.cumsum(values - values.mean()).argmin()) + 1
     if min(at, values.size - at) < limits.FEW:
         return 0
@@ -399,14 +395,12 @@ def by_node(found: Sequence[Suspect], hosts: Mapping[int, str]) -> list[ShallowN
 
 
 def mean_step(steps: Mapping[int, pa.Table], compared: Ints) -> float:
-    """Return what a step takes by the ranks' step logs (ns): of the ranks' medians the middle.
-
-    Of those `compared` where the logs have them, else of all but the first.
-    """
+    """Return what a step takes by the ranks' step logs (ns): of the ranks' medians the middle."""
     each = []
     for log in steps.values():
         lasting, step = integers(log, "end_ns") - integers(log, "begin_ns"), integers(log, "step")
         of_it = lasting[np.isin(step, compared)]
+        # where the log has none of those compared, all but the first
         each.append(of_it if len(of_it) else lasting[WARM_UP_STEPS:])
     medians = [float(np.median(lasting)) for lasting in each if len(lasting)]
     return float(np.median(medians)) if medians else 0.0
