@@ -157,4 +157,4 @@ def _between(ranges: pa.Table) -> pa.Table:
         for one, other in zip(names[before], names[after], strict=True)
     ]
     columns = [covered.end[:-1], covered.start[1:], [BETWEEN] * len(gaps), gaps]
-    return pa.table(dict(zip(ranges.column_names, columns, strict=True)), ranges.schema)
+    return pa.table(dict(zip(ranges.column_names, columns, strict=True)), schema=ranges.schema)

@@ -233,17 +233,16 @@ def _late(found: Waits, group: str, columns: Ints, chance: float, least_ns: floa
             caused = waited[np.ix_(others, columns)].min(axis=0) - own[place]
             when = regime(caused)
             caused, late = caused[when], columns[when]
-            bound = found.bound_ns[members[place], late].mean()
-            half = half_width(caused, chance)
-            lateness = float(caused.mean())
+            bound = half_width(caused, chance) + found.bound_ns[members[place], late].mean()
+            if caused.mean() <= max(bound, least_ns):
+                continue
             if delays and outlasts(found, members[place], others, late, caused):
                 continue
-            if lateness - half - bound > 0 and lateness > least_ns:
-                one = _suspect(found, members[place], group, lateness, half + bound)
-                since = int(found.steps[late[0]]) if when.start else None
-                until = int(found.steps[late[-1]]) if when.stop else None
-                out.append({**one, "since_step": since, "until_step": until, "delays": delays})
-                break
+            one = _suspect(found, members[place], group, float(caused.mean()), bound)
+            since = int(found.steps[late[0]]) if when.start else None
+            until = int(found.steps[late[-1]]) if when.stop else None
+            out.append({**one, "since_step": since, "until_step": until, "delays": delays})
+            break
     return out
 
 
