@@ -10,7 +10,8 @@ from itertools import pairwise
 import pyarrow as pa
 import pytest
 from simulate import Cause, Job, simulate
-from studies import found_in
+from simulate.cases import cases
+from studies import SEED, found_in, simulated_job
 
 from clusterprof.results import Finding
 from clusterprof.study import Study
@@ -109,3 +110,13 @@ def with_calls(tables: RankTables, ranges: list[tuple[str, int, int]], *, keep: 
     ]  # fmt: skip
     rows.sort(key=lambda row: row["start_ns"])
     return replace(tables, host_calls=pa.Table.from_pylist(rows, tables.host_calls.schema))
+
+
+@pytest.mark.parametrize(("every", "often"), [(1, "once per step"), (2, "3 times in 6 steps")])
+def test_hosts_that_read_a_value_do_so_once_per_step_or_in_some_steps(
+    every: int, often: str
+) -> None:
+    (case,) = cases([".item() each step"], range(SEED, SEED + 1))
+    found = found_in(simulated_job(replace(case.job, item_every=every)))
+    (sync,) = [f for f in found if f["code"] == "host.sync"]
+    assert sync["summary"].startswith(f"Hosts wait for their GPU {often}, for a value")

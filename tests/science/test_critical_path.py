@@ -86,7 +86,7 @@ def test_the_path_follows_the_pipeline_to_the_stage_that_caused_the_delay() -> N
 
 def test_the_critical_path_has_no_gap_where_waits_explain_nothing() -> None:
     # a copy that the host waits for begins just after another wait: neither explains the other
-    ranks, _ = simulate(Job(item=True, steps=4, causes=(Cause("host", 1, 15 * MS),)))
+    ranks, _ = simulate(Job(item_every=1, steps=4, causes=(Cause("host", 1, 15 * MS),)))
     _, path, model = path_of([with_short_copies(tables) for tables in ranks])
     ends = model.job.times(model.base)[model.job.marks]
     assert path.length.sum() == ends[:, -1].max() - ends[:, 0].max()

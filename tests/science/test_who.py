@@ -256,7 +256,7 @@ def test_what_stops_all_hosts_comes_before_the_read_that_lets_it_show(
     kind: str, stop_ms: int, code: str
 ) -> None:
     # without the read of a value queued work would hide most of the stop, and not end it
-    job = Job(layers=4, steps=8, item=True, launch_ns=10_000)
+    job = Job(layers=4, steps=8, item_every=1, launch_ns=10_000)
     stops = tuple(Cause(kind, rank, stop_ms * MS) for rank in range(job.world))
     top = studied_job(replace(job, causes=stops)).results["findings"][0]
     assert top["code"] == code

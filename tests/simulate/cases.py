@@ -434,7 +434,7 @@ def _one_input_bound(d: _Draw) -> Case:
 
 
 def _item(d: _Draw) -> Case:
-    job = d.job(d.data(), d.part(0.4, 0.8), item=True, transfer_ns=100_000)
+    job = d.job(d.data(), d.part(0.4, 0.8), item_every=1, transfer_ns=100_000)
     return d.case(job, "host.sync")
 
 

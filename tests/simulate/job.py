@@ -65,8 +65,8 @@ class Job:
     pageable: bool = False
     #: the host waits for the GPU at the end of each step (`.item()`)
     synchronous: bool = False
-    #: `.item()` between forward and backward
-    item: bool = False
+    #: `.item()` between forward and backward of every this many steps; 0: of none
+    item_every: int = 0
     #: what tracing adds to each launch inside the window; the usual step is then known (step logs)
     traced_ns: int = 0
     #: the host waits so long for the interpreter lock before each launch

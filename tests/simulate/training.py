@@ -75,7 +75,7 @@ class Training:
             done = self._pipeline(number)
         else:
             self._layers(everyone, number, 1.0, forward=True)
-            if job.item:
+            if job.item_every and number % job.item_every == 0:
                 self._item(everyone)
             done = self._backward(everyone, number, 1.0)
         self._optimizer(done)

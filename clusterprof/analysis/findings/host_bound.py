@@ -290,8 +290,8 @@ def _summary(cause: _Cause, worst: int, saved: str) -> str:
     each = len(replay.steps) * max(len(replay.ranks), 1)
     few = len(ranks) <= limits.HALF * len(dataset.ranks)
     who = f"The hosts of {rank_list(ranks, limits.FEW)}" if few else "Hosts"
-    times = round(len(cause.waits) / each)
-    often = "once" if times == 1 else counted(times, "time")
+    theirs = np.isin(replay.host_rank[cause.waits], [dataset.place[r] for r in ranks])
+    often = _often(int(theirs.sum()) / len(ranks), len(replay.steps))
     kernels = replay.lengths.run[replay.kind == COMPUTE]
     typical = duration(float(np.median(kernels)) if len(kernels) else 0.0)
     idle = ms(float(np.nanmean(dataset.account("idle_ns"))))
@@ -299,14 +299,21 @@ def _summary(cause: _Cause, worst: int, saved: str) -> str:
         "host.gil": f"Hosts wait for Python's GIL: {saved} (worst: rank {dataset.ranks[worst]}).",
         "host.gc": f"Python's garbage collector, on one rank after another, costs {saved}.",
         "input.stall": f"{who} fetch the batch while their GPUs idle: {saved}.",
-        "host.sync": f"Hosts wait for their GPU {often} per step, for a value that they read: "
-        f"{saved}.",
+        "host.sync": f"Hosts wait for their GPU {often}, for a value that they read: {saved}.",
         "host.launch_bound": f"Launch-bound: hosts launch kernels too slowly, {saved}. Each "
         f"launches {len(kernels) // each} kernels per step, {typical} in the median.",
         "gpu.idle": f"GPUs idle although their next kernel was launched: {saved}. The cause "
         "cannot be determined: what they wait for is not in the reports. They idle "
         f"{idle} per step in all.",
     }[cause.code]
+
+
+def _often(times: float, steps: int) -> str:
+    """How often something is done, `times` in so many steps: `once per step`, `once in 4 steps`."""
+    per_step = round(times / steps)
+    count = per_step or max(round(times), 1)
+    often = "once" if count == 1 else counted(count, "time")
+    return f"{often} per step" if per_step else f"{often} in {counted(steps, 'step')}"
 
 
 def _paused(cause: _Cause, worst: int, saved: str) -> str:
