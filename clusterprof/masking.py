@@ -11,9 +11,12 @@ place (the password in a URL). The job gets the real words.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 
 MASK = "***"
+#: a masked word as a shell quotes it, and what of it stays
+_MASKED = re.compile(r"'([\w@%+=:,./-]*)\*\*\*'", re.ASCII)
 
 #: options whose values are no secrets, as the user's own settings say: without their dashes
 harmless: set[str] = set()
@@ -165,6 +168,14 @@ def again(argv: Sequence[str], marker: str) -> list[str]:
     # the first word of either part is looked at as all others are
     options = words(["", *argv[place + 1 : end]])[1:]
     return [*own, *argv[place : place + 1], *options, *argv[end : end + 1], *words(argv[end + 1 :])]
+
+
+def command(argv: Sequence[str]) -> str:
+    """A command line to copy: what is masked in it is to be filled in first (`--lr <value>`).
+
+    Until then no shell runs it: a quoted mask would be passed to the program as a value.
+    """
+    return _MASKED.sub(r"\1<value>", shlex.join(argv))
 
 
 def suspected(argv: Sequence[str]) -> list[str]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from clusterprof import console, folders, run_directory, words
+from clusterprof import console, folders, masking, run_directory, words
 from clusterprof.agent.contracts import files, identity, paths
 from clusterprof.collect.outcomes import Outcome
 from clusterprof.console import say
@@ -453,7 +453,7 @@ def _with_values(results: Results, run: Window) -> Results:
     except RunDirectoryError:
         return results  # of reports that clusterprof did not launch
     masked, whole = (
-        shlex.join(each[each.index(RANKS) + 1 :]) if RANKS in each else ""
+        masking.command(each[each.index(RANKS) + 1 :]) if RANKS in each else ""
         for each in (manifest.again, manifest.whole)
     )
     findings = [each.copy() for each in results["findings"]]

@@ -7,6 +7,7 @@ from secret_forms import FORMS
 from secret_forms import SECRET as S
 
 from clusterprof import masking
+from clusterprof.results import RANKS
 
 #: put together here, so that no scanner takes this file for a leak
 KNOWN = [
@@ -102,3 +103,11 @@ def test_clusterprof_s_own_options_stay_but_for_what_they_pass_on() -> None:
         "clusterprof", "ssh", "--steps=5:9", "--env=***", "--env", "***", "--pp", "2",
         "{ranks}", "--nnodes", "2", "--rdzv-id", "***", "--", "train.py", "--lr", "***",
     ]  # fmt: skip
+
+
+def test_a_command_to_copy_has_blanks_to_fill_in_where_values_were_masked() -> None:
+    whole = ["clusterprof", "torchrun", RANKS, "--", "a b.py", "--lr", "0.1", "--x=y", "path"]
+    assert masking.command(masking.again(whole, RANKS)) == (
+        f"clusterprof torchrun '{RANKS}' -- <value> --lr <value> --x=<value> <value>"
+    )
+    assert masking.command(["python", "a b.py", "*** all ***"]) == "python 'a b.py' '*** all ***'"

@@ -7,7 +7,6 @@ its step logs tell it, else that of the window (`pace_ns`).
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum, auto
@@ -15,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from clusterprof import words
+from clusterprof import masking, words
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Bools, Dataset
 from clusterprof.analysis.model.replay import Lengths
@@ -339,7 +338,7 @@ def capture(dataset: Dataset, ranks: Sequence[int], *options: str, profiler: str
     if profiler == "nsys" and dataset.launches_graphs:
         options = (*options, f"--nsys-arg={NODES}")
     by = [] if "--profiler" in rest[:1] else ["--profiler", profiler, *options]
-    return shlex.join([*given[:place], "--ranks", ",".join(map(str, ranks)), *by, *rest])
+    return masking.command([*given[:place], "--ranks", ",".join(map(str, ranks)), *by, *rest])
 
 
 def lighter(dataset: Dataset) -> str:
