@@ -49,6 +49,7 @@ FINDINGS = pa.schema(
         required("steps", pa.list_(pa.int64())),
         required("recurrence", pa.string()),
         required("saved_ns_per_step", pa.int64()),
+        required("saved_alone_ns", pa.int64()),
         required("saved_least_ns", pa.int64()),
         required("saved_most_ns", pa.int64()),
         required("saved_uncertainty_ns", pa.int64()),
@@ -240,7 +241,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         """The verdict and the findings, as a notebook shows them."""
-        from clusterprof.report.summary import saved_text
+        from clusterprof.report.summary import saved_cell
 
         def row(tag: str, *cells: str) -> str:
             texts = (html.escape(words.plain(cell)) for cell in cells)
@@ -253,7 +254,7 @@ class Run:
                 finding["severity"],
                 finding["code"],
                 words.spans(finding["ranks"], 8),
-                saved_text(finding),
+                saved_cell(finding),
                 words.percent(finding["share_of_step"]),
             )
             for finding in self.results["findings"]

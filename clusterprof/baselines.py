@@ -21,7 +21,7 @@ from clusterprof.report import results_json
 from clusterprof.results import Baseline, MeasuredRun
 from clusterprof.run_directory import writing
 
-BASELINE_VERSION = 1
+BASELINE_VERSION = 2
 STORE = Path(".clusterprof") / "baselines"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 

@@ -26,6 +26,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from statistics import NormalDist
@@ -39,7 +40,7 @@ from clusterprof.agent.contracts import paths
 from clusterprof.console import say
 from clusterprof.errors import ClusterprofError, MergeError, ReportError
 from clusterprof.ingest.rank_steps import period
-from clusterprof.report import results_json
+from clusterprof.report import comparison_text, results_json
 from clusterprof.results import (
     Change,
     ComparedFinding,
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 
-COMPARISON_VERSION = 1
+COMPARISON_VERSION = 2
 #: standard deviation of a step over runs of one program: the middle of 15 programs whose runs were
 #: repeated on H200s (tests/data/recordings/pairs.json, saved_spread_ms over the range that a normal
 #: sample of so many repeats has). Launch-bound ones varied by up to 8%
@@ -382,7 +383,8 @@ def _check_times(run: MeasuredRun) -> None:
     times = [*steps, run["blocking_ns"] or 0]
     times += [cast("int", ns) for step in run["window"] for ns in step.values()]
     for finding in run["findings"]:
-        times += [finding["saved_ns_per_step"], finding["saved_uncertainty_ns"]]
+        times += [finding["saved_ns_per_step"], finding["saved_alone_ns"]]
+        times.append(finding["saved_uncertainty_ns"])
     if wrong := [ns for ns in steps if ns <= 0] + [ns for ns in times if abs(ns) > _LONGEST_NS]:
         raise ReportError(
             f"{run['name']} is damaged: a step or a part of it cannot take {wrong[0]} ns",
@@ -444,13 +446,18 @@ def _compared(
     """One finding of both sides; where it is not found it saves nothing.
 
     Its noise is how uncertain both savings are, and by how much steps differ from run to run. What
-    a side does not find may still save what is below every finding's limit.
+    a side does not find may still save what is below every finding's limit. What saves more only
+    because a cause before it is gone saves no more alone.
     """
     sides = list(zip((before, after), runs, strict=True))
     a_saved, b_saved = (sum(f["saved_ns_per_step"] for f in of) / count for of, count in sides)
+    a_alone, b_alone = (sum(f["saved_alone_ns"] for f in of) / count for of, count in sides)
     unsure = [max((f["saved_uncertainty_ns"] for f in of), default=0) for of, _ in sides]
     unseen = 0.0 if before and after else _LEAST_FINDING_FRAC * step["b_ns"]
     noise, growth = math.hypot(*unsure, unseen, step["noise_ns"]), b_saved - a_saved
+    if before and after:
+        # the lesser of both, or nothing where one is more and the other less
+        growth = sorted((0.0, growth, b_alone - a_alone))[1]
     state: State = "same"
     if growth > noise:
         state = "worse" if before else "new"
@@ -460,8 +467,8 @@ def _compared(
     last = (*before, *after)[-1]
     return {
         "code": last["code"], "ranks": last["ranks"], "rank": last["rank"], "state": state,
-        "severity": severe[-1], "a_saved_ns": round(a_saved),
-        "b_saved_ns": round(b_saved), "noise_ns": round(noise),
+        "severity": severe[-1], "a_saved_ns": round(a_saved), "a_alone_ns": round(a_alone),
+        "b_saved_ns": round(b_saved), "b_alone_ns": round(b_alone), "noise_ns": round(noise),
         "share_of_step": round(growth / max(step["b_ns"], 1), 4), "summary": last["summary"],
     }  # fmt: skip
 
@@ -541,7 +548,8 @@ def fails(conditions: Sequence[gate.Condition], comparison: Comparison) -> bool:
     step = comparison["step"]
     share, noise = (step[key] / max(step["a_ns"], 1) for key in ("change_ns", "noise_ns"))
     worse = [finding for finding in comparison["findings"] if finding["state"] in ("new", "worse")]
-    failed = gate.fails(conditions, worse, (share, noise))
+    figures = partial(comparison_text.figures, comparison)
+    failed = gate.fails(conditions, worse, (share, noise), figures)
     for condition in conditions:
         limit = condition.step_frac
         if limit is not None and step["direction"] == "none" and noise > limit:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import get_args
+from typing import Any, get_args
 
 from clusterprof import words
 from clusterprof.console import say
@@ -108,13 +108,22 @@ def check_codes(conditions: Sequence[Condition]) -> None:
             )
 
 
+def _figures(finding: Finding) -> str:
+    """What a finding's repair saves, as the report says it."""
+    from clusterprof.report import summary
+
+    return summary.figures(finding)
+
+
 def fails(
     conditions: Iterable[Condition],
-    findings: Sequence[Finding | ComparedFinding],
+    findings: Sequence[Any],
     step: tuple[float, float] | None = None,
+    figures: Callable[[Any], str] = _figures,
 ) -> bool:
     """Whether any condition is met, each with a message of the finding that saves most of those.
 
+    `findings` are those of a run, or of a comparison with its own words for their `figures`.
     `step` is by which share the step got longer, and the noise of that (half-width): a change
     within it meets no condition.
     """
@@ -128,8 +137,7 @@ def fails(
             top = max(met, key=lambda finding: finding["share_of_step"])
             who = f", {words.ranks(top['ranks'])}" if top["rank"] is not None else ""
             others = f", and {len(met) - 1} more" if len(met) > 1 else ""
-            saves = f"repair saves {words.percent(top['share_of_step'])} of the step"
-            message = f"{top['code']}{who}: {saves}{others}"
+            message = f"{top['code']}{who}: {figures(top)}{others}"
         if message:
             say(f"--fail-on {condition}: {message}")
             failed = True

@@ -1,7 +1,7 @@
-"""The form of `results.json`, schema version 2: the contract between analysis and every reader.
+"""The form of `results.json`, schema version 3: the contract between analysis and every reader.
 
 Times are integers in nanoseconds. `docs/design.md` has the definitions behind each number, and
-what version 2 has that version 1 had not.
+what each version has that those before it had not.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypedDict
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 def by(*names: str) -> Callable[[dict[str, Any]], Any]:
@@ -203,8 +203,6 @@ class Saving(TypedDict):
     each_ns: list[int]
     #: what the clocks add to the uncertainty: by how much the saving changes within their bounds
     clocks_ns: int
-    #: what its repair saves where nothing else is repaired
-    alone_ns: int
     #: what is repaired already in both replays, in the order of its repair
     net_of: list[Repaired]
 
@@ -237,7 +235,9 @@ class Finding(TypedDict):
     #: by how much a step would be shorter without the cause, once what `saving` is net of is
     #: repaired: a step of the job without the profiler, where its step logs tell that (`pace`)
     saved_ns_per_step: int
-    #: from where to where that lies (95%); the severity is that of the least
+    #: the same where nothing else is repaired
+    saved_alone_ns: int
+    #: from where to where `saved_ns_per_step` lies (95%); the severity is that of the least
     saved_least_ns: int
     saved_most_ns: int
     #: how far the farther of both is from it
@@ -245,8 +245,6 @@ class Finding(TypedDict):
     #: None where nothing can be repaired, and nothing is saved (profiler.perturbation), and where
     #: nothing is replayed: what straggler.shallow saves is its lateness
     saving: Saving | None
-    #: the same as `saved_uncertainty_ns`
-    uncertainty_ns: int
     confidence: float
     summary: str
     evidence: list[dict[str, Any]]
@@ -529,6 +527,7 @@ class MeasuredFinding(TypedDict):
     rank: int | None
     ranks: list[int]
     saved_ns_per_step: int
+    saved_alone_ns: int
     saved_uncertainty_ns: int
     share_of_step: float
     summary: str
@@ -596,8 +595,8 @@ class Change(TypedDict):
     direction: Direction
 
 
-#: new: in no run of A; gone: in no run of B; worse, better: saves more or less; each beyond the
-#: noise, and same: within it
+#: new: in no run of A; gone: in no run of B; worse, better: its repair saves more or less, alone as
+#: well as once those before it are repaired; each beyond the noise, and same: within it
 State = Literal["new", "gone", "worse", "better", "same"]
 
 
@@ -609,9 +608,12 @@ class ComparedFinding(TypedDict):
     rank: int | None
     state: State
     severity: Severity
-    #: what its repair saves, mean over the runs (0 where it is not found), ns
+    #: what its repair saves once those before it are repaired, and alone: the mean over the runs (0
+    #: where it is not found), ns
     a_saved_ns: int
+    a_alone_ns: int
     b_saved_ns: int
+    b_alone_ns: int
     noise_ns: int
     #: by which share of B's step it saves more than in A
     share_of_step: float

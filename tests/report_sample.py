@@ -47,6 +47,7 @@ def straggler() -> Finding:
         "cost_ns_per_step": 20_312_345,
         "share_of_step": 0.2901,
         "saved_ns_per_step": 17_870_000,
+        "saved_alone_ns": 17_870_000,
         "saved_least_ns": 16_740_000,
         "saved_most_ns": 19_000_000,
         "saved_uncertainty_ns": 1_130_000,
@@ -56,10 +57,8 @@ def straggler() -> Finding:
             "stated": "window",
             "each_ns": [17_900_000, 17_800_000, 17_910_000],
             "clocks_ns": 20_000,
-            "alone_ns": 17_870_000,
             "net_of": [],
         },
-        "uncertainty_ns": 1_130_000,
         "confidence": 0.97,
         "summary": "Rank 2 arrives last in 35 of 36 collectives; its GPU is idle for 21 ms "
         "before the forward, so its host is late and the three others wait for it.",
@@ -101,6 +100,7 @@ def pageable() -> Finding:
         "cost_ns_per_step": 6_012_000,
         "share_of_step": 0.0479,
         "saved_ns_per_step": 2_950_000,
+        "saved_alone_ns": 2_950_000,
         "saved_least_ns": 2_740_000,
         "saved_most_ns": 3_160_000,
         "saved_uncertainty_ns": 210_000,
@@ -110,10 +110,8 @@ def pageable() -> Finding:
             "stated": "window",
             "each_ns": [2_940_000, 2_960_000, 2_950_000],
             "clocks_ns": 20_000,
-            "alone_ns": 2_950_000,
             "net_of": [{"code": "straggler.host", "ranks": [2]}],
         },
-        "uncertainty_ns": 210_000,
         "confidence": 0.9,
         "summary": "Every rank copies 33.6 MB a step from pageable memory and computes nothing "
         "meanwhile.",
@@ -148,7 +146,7 @@ def steps(late: int | None) -> list[StepEntry]:
 def results(*, host: str = "gpu-07", operation: str = "AllReduce") -> Results:
     """A study with a straggler, a second finding, a missing report and a warning."""
     return {
-        "schema_version": 2,
+        "schema_version": 3,
         "clusterprof_version": "0.1.0",
         "ranks": [
             {

@@ -17,7 +17,7 @@ from clusterprof.report.csv_table import cell
 from clusterprof.results import Finding, OperationEntry, RankEntry
 
 #: what is not exported: paths of the machine that merged; command lines; what has parts of its own
-_LEFT_OUT = {"source", "next", "evidence", "saving", "uncertainty_ns"}
+_LEFT_OUT = {"source", "next", "evidence", "saving"}
 #: the files, without their ending
 NAMES = ("ranks", "steps", "operations", "findings", "collectives", *summaries.NAMES)
 _TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}

@@ -230,6 +230,7 @@ def _common(merged: Merged, begin_ns: int, ids: Iterator[int], notes: Sequence[s
             "severity": finding["severity"],
             "confidence": words.confidence(finding["confidence"]),
             "saved_ns_per_step": finding["saved_ns_per_step"],
+            "saved_alone_ns": finding["saved_alone_ns"],
             "saved_least_ns": finding["saved_least_ns"],
             "saved_most_ns": finding["saved_most_ns"],
             "saved_uncertainty_ns": finding["saved_uncertainty_ns"],

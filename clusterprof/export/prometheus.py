@@ -78,8 +78,12 @@ def gauges(merged: Merged) -> list[Gauge]:
             _operations(merged),
         ),
         Gauge(
-            "finding_saved_seconds", "What repairing a finding saves per step.",
+            "finding_saved_seconds", "What its repair saves per step, net of those before it.",
             ((_finding(f), f["saved_ns_per_step"] / 1e9) for f in results["findings"]),
+        ),
+        Gauge(
+            "finding_saved_alone_seconds", "What its repair alone saves per step.",
+            ((_finding(f), f["saved_alone_ns"] / 1e9) for f in results["findings"]),
         ),
         Gauge(
             "finding_saved_uncertainty_seconds", "How far off what a repair saves may be.",

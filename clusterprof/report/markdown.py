@@ -37,12 +37,11 @@ def render(results: Results) -> str:
 
 
 def _row(finding: Finding) -> list[str]:
-    saved = finding["saved_ns_per_step"]
     return [
         finding["code"],
         finding["severity"],
         summary.whom(finding),
-        (summary.saved_text(finding) if saved > 0 else "-") + summary.alone(finding),
+        summary.saved_cell(finding),
         words.percent(finding["share_of_step"]) if finding["share_of_step"] > 0 else "-",
         words.confidence(finding["confidence"]),
     ]

@@ -461,6 +461,11 @@ def saved_text(finding: Finding) -> str:
     )
 
 
+def saved_cell(finding: Finding) -> str:
+    """The same for a table, with what it saves alone: `3.70 ±0.21 ms, 20.3 ms alone`; or `-`."""
+    return (saved_text(finding) if finding["saved_ns_per_step"] > 0 else "-") + alone(finding)
+
+
 def saved(finding: Finding) -> str:
     """What the repair of a finding's cause saves of a step, or that it saves nothing.
 
@@ -491,7 +496,7 @@ def saving(finding: Finding) -> list[str]:
         names = [f"{one['code']} ({words.ranks(one['ranks'])})" for one in entry["net_of"]]
         sentences.append(
             f"Both steps are those with {words.listed(names)} repaired: savings add up. "
-            f"Alone it would save {words.ms(entry['alone_ns'])}."
+            f"Alone it would save {words.ms(finding['saved_alone_ns'])}."
         )
     by_step = entry["each_ns"]
     count = f", … ({len(by_step)} steps)" if len(by_step) > _MOST_STEPS else ""
@@ -510,10 +515,16 @@ def net_of(finding: Finding) -> str:
 
 def alone(finding: Finding) -> str:
     """What a finding's repair alone saves, where that is noticeably more or less."""
-    entry, ns = finding["saving"], finding["saved_ns_per_step"]
-    if entry is None or abs(entry["alone_ns"] - ns) <= _LEAST_PART * entry["window"]["step_ns"]:
+    if finding["saving"] is None:
         return ""
-    return f", {words.ms(entry['alone_ns'])} alone"
+    step_ns = finding["saving"]["window"]["step_ns"]
+    text = words.alone(finding["saved_ns_per_step"], finding["saved_alone_ns"], step_ns)
+    return f", {text}" if text else ""
+
+
+def figures(finding: Finding) -> str:
+    """What its repair saves, and its facts, in one line."""
+    return ", ".join([saved(finding), *facts(finding)])
 
 
 def facts(finding: Finding) -> list[str]:

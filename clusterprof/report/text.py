@@ -120,7 +120,7 @@ def _findings(page: _Page, run: Summary) -> None:
         severity = page.styled(finding["severity"], finding["severity"])
         code = page.styled(finding["code"], "strong")
         page.line(f"{number:>2}  {severity}  {code}" + (f"  {whom}" if whom else ""))
-        page.sentence(", ".join([summary.saved(finding), *summary.facts(finding)]), 4)
+        page.sentence(summary.figures(finding), 4)
         # the verdict stands above the first one
         if text := run.not_in_verdict(finding) if number == 1 else finding["summary"]:
             page.sentence(words.plain(text), 4)

@@ -474,7 +474,7 @@ def runs_that_are_compared(changes: Sequence[Change]) -> None:
     half = len(changes) // 2
     with folder() as at, quiet(), contextlib.suppress(ClusterprofError):
         (at / "results.json").write_text(json.dumps(spoilt(results(), changes[:half])))
-        kept = {"baseline_version": 1, "clusterprof_version": "", "runs": [good, good]}
+        kept = {"baseline_version": 2, "clusterprof_version": "", "runs": [good, good]}
         (at / "kept.json").write_text(json.dumps(spoilt(kept, changes[half:])))
         sides = [baselines.runs_named(name, at) for name in (str(at / "results.json"), "kept")]
         made = comparison.compare(*sides)

@@ -154,9 +154,52 @@ def test_a_finding_of_one_side_that_may_be_chance_is_not_said_to_be_as_before() 
     b = of_window(late, 944_001)
     found = comparison.compare([b], [b])
     assert comparison_text.finding_rows(found)[0][0] == "as before"
-    found["findings"][0]["a_saved_ns"] = 0
+    found["findings"][0]["a_saved_ns"] = found["findings"][0]["a_alone_ns"] = 0
     first = comparison_text.finding_rows(found)[0]
     assert (first[0], first[2]) == ("within the noise", "-")
+
+
+def of_finding(saved_ms: float, alone_ms: float) -> MeasuredRun:
+    """A run of 100 ms steps with one finding."""
+    saved, alone = round(saved_ms * MS), round(alone_ms * MS)
+    return blank() | {
+        "outside_ns": [100 * MS] * 8, "outside_steps": 80,
+        "findings": [{
+            "code": "communication.exposed", "severity": "warning", "rank": None, "ranks": [0, 1],
+            "saved_ns_per_step": saved, "saved_alone_ns": alone, "saved_uncertainty_ns": MS,
+            "share_of_step": saved / (100 * MS), "summary": "x",
+        }],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "state"),
+    [
+        ((10, 10), (30, 30), "worse"),
+        ((30, 40), (10, 12), "better"),
+        ((10, 30), (30, 30), "same"),  # a cause before it is gone
+        ((30, 30), (10, 30), "same"),  # another has come
+        ((10, 30), (30, 10), "same"),
+    ],
+)
+def test_a_finding_is_worse_where_its_repair_saves_more_alone_and_after_those_before_it(
+    a: tuple[float, float], b: tuple[float, float], state: str
+) -> None:
+    found = comparison.compare([of_finding(*a)], [of_finding(*b)])
+    assert [each["state"] for each in found["findings"]] == [state]
+
+
+def test_a_comparison_says_what_a_repair_saves_alone_where_that_differs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = comparison.compare([of_finding(10, 10)], [of_finding(30, 40)])
+    row = ["10.0 ms", "30.0 ms, 40.0 ms alone", "+20.0 ms"]
+    assert comparison_text.finding_rows(found)[0][2:5] == row
+    for written in (comparison_text.render(found), comparison_text.markdown(found)):
+        assert "30.0 ms, 40.0 ms alone" in written
+    assert comparison.fails(gate.parse("warning"), found)
+    saves = "repair saves per step 30.0 ms, 40.0 ms alone (in A 10.0 ms), 20% of the step more"
+    assert f"communication.exposed: {saves}" in capsys.readouterr().err
 
 
 def runs_of(values: Sequence[float], error: float = 0.0) -> list[comparison.Value]:
@@ -339,9 +382,9 @@ def test_results_edited_by_hand_are_a_named_error(what: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "content", ["[]", "{}", '{"baseline_version": 2}', '{"baseline_version": 1, "runs": []}',
-                '{"baseline_version": 1, "clusterprof_version": "", "runs": []}',
-                '{"baseline_version": 1, "clusterprof_version": "", "runs": [{"name": 1}]}'],
+    "content", ["[]", "{}", '{"baseline_version": 1}', '{"baseline_version": 2, "runs": []}',
+                '{"baseline_version": 2, "clusterprof_version": "", "runs": []}',
+                '{"baseline_version": 2, "clusterprof_version": "", "runs": [{"name": 1}]}'],
 )  # fmt: skip
 def test_a_damaged_baseline_is_a_named_error(content: str, tmp_path: Path) -> None:
     (tmp_path / "main.json").write_text(content)

@@ -488,6 +488,8 @@ def test_prometheus_reads_every_metric(straggler: Study, run: Path, tmp_path: Pa
     assert [(dict(labels)["code"], value) for labels, value in repairs] == [
         (e["code"], pytest.approx(e["saved_ns_per_step"] / 1e9)) for e in results["findings"]
     ]
+    alone = found["clusterprof_finding_saved_alone_seconds"].values()
+    assert list(alone) == pytest.approx([e["saved_alone_ns"] / 1e9 for e in results["findings"]])
     unsure = found["clusterprof_finding_saved_uncertainty_seconds"].values()
     expected = [e["saved_uncertainty_ns"] / 1e9 for e in results["findings"]]
     assert max(expected) > 0
@@ -648,6 +650,7 @@ def test_what_experiment_trackers_get_is_what_the_results_say(
     (figures,) = wandb.init.return_value.__enter__.return_value.log.call_args.args
     assert figures["step_ms"] == pytest.approx(results["pace"]["step_ns"] / 1e6)
     assert figures["saved_ms/straggler.host"] == pytest.approx(found["saved_ns_per_step"] / 1e6)
+    assert figures["alone_ms/straggler.host"] == pytest.approx(found["saved_alone_ns"] / 1e6)
     assert mlflow.log_metrics.call_args.args == (figures,)
     assert Path(mlflow.log_artifact.call_args.args[0]).is_file()
     writer = tensorboard.SummaryWriter.return_value.__enter__.return_value
@@ -673,8 +676,8 @@ def test_tables_hold_what_the_results_say(straggler: Study, run: Path, tmp_path:
     steady = {each["step"] for each in results["steps"] if each["settled"]}
     assert {int(each["step"]) for each in steps if each["steady_state"] == "true"} == steady
     findings = rows(made / "findings.csv")
-    for name in ("code", "severity", "recurrence", "summary", "advice"):
-        assert [each[name] for each in findings] == [each[name] for each in results["findings"]]
+    for name in ("code", "severity", "recurrence", "saved_alone_ns", "summary", "advice"):
+        assert [each[name] for each in findings] == [str(e[name]) for e in results["findings"]]
     waits = [each["wait_ns"] for each in rows(made / "collectives.csv")]
     expected = straggler.collectives["wait_ns"].to_pylist()
     assert [int(each) if each else None for each in waits] == expected

@@ -65,7 +65,7 @@ def weighed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Results]:
 def chain(results: Results) -> list[tuple[str, int, int, list[str]]]:
     """Each finding's code, its saving net and alone, and what it is net of, in that order."""
     rows = [
-        (f["code"], f["saved_ns_per_step"], f["saving"]["alone_ns"],
+        (f["code"], f["saved_ns_per_step"], f["saved_alone_ns"],
          [one["code"] for one in f["saving"]["net_of"]])
         for f in results["findings"] if f["saving"]
     ]  # fmt: skip

@@ -14,9 +14,10 @@ import pyarrow as pa
 import pytest
 import report_sample
 
-from clusterprof import merge_run
+import clusterprof
+from clusterprof import gate, merge_run
 from clusterprof.cli import main
-from clusterprof.report import csv_table, markdown, results_json
+from clusterprof.report import csv_table, html, markdown, results_json, text
 from clusterprof.report.anonymous import anonymous, anonymous_job, host_names
 from clusterprof.report.whole_job import Job
 from clusterprof.tables import SPANS, read_table
@@ -93,6 +94,24 @@ def test_markdown_says_the_verdict_and_each_finding_with_its_command() -> None:
     tables = [line for line in page.splitlines() if line.startswith("|")]
     assert {line.count("|") for line in tables} == {7, 8}
     assert len(re.findall("^```", page, re.MULTILINE)) % 2 == 0
+
+
+def test_every_form_says_what_a_repair_saves_alone_where_that_differs(
+    merged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = report_sample.results()
+    results["findings"][1]["saved_alone_ns"] = 13_450_000
+    run = shutil.copytree(merged, tmp_path / "run")
+    results_json.write(run / "merged" / "results.json", results)
+    gate.fails(gate.parse("warning"), results["findings"][1:])
+    forms = {
+        "terminal": text.render(results, width=200),
+        "markdown": markdown.render(results),
+        "page": html.render(results, report_sample.collectives(), title="x"),
+        "gate": capsys.readouterr().err,
+        "notebook": clusterprof.load(run)._repr_html_(),
+    }
+    assert [name for name, written in forms.items() if "13.4 ms alone" not in written] == []
 
 
 def test_a_wait_that_the_clocks_may_make_up_is_no_number_in_markdown_either() -> None:

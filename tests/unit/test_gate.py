@@ -47,8 +47,8 @@ def test_any_of_several_conditions_fails_and_says_why(capsys: pytest.CaptureFixt
     conditions = gate.parse("input.*, straggler.*>5%")
     assert gate.fails(conditions, [BUBBLE, STRAGGLER])
     assert capsys.readouterr().err == (
-        "clusterprof: --fail-on straggler.*>5%: straggler.host, rank 2: repair saves 32% of the "
-        "step\n"
+        "clusterprof: --fail-on straggler.*>5%: straggler.host, rank 2: repair saves 17.9 ±1.2 ms "
+        "per step, 32% of the step, persistent (steps 7–9), confidence 97%\n"
     )
     assert not gate.fails(conditions, [BUBBLE])
     assert not gate.fails([], [BUBBLE, STRAGGLER])

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import copy
 import json
+import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints, is_typeddict
 
 import pytest
 import report_sample as sample
 
+from clusterprof.baselines import BASELINE_VERSION
+from clusterprof.comparison import COMPARISON_VERSION
 from clusterprof.errors import ReportError, RunDirectoryError
 from clusterprof.report import results_json
+from clusterprof.results import SCHEMA_VERSION, Baseline, Comparison, Results
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
@@ -61,9 +65,10 @@ def test_a_place_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path
         (b"[]", "no schema_version"),
         (b"{}", "no schema_version"),
         (b'{"schema_version": 1}', "schema version 1, "),
-        (b'{"schema_version": 3}', "schema version 3, "),
+        (b'{"schema_version": 2}', "schema version 2, this clusterprof reads 3"),
+        (b'{"schema_version": 4}', "schema version 4, "),
         (b'{"schema_version": "1"}', "schema version '1', "),
-        (b'{"schema_version": 2}', "clusterprof_version"),
+        (b'{"schema_version": 3}', "clusterprof_version"),
     ],
 )
 def test_what_is_not_a_results_json_is_refused(content: bytes, fact: str, tmp_path: Path) -> None:
@@ -73,6 +78,25 @@ def test_what_is_not_a_results_json_is_refused(content: bytes, fact: str, tmp_pa
         results_json.read(path)
     assert str(path) in str(caught.value)
     assert "next: " in str(caught.value)
+
+
+def _form(kind: Any) -> Any:
+    """A type of the contract with all that is in it: lists, members, members' members."""
+    if is_typeddict(kind):
+        return {name: _form(of) for name, of in get_type_hints(kind).items()}
+    return [_form(each) for each in get_args(kind)] or str(kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "version", "checksum"),
+    [(Results, SCHEMA_VERSION, (3, 936910557)), (Baseline, BASELINE_VERSION, (2, 588375602)),
+     (Comparison, COMPARISON_VERSION, (2, 724228594))],
+)  # fmt: skip
+def test_a_version_is_raised_with_its_form(
+    kind: type, version: int, checksum: tuple[int, int]
+) -> None:
+    """Else files of an earlier form are called incomplete, and not of another version."""
+    assert (version, zlib.crc32(json.dumps(_form(kind)).encode())) == checksum
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ def test_numbers_as_they_are_written() -> None:
             words.period(10**18, 10**18 + 10**14),
             "2001-09-09 01:46:40.000 to 2001-09-10 05:33:20.000 UTC",
         ),
+        (words.alone(3_700_000, 20_312_345, 60_000_000), "20.3 ms alone"),
+        (words.alone(20_000_000, 20_312_345, 60_000_000), ""),
         (words.bound(8_241), "±8.3 µs"),
         (words.bound(123_456), "±0.13 ms"),
         (words.bound(0), "±0 µs"),

@@ -145,11 +145,11 @@ def finding(
         "cost_ns_per_step": round(float(each.mean())) if len(each) else 0,
         "share_of_step": round(share, 4),
         "saved_ns_per_step": round(saved_ns),
+        "saved_alone_ns": round(saved.alone_ns) if saved else 0,
         "saved_least_ns": round(lies.least_ns),
         "saved_most_ns": round(lies.most_ns),
         "saved_uncertainty_ns": unsure_ns,
         "saving": _saving(saved, max(lies.clocks_ns)) if saved else None,
-        "uncertainty_ns": unsure_ns,
         "confidence": say.confidence,
         "summary": _worded(dataset, summary + ("" if steps_said else _when(dataset, each, hit))),
         "evidence": say.evidence,
@@ -188,7 +188,6 @@ def _saving(saved: Saved, clocks_ns: float) -> Saving:
         "stated": "long_run" if saved.long_run else "window",
         "each_ns": [round(ns) for ns in saved.each.tolist()],
         "clocks_ns": round(clocks_ns),
-        "alone_ns": round(saved.alone_ns),
         "net_of": [{"code": code, "ranks": list(ranks)} for code, ranks in saved.base.repaired],
     }
 
@@ -278,8 +277,8 @@ def another_pace(dataset: Dataset) -> bool:
 def of_step(dataset: Dataset, saved: Saved) -> str:
     """A saving as text: `16.9 ms of each 47.5 ms step (35%)`, or `(35%; 20.1 ms alone)`."""
     step_ns = pace_ns(dataset)
-    apart = abs(saved.alone_ns - saved.ns) > limits.VARIES_FRAC * step_ns
-    return _of(saved.ns, step_ns, f"; {words.ms(saved.alone_ns)} alone" if apart else "")
+    alone = words.alone(saved.ns, saved.alone_ns, step_ns)
+    return _of(saved.ns, step_ns, f"; {alone}" if alone else "")
 
 
 def of_saving(dataset: Dataset, saved: Saved) -> str:

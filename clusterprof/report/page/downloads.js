@@ -28,8 +28,8 @@
     const { ranks, begin_ns, duration_ns, ...whole } = step;
     return ranks.map((rank) => ({ ...whole, ...rank }));
   }));
-  const findings = (results) => table(results.findings.map(({ code, severity, ranks, steps, recurrence, saved_ns_per_step, saved_least_ns, saved_most_ns, saved_uncertainty_ns, share_of_step, confidence, summary, advice, next }) =>
-    ({ code, severity, ranks: ranks.join(" "), steps: steps.join(" "), recurrence, saved_ns_per_step, saved_least_ns, saved_most_ns, saved_uncertainty_ns, share_of_step, confidence, summary, advice, next })));
+  const findings = (results) => table(results.findings.map(({ code, severity, ranks, steps, recurrence, saved_ns_per_step, saved_alone_ns, saved_least_ns, saved_most_ns, saved_uncertainty_ns, share_of_step, confidence, summary, advice, next }) =>
+    ({ code, severity, ranks: ranks.join(" "), steps: steps.join(" "), recurrence, saved_ns_per_step, saved_alone_ns, saved_least_ns, saved_most_ns, saved_uncertainty_ns, share_of_step, confidence, summary, advice, next })));
   const files = [
     [data.name, "application/json", (text) => text],
     ["findings.csv", "text/csv", (text) => clusterprof.csv(findings(JSON.parse(text)))],
