@@ -279,8 +279,8 @@ class RankSlowdown(TypedDict):
 class Slowdown(TypedDict):
     """What-ifs of Lin et al. (OSDI 2025) over the profiled ranks: how uneven the job is.
 
-    Ideal: everything takes what it takes in the middle of all ranks and steps. All are replays of
-    the job without the profiler, where its step logs tell its pace.
+    Ideal: everything takes what it takes in the middle of these ranks and all steps. All are
+    replays of the job without the profiler, where its step logs tell its pace.
     """
 
     #: the step over the ideal step; None where `left_out` says why
@@ -289,8 +289,9 @@ class Slowdown(TypedDict):
     #: the same where all but one kind of activity, or all but one rank, is ideal
     S_t: list[KindSlowdown]
     S_w: list[RankSlowdown]
-    #: which part of the slowdown goes if only the slowest 3% of the ranks (by S_w), or only the
-    #: last pipeline stage, are ideal; None where S is below 1.01 or there is no such stage
+    #: which part of the slowdown goes if only the slowest 3% of these ranks (by S_w), or only the
+    #: last pipeline stage, are ideal: at most all. None where S is below 1.01 or there is no such
+    #: stage
     M_W: float | None
     M_S: float | None
     #: what is not computed, and why; empty where all is

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from contradictions import contradictions
 from simulate import simulate
 from simulate.cases import KINDS, cases
 
@@ -64,6 +65,7 @@ def test_a_study_is_as_it_was(
 ) -> None:
     monkeypatch.chdir(tmp_path)  # so paths in results are short, and the same everywhere
     result, run = studied(name)
+    assert contradictions(result.results) == []
     hashes = {**pieces.of_results(result), **pieces.of_tables(result)}
     if name in PAGES | EXPORTED:
         pieces.save(result, run)

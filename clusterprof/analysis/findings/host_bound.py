@@ -19,6 +19,7 @@ from clusterprof.analysis.findings.finding import (
     Repair,
     Tier,
     Words,
+    another_pace,
     capture,
     job_of,
     of_saving,
@@ -172,7 +173,8 @@ class _Cause:
         """What each rank's GPU idles per step (ns) while its host is in it."""
         job, n = self.job.job, len(self.job.dataset.ranks)
         begin, end = job.host_spans
-        taken = self.own / np.maximum(job.lengths.own, 1)
+        # a pause of the job without the profiler may be longer than what was recorded of it
+        taken = np.minimum(self.own / np.maximum(job.lengths.own, 1), 1)
         mine = np.flatnonzero(self.own > 0)
         of, begin, end = job.host_rank[mine], begin[mine], end[mine]
         free = end - begin - _busy(self.job.dataset, of, begin, end)
@@ -250,7 +252,8 @@ def _words(cause: _Cause, saved: Saved) -> Words:
     text, most = describe(cause, worst, of_saving(dataset, saved)), int(np.argmax(idle))
     if cause.own.any() and abs(idle[most] - saved.ns) > limits.LAUNCH_FRAC * saved.ns:
         rank = dataset.ranks[most]
-        text += f" GPUs idle up to {ms(float(idle[most]))} per step in it (rank {rank})."
+        window = ", in the window" if another_pace(dataset) else ""
+        text += f" GPUs idle up to {ms(float(idle[most]))} per step in it (rank {rank}{window})."
     # what shows more when ranks are profiled again
     options = {
         "host.gil": ("--trace", "cuda,nvtx,python-gil", "--cpu-sampling"),

@@ -31,6 +31,10 @@ class Module(Protocol):
     TIER: Tier
 
 
+#: a finding's code and ranks, and what its repair saves
+_Weighed = tuple[tuple[str, tuple[int, ...]], Saved]
+
+
 @runtime_checkable
 class RepairModule(Module, Protocol):
     """One whose findings are causes that can be repaired."""
@@ -147,18 +151,24 @@ def combined(dataset: Dataset, found: Sequence[Finding]) -> Combined | None:
     keys = [key for key in keys if key in job.weighed][: limits.FEW]
     if not keys:
         return None
-    repairs = [job.weighed[key] for key in keys]
+    repairs = [(key[:2], job.weighed[key]) for key in keys]
     # queued work would hide in the window what one of them costs
-    long_run = any(each.long_run for each in repairs)
-    steps = [
-        job.remaining_ns([each for k, each in enumerate(repairs) if choice >> k & 1], long_run)
-        for choice in range(1 << len(repairs))
-    ]
+    long_run = any(each.long_run for _, each in repairs)
+    steps = []
+    for choice in range(1 << len(repairs)):
+        chosen = [one for k, one in enumerate(repairs) if choice >> k & 1]
+        steps.append(job.remaining_ns([_after(one, chosen) for one in chosen], long_run))
     return {
         "view": "long_run" if long_run else "window",
-        "findings": [{"code": code, "ranks": list(ranks)} for code, ranks, _ in keys],
+        "findings": [{"code": code, "ranks": list(ranks)} for (code, ranks), _ in repairs],
         "remaining_ns": [round(ns) for ns in steps],
     }
+
+
+def _after(one: _Weighed, chosen: Sequence[_Weighed]) -> Saved:
+    """What a repair saves after those before it, where one of these is chosen too; else alone."""
+    saved, others = one[1], {name for name, other in chosen if other is not one[1]}
+    return saved if saved.alone is None or others.intersection(saved.base.repaired) else saved.alone
 
 
 def explain(code: str) -> str:

@@ -84,7 +84,9 @@ def _entry(even: _Even) -> Slowdown:
         for name, ranks in (("M_W", slow), ("M_S", (stage == stage.max()) & stage.any())):
             if ranks.any():
                 (left,) = even.pace([even.kept(~ranks)]).tolist()
-                shares[name] = round((actual - left) / (actual - ideal), 4) + 0.0  # no -0.0
+                # quick ranks that are not ideal may leave less than all of it
+                share = min((actual - left) / (actual - ideal), 1.0)
+                shares[name] = round(share, 4) + 0.0  # no -0.0
     return {
         "S": round(actual / ideal, 4),
         "ideal_step_ns": round(ideal),

@@ -136,6 +136,12 @@ class Interval(NamedTuple):
     clocks_ns: tuple[float, float]
 
 
+def _shortened(lengths: Ints, before: Ints, after: Ints) -> Ints:
+    """Lengths as much shorter as others got; below nothing only where they were, or those are."""
+    least = np.minimum(np.minimum(lengths, after), 0)
+    return np.asarray(np.maximum(lengths + after - before, least))
+
+
 class WhatIfs:
     """All what-ifs of one job."""
 
@@ -246,8 +252,8 @@ class WhatIfs:
         """The step with all of `repairs` at once, each as much shorter as it alone makes things."""
         own, run, woken = self.base.own, self.base.run, self.base.woken
         for each in repairs:
-            own = np.maximum(own + each.without.own - each.base.own, np.minimum(own, 0))
-            run = np.maximum(run + each.without.run - each.base.run, np.minimum(run, 0))
+            own = _shortened(own, each.base.own, each.without.own)
+            run = _shortened(run, each.base.run, each.without.run)
             woken = np.where(each.without.woken == each.base.woken, woken, each.without.woken)
         explained = any(each.without.explained and not each.base.explained for each in repairs)
         lengths = replace(
