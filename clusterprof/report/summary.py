@@ -286,7 +286,7 @@ class Summary:
                 for entry in entries
             ]
             confidence = words.confidence(min(entry["confidence"] for entry in entries))
-            known = "" if kind == "unknown" else f" ({confidence})"
+            known = "" if kind == "unknown" else f" (confidence {confidence})"
             texts.append(f"{kind} {_first_names(names)}{known}")
         return "; ".join(texts)
 
@@ -379,7 +379,18 @@ class Summary:
             for part in sorted(path["parts"], key=lambda part: -part["path_ns"])
             if part["path_ns"] >= _LEAST_PART * step
         ]
-        return f"of {words.ms(step)} per step: {', '.join(texts)}; {self.on_path}"
+        return f"{self.path_of}: {', '.join(texts)}; {self.on_path}"
+
+    @cached_property
+    def path_of(self) -> str:
+        """Of which step the critical path is; nothing where there is none."""
+        path = self.results["critical_path"]
+        if path is None:
+            return ""
+        text = f"of {words.ms(path['step_ns'])} per step"
+        text += " without the profiler" if path["without_profiler"] else ""
+        some = path["steps"] != self.evidence_steps
+        return text + (f" (steps {words.spans(path['steps'], limit=6)})" if some else "")
 
     @cached_property
     def on_path(self) -> str:
@@ -409,10 +420,12 @@ class Summary:
         if what_if["S"] is None:
             return ""
         whom = "all ranks" if profiled == self.world else f"the {profiled} profiled ranks"
-        text = f"steps take {what_if['S']:.2f} times as long as with the same work on {whom}"
+        is_even = what_if["S"] < 1 + _LEAST_PART
+        much = "no longer than" if is_even else f"{what_if['S']:.2f} times as long as"
+        text = f"steps take {much} with the same work on {whom}"
         text += "" if profiled == self.world else f" of {self.world}"
         worst = max(what_if["S_t"], key=lambda kind: kind["slowdown"])
-        if what_if["S"] < 1 + _LEAST_PART or worst["slowdown"] < 1 + _LEAST_PART:
+        if is_even or worst["slowdown"] < 1 + _LEAST_PART:
             return text
         text += f"; {worst['what']} alone {worst['slowdown']:.2f}"
         if what_if["S_w"]:
@@ -430,8 +443,9 @@ class Summary:
         sums = [sum(entry[name] for entry in known) for name in names]  # type: ignore[literal-required]
         absent, launch_bound, blocking, stalled = (words.ms(ns / len(known)) for ns in sums)
         return (
-            f"{absent} per step, of which {launch_bound} until the next kernel is launched, "
-            f"{blocking} blocked by communication, {stalled} for other dependencies"
+            f"{absent} per step in the window, of which {launch_bound} until the next kernel is "
+            f"launched, {blocking} blocked by communication, {stalled} for other dependencies "
+            f"(the mean of {words.counted(len(known), 'rank')})"
         )
 
 

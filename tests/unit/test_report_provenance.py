@@ -30,7 +30,7 @@ def test_of_a_run_it_says_when_what_where_and_what_the_profiler_cost() -> None:
     assert found["command"] == "torchrun --nproc-per-node 4 train.py"
     assert found["launched by"] == "torchrun"
     assert found["ran on"] == "2 hosts × 4 ranks, NVIDIA H200 (gpu-00 and gpu-01)"
-    assert found["layout"] == "data mesh_dp {0–3 of 5} (90%)"
+    assert found["layout"] == "data mesh_dp {0–3 of 5} (confidence 90%)"
     versions = "torch 2.13.0+cu130, NCCL 2.28.9, driver 570.1 and 580.159.04, nsys 2025.3.2"
     assert found["versions"] == f"{versions}, clusterprof 0.1.0"
     assert found["profiler overhead"].startswith("Profiled ranks stalled for up to 1.15 s")

@@ -170,14 +170,15 @@ def test_the_groups_of_the_ranks_are_listed_with_how_many_of_their_ranks_are_unp
 
     made = sample.results()
     made["missing"], made["capture"], made["shallow"] = [], None, None
-    assert groups(made) == "data mesh_dp {0–3 of 5} (90%)"
+    assert groups(made) == "data mesh_dp {0–3 of 5} (confidence 90%)"
     (data,) = made["topology"]["groups"]
     chain = data | {"kind": "pipeline", "ranks": [0, 4], "size": 2, "description": ""}
     odd = data | {"kind": "unknown", "size": None, "confidence": 0.5}
     made["topology"]["groups"] = [chain, *[data] * 6, odd]  # type: ignore[list-item]
     four = ", ".join(["mesh_dp {0–3 of 5}"] * 4)
     assert groups(made) == (
-        f"pipeline {{0→4}} (90%); data {four} and 2 more (90%); unknown mesh_dp {{0–3}}"
+        f"pipeline {{0→4}} (confidence 90%); data {four} and 2 more (confidence 90%); "
+        "unknown mesh_dp {0–3}"
     )
     made["topology"]["groups"] = []
     assert "groups" not in text.render(made)
@@ -187,7 +188,15 @@ def test_the_critical_path_is_shown_with_its_rank_and_what_its_imbalance_costs()
     page = " ".join(text.render(sample.results()).split())
     facts = ("critical path", "61.6 ms", "host 34.1 ms (55%)", "100% on rank 2", "60.4 ms")
     assert re.search(".{1,120}".join(map(re.escape, facts)), page)
+    assert "of 61.6 ms per step:" in page
     assert "1.31 times as long as with the same work on the 4 profiled ranks of " in page
+    other = sample.results()
+    assert other["critical_path"] is not None
+    other["critical_path"] |= {"without_profiler": True, "steps": [8, 9]}
+    page = " ".join(text.render(other).split())
+    assert "of 61.6 ms per step without the profiler (steps 8–9): host" in page
+    other["what_if"]["S"] = 0.96
+    assert "steps take no longer than with the same work on the 4 " in text.render(other, width=200)
     nothing = sample.results()
     nothing["critical_path"] = None
     nothing["what_if"] |= {"S": None, "S_t": [], "S_w": []}
