@@ -1,7 +1,9 @@
-"""Kernels that no name tells of, and that wait for other ranks all the same.
+"""Kernels of which no name tells that they wait for other ranks, and that do all the same.
 
 A kernel of one name, the same one of each step, that ends on two ranks at once and begins on them
-at different times, again and again: what computes does not, but what waits for the other one does.
+at different times, again and again: what computes does not, nor what sends without waiting, but
+what waits for the other one does. Asked are those that count as compute, and those that are known
+to exchange data by an operation that is not.
 How nearly at once is as of communicators that no report names (`match.communicators`).
 """
 
@@ -15,8 +17,9 @@ import pyarrow as pa
 
 from clusterprof import words
 from clusterprof.align.clock import Clock
-from clusterprof.align.columns import Ints, Objects, coded, integers, texts
+from clusterprof.align.columns import Ints, Objects, coded, integers, texts, timed
 from clusterprof.align.match.calls import UNKNOWN, steps_of
+from clusterprof.exchanges import combined
 from clusterprof.ingest.operations import EXCHANGE
 from clusterprof.ingest.recording import fill, joined
 from clusterprof.tables import GRAPH, SCHEMAS, RankTables
@@ -44,7 +47,7 @@ class _Kernels(NamedTuple):
 
 
 def waiting_kernels(ranks: Sequence[RankTables], clock: Clock) -> set[str]:
-    """Return the names of kernels that count as compute and wait for those of other ranks.
+    """Return the names of kernels that wait for those of other ranks, as nothing else tells.
 
     Compared are ranks whose places are 1, 2, 4, … apart, among them two of each usual group.
     """
@@ -64,7 +67,7 @@ def _varying(ranks: Sequence[RankTables]) -> list[str]:
     """The names of kernels of which some take longer than others by as much as a wait."""
     lengths: dict[str, tuple[int, int]] = {}
     for tables in ranks:
-        names, name, rows = _computing(tables)
+        names, name, rows = _unclear(tables)
         table = tables.activity
         length = (integers(table, "end_ns") - integers(table, "start_ns"))[rows]
         order = np.lexsort((length, name))
@@ -76,19 +79,37 @@ def _varying(ranks: Sequence[RankTables]) -> list[str]:
     return [name for name, (low, high) in lengths.items() if high - low > _WAITS * _END_SPREAD_NS]
 
 
-def _computing(tables: RankTables) -> tuple[Objects, Ints, Ints]:
-    """The names of a rank's activities, and of its kernels that compute the name and the row."""
+def _unclear(tables: RankTables) -> tuple[Objects, Ints, Ints]:
+    """The names of a rank's activities, and of its kernels that may wait the name and the row."""
     table = tables.activity
     names, name = coded(table, "name")
     kinds, kind = coded(table, "kind")
     computes = (kinds == "compute")[kind] & (integers(table, "device") >= 0)
-    rows = np.flatnonzero(computes & (names != GRAPH)[name])
+    unclear = computes & (names != GRAPH)[name]
+    unclear[_unknown_operations(tables)[1]] = True
+    rows = np.flatnonzero(unclear)
     return names, name[rows], rows
+
+
+def _unknown_operations(tables: RankTables) -> tuple[Ints, Ints]:
+    """The rows of a rank's calls whose operation is unknown, and of their kernels."""
+    calls, table = tables.collective_calls, tables.activity
+    unknown = np.flatnonzero((texts(calls, "operation") == "Unknown") & timed(calls))
+    kernels = np.flatnonzero(texts(table, "kind") == "collective") if len(unknown) else unknown
+    stream, start = (
+        np.r_[integers(table, each)[kernels], integers(calls, each)[unknown]]
+        for each in ("stream", "start_ns")
+    )
+    place = combined(stream, start)
+    kernel = np.full(len(place), UNKNOWN)
+    kernel[place[: len(kernels)]] = kernels
+    kernel = kernel[place[len(kernels) :]]
+    return unknown[kernel >= 0], kernel[kernel >= 0]
 
 
 def _kernels(tables: RankTables, clock: Clock, wanted: Sequence[str]) -> _Kernels:
     """A rank's kernels of these names that were launched in a step."""
-    names, name, rows = _computing(tables)
+    names, name, rows = _unclear(tables)
     places = {each: code for code, each in enumerate(wanted)}
     code = np.array([places.get(each, -1) for each in names.tolist()], np.int64)[name]
     rows, code = rows[code >= 0], code[code >= 0]
@@ -146,35 +167,48 @@ def _runs(key: Ints) -> tuple[Ints, Ints]:
 
 
 def as_exchanges(tables: RankTables, names: set[str]) -> RankTables:
-    """Return a rank's tables with these kernels as communication, and a warning that names them."""
-    table = tables.activity
-    chosen, kinds = np.isin(texts(table, "name"), [*names]), texts(table, "kind")
-    chosen &= kinds == "compute"
-    if not chosen.any():
+    """Return a rank's tables with these kernels as exchanges, and a warning that names them."""
+    every, name, rows = _unclear(tables)
+    rows = rows[np.isin(every[name], [*names])]
+    if not len(rows):
         return tables
-    kind = pa.array(np.where(chosen, "collective", kinds).tolist(), pa.string())
-    rows = table.filter(pa.array(chosen))
-    times = {"issue_start_ns": rows["launch_start_ns"], "issue_end_ns": rows["launch_end_ns"]}
-    calls = fill(
-        "collective_calls",
-        rows.num_rows,
-        {
-            "call": np.zeros(rows.num_rows, np.int32),
-            "operation": EXCHANGE,
-            "source": "kernel_name",
-            **times,
-            **{name: rows[name] for name in ("stream", "start_ns", "end_ns")},
-        },
-    )
-    calls = joined("collective_calls", [tables.collective_calls, calls])
+    table, kinds = tables.activity, texts(tables.activity, "kind")
+    known, kernels = _unknown_operations(tables)
+    made = _calls(table.take(pa.array(rows[kinds[rows] == "compute"])))
+    operations = texts(tables.collective_calls, "operation")
+    operations[known[np.isin(kernels, rows)]] = EXCHANGE
+    calls = _with(tables.collective_calls, "collective_calls", "operation", operations)
+    calls = joined("collective_calls", [calls, made])
     number = pa.array(np.arange(calls.num_rows, dtype=np.int32))
     calls = calls.set_column(0, SCHEMAS["collective_calls"][0], number)
-    place = table.schema.get_field_index("kind")
-    field = SCHEMAS["activity"].field("kind")
-    table = table.set_column(place, field, kind.dictionary_encode())
+    kinds[rows] = "collective"
+    table = _with(table, "activity", "kind", kinds)
     some = words.listed(sorted(names), _MOST_NAMED)
     text = (
-        f"{words.counted(rows.num_rows, 'kernel')} end on several ranks at once although they do "
-        f"not begin so, and count as communication: {some}"
+        f"{words.counted(len(rows), 'kernel')} end on several ranks at once although they do not "
+        f"begin so, and count as communication that waits for all of its members: {some}"
     )
     return tables.changed("activity", table).changed("collective_calls", calls).warned(text)
+
+
+def _calls(kernels: pa.Table) -> pa.Table:
+    """The calls of kernels that counted as compute."""
+    times = {"issue_start_ns": "launch_start_ns", "issue_end_ns": "launch_end_ns"}
+    same = {name: name for name in ("stream", "start_ns", "end_ns")}
+    return fill(
+        "collective_calls",
+        kernels.num_rows,
+        {
+            "call": np.zeros(kernels.num_rows, np.int32),
+            "operation": EXCHANGE,
+            "source": "kernel_name",
+            **{name: kernels[other] for name, other in (times | same).items()},
+        },
+    )
+
+
+def _with(table: pa.Table, schema: str, column: str, values: Objects) -> pa.Table:
+    """A table with other texts in a column."""
+    field = SCHEMAS[schema].field(column)
+    texts = pa.array(values.tolist(), pa.string()).dictionary_encode()
+    return table.set_column(table.schema.get_field_index(column), field, texts.cast(field.type))

@@ -119,21 +119,35 @@ def test_kernels_of_one_launch_wait_for_each_other(tmp_path: Path, late: bool) -
     assert "gpu.idle" not in dict(codes)
 
 
+@pytest.mark.parametrize(
+    ("kernel", "known"),
+    [
+        ("of_a_library_that_nobody_knows", []),
+        ("ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)", ["Unknown"]),
+        pytest.param("mscclKernel_Sum_half_Simple_false", ["Unknown"], marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize("late", [True, False])
 def test_kernels_that_only_end_together_are_an_exchange_and_are_named(
-    tmp_path: Path, late: bool
+    tmp_path: Path, late: bool, kernel: str, known: list[str]
 ) -> None:
     # on one clock, and on clocks of which nothing is known
     job = replace(SCATTERED, phase_ns=20_000, serial=True, offset_ns=(0, 0, 9_000_000, 0))
     job = replace(job, causes=SLEEPER.causes if late else ())
-    kernels = {"AllReduce": "of_a_library_that_nobody_knows"}
-    study = matched(read(job, tmp_path, operators=False, kernels=kernels))
-    warnings = [line for line in study.results["warnings"] if kernels["AllReduce"] in line]
-    codes = [(each["code"], each["rank"]) for each in study.results["findings"]]
+    study = matched(read(job, tmp_path, operators=False, kernels={"AllReduce": kernel}))
+    warnings = [
+        line for line in study.results["warnings"] if f"all of its members: {kernel}" in line
+    ]
+    findings = study.results["findings"]
+    codes = [(each["code"], each["rank"]) for each in findings]
     assert len(warnings) == late
     assert codes[:1] == ([("straggler.host", 2)] if late else codes[:1])
     operations = [each["operation"] for each in study.results["collectives"]["by_operation"]]
-    assert operations == (["Exchange"] if late else [])
+    assert operations == (["Exchange"] if late else known)
+    if late:  # and as much is saved as where a name tells all
+        named = matched(read(job, tmp_path, operators=False, kernels=NAMED)).results["findings"][0]
+        saved_ns = [each["saved_ns_per_step"] for each in (findings[0], named)]
+        assert saved_ns[0] == pytest.approx(saved_ns[1], rel=0.05)
 
 
 def kernels_of(*ranks: list[tuple[int, int]]) -> list[RankTables]:
