@@ -83,8 +83,6 @@ def _usual(dataset: Dataset, found: Stages, depth: int) -> Ints | None:
     """
     sent, ranks = traffic(dataset), np.asarray(sorted(found.of), dtype=np.int64)
     rows = np.flatnonzero(np.isin(sent.step, dataset.steady_steps) & np.isin(sent.rank, ranks))
-    if not len(rows):
-        return None
     rows = rows[np.lexsort((sent.step[rows], sent.rank[rows]))]
     rank, step, sends = sent.rank[rows], sent.step[rows], sent.sends[rows]
     stage, at = (found.stages_of(each[rows]) for each in (sent.rank, sent.other))
