@@ -153,33 +153,26 @@ def _even_hosts(job: Replay, own: Ints, step: Ints) -> Ints:
 def _even(values: Ints, rank: Ints, step: Ints, middle: _Middle) -> Ints:
     """What each takes in the middle of all ranks and steps; elements by rank and in order."""
     order = np.lexsort((step, rank))
-    key = (rank * (step.max() + 1) + step)[order]
-    first = np.flatnonzero(np.r_[True, key[1:] != key[:-1]])
-    count = np.diff(first, append=len(key))
-    group = np.repeat(np.arange(len(first)), count)
-    sorted_values = values[order].astype(float)
-    usual = np.bincount(count).argmax()
-    alike = count == usual
-    of_rank = rank[order][first]
+    values, rank, step = values[order].astype(float), rank[order], step[order]
+    fresh = (np.diff(rank, prepend=-1) != 0) | (np.diff(step, prepend=-1) != 0)
+    of, rank = np.cumsum(fresh) - 1, rank[fresh]
+    count = np.bincount(of)
+    usual, sums = np.bincount(count).argmax(), np.bincount(of, values)
+    alike, total = count == usual, values.sum() / len(count)
     # most steps of each rank have one and the same number of activities
-    if all(alike[of_rank == k].mean() >= limits.HALF for k in np.unique(of_rank)):
-        at = first[alike][:, None] + np.arange(usual)
-        ideal = middle(sorted_values[at], axis=0)
+    alike &= bool((np.bincount(rank, ~alike) <= limits.HALF * np.bincount(rank)).all())
+    if alike.any():
+        ideal = middle(values[alike[of]].reshape(-1, usual), axis=0)
         # steps unlike most count as well: the ideal one takes what the mean one does
-        mean = sorted_values.sum() / len(first)
-        ideal *= 1 if middle is np.median else mean / max(sorted_values[at].sum(1).mean(), 1)
+        ideal *= 1 if middle is np.median else total / max(sums[alike].mean(), 1)
         total = ideal.sum()
     elif middle is np.median:
         return np.full(len(values), np.median(values)).astype(np.int64)
-    else:
-        alike = np.zeros(len(first), dtype=bool)
-        total = sorted_values.sum() / len(first)
-    sums = np.bincount(group, sorted_values)
-    out = sorted_values * (total / np.maximum(sums, 1))[group]
+    even = values * (total / np.maximum(sums, 1))[of]
     if alike.any():
-        out[at] = ideal
+        even[alike[of]] = np.tile(ideal, alike.sum())
     back = np.empty(len(values), dtype=np.int64)
-    back[order] = np.round(out)
+    back[order] = np.round(even)
     return back
 
 
