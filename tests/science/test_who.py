@@ -142,7 +142,7 @@ def test_launches_under_two_profilers_are_not_compared_and_nothing_is_said_of_th
 
 def test_a_fetch_that_one_of_two_profilers_records_is_one_at_the_same_place_of_the_others() -> None:
     every = tuple(Cause("input", rank, 20 * MS) for rank in range(4))
-    ranks = _two_profilers(Job(steps=8, synchronous=True, item=True, causes=every))
+    ranks = _two_profilers(Job(steps=8, synchronous=True, item_every=1, causes=every))
     for place in (0, 1, 3):
         calls = ranks[place].host_calls
         unnamed = pc.not_equal(calls["kind"].cast(pa.string()), "range")

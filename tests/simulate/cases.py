@@ -58,7 +58,7 @@ class Case:
     def without(self) -> Job | None:
         """The same job without what is wrong with it; None where nothing is, or it is by design."""
         job = self.job
-        made = replace(job, causes=(), gil_ns=0, pageable=False, item=False, serial=False)
+        made = replace(job, causes=(), gil_ns=0, pageable=False, item_every=0, serial=False)
         if job.pageable:
             made = replace(made, copy_ns=int(COPY_BYTES / _PINNED_BYTES_PER_NS))
         if "host.launch_bound" in self.codes and not self.healthy:

@@ -106,8 +106,8 @@ def test_clusterprof_s_own_options_stay_but_for_what_they_pass_on() -> None:
 
 
 def test_a_command_to_copy_has_blanks_to_fill_in_where_values_were_masked() -> None:
-    whole = ["clusterprof", "torchrun", RANKS, "--", "a b.py", "--lr", "0.1", "--x=y", "path"]
+    whole = ["clusterprof", "torchrun", RANKS, "--", "train.py", "--lr", "0.1", "--x=y", "set1"]
     assert masking.command(masking.again(whole, RANKS)) == (
-        f"clusterprof torchrun '{RANKS}' -- <value> --lr <value> --x=<value> <value>"
+        f"clusterprof torchrun '{RANKS}' -- train.py --lr <value> --x=<value> <value>"
     )
     assert masking.command(["python", "a b.py", "*** all ***"]) == "python 'a b.py' '*** all ***'"

@@ -78,6 +78,8 @@ class Words(NamedTuple):
     at_least: Severity = "info"
     #: where something else than the window tells it
     recurrence: Recurrence | None = None
+    #: the only steady-state step in which it happens: work that is queued may be late in the next
+    only: int | None = None
     #: queued work covers it in the window: its saving is stated for the long run
     hidden: bool = False
 
@@ -118,6 +120,8 @@ def finding(
         saved = replace(saved, long_run=saved.long_run or say.hidden)
         # no step can cost more than it lasts
         each = np.full_like(saved.each, saved.ns) if say.hidden else saved.each
+        if say.only is not None:
+            each = np.where(np.asarray(dataset.steady_steps) == say.only, each.sum(), 0.0)
         each = np.clip(each, 0.0, dataset.durations)
         # nor can its repair save more than the step where one rank's times are wrong
         saved_ns, lies = min(saved.ns, saved.of_ns), job_of(dataset).interval(saved, ranks)

@@ -161,6 +161,13 @@ class _Cause:
         most = np.searchsorted(np.cumsum(longest), limits.HALF * spent.sum())
         return np.asarray(spent >= limits.HALF * max(longest[most], 1.0))
 
+    @property
+    def once(self) -> int | None:
+        """The step in which one rank of several is in it for long; None where more do so often."""
+        if self.code != "host.busy" or self.long.sum() != 1 or len(self.long) < 2:
+            return None
+        return int(self.job.job.steps[self.long.any(axis=0).argmax()])
+
     @cached_property
     def ranks(self) -> list[int]:
         """The ranks whose hosts spend most in it: the same in each step, or another one."""
@@ -273,6 +280,7 @@ def _words(cause: _Cause, saved: Saved) -> Words:
             for k, rank in enumerate(dataset.ranks[: limits.MOST])
         ],
         follow_up=capture(dataset, ranks[:2], *options) if options else "",
+        only=cause.once,
     )
 
 
@@ -324,9 +332,8 @@ def _paused(cause: _Cause, worst: int, saved: str) -> str:
     dataset, long = cause.job.dataset, cause.long
     length, name = causes.pause(dataset, worst, cause.own)
     where, rank = f" ({name})" if name else "", f"rank {dataset.ranks[worst]}"
-    if long.sum() == 1 and len(long) > 1:
-        step = int(cause.job.job.steps[long.any(axis=0).argmax()])
-        return f"{rank.capitalize()} paused once, in step {step}, for {ms(length)}{where}."
+    if cause.once is not None:
+        return f"{rank.capitalize()} paused once, in step {cause.once}, for {ms(length)}{where}."
     at_once = long.sum(axis=0)
     first = f"Host-bound: pauses{where} cost {saved}."
     if long.any(axis=1).sum() >= 2 * np.median(at_once[at_once > 0]):
