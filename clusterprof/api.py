@@ -334,7 +334,7 @@ def _row(job: WhatIfs, group: _Group, what: What, times: float | None) -> dict[s
     lengths = _changed(job, group.ranks, what, times)
     if lengths is None:
         return row
-    saved = job.saved(lengths)
+    saved = job.saved(lengths, ranks=group.ranks)
     least_ns, most_ns, _ = job.interval(saved, group.ranks)
     return row | {
         "without_ns": round(job.step_ns - saved.ns),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow.compute as pc
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
-from simulate import Job, simulate
+from simulate import Cause, Job, simulate
 
 from clusterprof.align.match import match
 from clusterprof.analysis.groups.peers import Peers, median_of_others
+from clusterprof.study import study
+from clusterprof.tables import RankTables
 
 VALUES = st.sampled_from([0.0, 1.0, 2.0, 5.0, 5.5, -3.0, np.nan])
 
@@ -37,3 +40,25 @@ def test_what_matching_gives_grows_with_the_calls_and_not_with_their_members() -
         return float(table.nbytes) / table.num_rows
 
     assert bytes_per_call(128) < 1.1 * bytes_per_call(32)
+
+
+def test_ranks_that_no_call_ties_take_no_part_in_each_others_savings() -> None:
+    late = (Cause("host", 2, 6_000_000),)
+    job = Job(dp=2, tp=2, steps=6, layers=4, synchronous=True, causes=late)
+    ranks = [of_tensor_groups_alone(tables) for tables in simulate(job)[0]]
+    every, alone = study(ranks).results, study(ranks[2:]).results
+    (found,), (its_own,) = (
+        [f for f in results["findings"] if f["code"] == "straggler.host"]
+        for results in (every, alone)
+    )
+    assert found["ranks"] == its_own["ranks"] == [2]
+    assert found["saved_ns_per_step"] == its_own["saved_ns_per_step"] > 5_000_000
+    assert every["what_if"]["S"] is None
+    assert alone["what_if"]["S"] is not None
+
+
+def of_tensor_groups_alone(tables: RankTables) -> RankTables:
+    """A rank without the calls that tie its tensor group to the others."""
+    calls = tables.collective_calls
+    mine = pc.starts_with(calls["communicator"], "0xtensor")
+    return tables.changed("collective_calls", calls.filter(mine))

@@ -14,6 +14,8 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+
 from clusterprof.analysis import findings
 from clusterprof.analysis.findings import all_ranks, profiler_overhead, unprofiled
 from clusterprof.analysis.findings.finding import Code, Repair, Tier, finding, job_of
@@ -120,14 +122,14 @@ def weigh(dataset: Dataset) -> list[tuple[Repair, Saved]]:
         left = [[*module.repairs(dataset, lengths, before)] for module in modules]
         while any(left):
             ready = [one for of in left for one in of if one.turn == of[0].turn]
-            saved = {one: job.saved(one.apply(lengths), lengths) for one in ready}
+            saved = {one: job.saved(one.apply(lengths), lengths, one.ranks) for one in ready}
             enough = {one: saved[one].most_ns >= one.least * step_ns for one in ready} | enough
             # first what is too little to change anything for the others
             small = [one for one in ready if not enough[one]]
             best = small[0] if small else max(ready, key=lambda one: saved[one].certain_ns)
             left = [[one for one in of if one is not best] for of in left]
             if enough[best]:
-                alone = job.saved(best.apply(job.base), job.base)
+                alone = job.saved(best.apply(job.base), job.base, best.ranks)
                 out.append((best, replace(saved[best], alone=alone)))
             # what the job hardly has outside the window leaves the others what they are
             if enough[best] and not saved[best].rare:
@@ -148,16 +150,18 @@ def combined(dataset: Dataset, found: Sequence[Finding]) -> Combined | None:
     worth = [each for each in found if each["severity"] != "info"]
     keys = [(f["code"], tuple(f["ranks"]), f["saved_ns_per_step"]) for f in worth]
     # of four there are 16 replays, of which some are known already
-    keys = [key for key in keys if key in job.weighed][: limits.FEW]
-    if not keys:
+    repairs = [(key[:2], job.weighed[key]) for key in keys if key in job.weighed]
+    if not repairs:
         return None
-    repairs = [(key[:2], job.weighed[key]) for key in keys]
+    # those of ranks that nothing ties to the first one's make other steps shorter
+    of = repairs[0][1].of
+    repairs = [each for each in repairs if np.array_equal(each[1].of, of)][: limits.FEW]
     # queued work would hide in the window what one of them costs
     long_run = any(each.long_run for _, each in repairs)
     steps = []
     for choice in range(1 << len(repairs)):
         chosen = [one for k, one in enumerate(repairs) if choice >> k & 1]
-        steps.append(job.remaining_ns([_after(one, chosen) for one in chosen], long_run))
+        steps.append(job.remaining_ns([_after(one, chosen) for one in chosen], long_run, of))
     return {
         "view": "long_run" if long_run else "window",
         "findings": [{"code": code, "ranks": list(ranks)} for (code, ranks), _ in repairs],

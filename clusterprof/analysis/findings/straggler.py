@@ -82,7 +82,7 @@ def stragglers(dataset: Dataset) -> list[tuple[Member, ...]]:
         # in a step that a found straggler makes long, the others are compared without that
         excess = job.excess_of(lengths) if out else job.excess
         tried = {
-            members: job.saved(_like_peers(job, members, lengths), lengths)
+            members: _tried(job, members, lengths)
             for members in _suspects(job, excess, named)
             if all(_stands_out(job, excess, one, {*members, *named}) for one in members)
         }
@@ -120,8 +120,8 @@ def hidden_by_profilers(dataset: Dataset) -> bool:
     total = np.bincount(host, traced, len(dataset.ranks)).astype(float)
     more = np.maximum(job.peers.differences(total[:, None])[:, 0], 0.0) / np.maximum(total, 1.0)
     worst = np.argsort(-more)[: limits.MOST].tolist()
-    less = ((traced * np.where(host == k, more[k], 0.0)).astype(np.int64) for k in worst)
-    saved = (job.saved(replace(job.base, own=own - each)) for each in less)
+    less = ((k, (traced * np.where(host == k, more[k], 0.0)).astype(np.int64)) for k in worst)
+    saved = (job.saved(replace(job.base, own=own - ns), None, [dataset.ranks[k]]) for k, ns in less)
     return any(one.most_ns >= limits.WARNING_FRAC * job.step_ns for one in saved)
 
 
@@ -252,6 +252,12 @@ def beyond(values: Floats, equals: Floats, chance: float = limits.CHANCE) -> boo
     return bool(mean > students_t(chance, free) * math.sqrt(spread))
 
 
+def _tried(job: WhatIfs, members: Sequence[Member], lengths: Lengths) -> Saved:
+    """What is saved where these take as long as their middle peers'."""
+    repaired = _like_peers(job, members, lengths)
+    return job.saved(repaired, lengths, _ranks(job.dataset, members))
+
+
 def _like_peers(job: WhatIfs, members: Sequence[Member], lengths: Lengths) -> Lengths:
     """`lengths` where these hosts and GPUs take as long as their middle peers'."""
     for part in PARTS:
@@ -291,7 +297,7 @@ def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
     enough = more.max() >= limits.CRITICAL_FRAC * dataset.step_ns and not stragglers(dataset)
     if not enough or not _stands_out(job, job.excess, one, {one}):
         return []
-    saved = job.saved(_like_peers(job, [one], job.base))
+    saved = _tried(job, [one], job.base)
     say = _words(dataset, [one], saved, delays=False)
     return [finding(dataset, CODES[0], _ranks(dataset, [one]), say, saved)]
 
@@ -338,7 +344,7 @@ def _words(dataset: Dataset, every: Sequence[Member], saved: Saved, *, delays: b
     if moved and delays:
         job = job_of(dataset)
         lengths = job.spread(saved.without, saved.base, moved)
-        even = replace(job.saved(lengths, saved.base), long_run=saved.long_run).ns
+        even = replace(job.saved(lengths, saved.base, ranks), long_run=saved.long_run).ns
         texts.append(f"The same work spread over its peers would save {ms(even)}.")
         rows.append({"rank": ranks[0], "spread_saves_ns_per_step": round(even)})
     first = members[0][0]

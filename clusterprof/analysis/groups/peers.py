@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from clusterprof.analysis.model.dataset import Dataset, Floats, Ints
+from clusterprof.analysis.model.dataset import Dataset, Floats, Ints, once
 from clusterprof.exchanges import connected
 
 
@@ -60,15 +60,25 @@ def median_of_others(values: Floats) -> Floats:
     return np.where(count > 0, (middle[0] + middle[1]) / 2, np.nan)
 
 
+@once
+def tied(dataset: Dataset) -> Ints:
+    """For each profiled rank the place of the first that chains of matched calls tie it to.
+
+    In those calls members wait for each other: what one saves, all that are tied to it save.
+    """
+    c = dataset.collectives
+    rows = np.flatnonzero(c.matched & (c.synchronising | c.point_to_point))
+    member = np.searchsorted(dataset.ranks, c.rank[rows])
+    return connected(member, c.communicators[0][rows], len(dataset.ranks))
+
+
 def peers(dataset: Dataset, stage: Ints) -> Peers:
-    """Ranks of one pipeline stage, where chains of matched calls lead from one to the other.
+    """Ranks of one pipeline stage that are tied.
 
     They do the same work, whether or not they share a communicator. One that is its stage's only
     one is compared with all stages, in what can be compared.
     """
-    c = dataset.collectives
-    member = np.searchsorted(dataset.ranks, c.rank[c.matched])
-    job = connected(member, c.communicators[0][c.matched], len(dataset.ranks))
+    job = tied(dataset)
     alike = (job[:, None] == job) & (stage[:, None] == stage)
     if dataset.pipelined:
         alone = alike.sum(axis=1) < 2

@@ -28,6 +28,9 @@ from clusterprof.analysis.model.timeline import Small
 #: pipeline-1f1b takes 47.7 ms, with 12 48.8, and with four times as many as well
 SETTLE_STEPS = 12
 
+#: some of the ranks that are replayed, by their places; and all of them
+Some = Ints | slice
+EVERY = slice(None)
 
 #: kinds of lengths that edges pick from: the ends of queued activities, and of launched ones, the
 #: hosts' times since they were woken, running times, what a wake takes, and none
@@ -243,16 +246,19 @@ class Replay:
         """Where the moments before the window are in the graph's order."""
         return self.graph.place(self.first)
 
-    def pace(self, lengths: Lengths) -> np.ndarray:
-        """Return the mean step (ns), [what-ifs], where the window's steps come again and again."""
-        steps = self.long_run(lengths)[1]
+    def pace(self, lengths: Lengths, of: Some = EVERY) -> np.ndarray:
+        """Return the mean step (ns), [what-ifs], where the window's steps come again and again.
+
+        It is that of some ranks (places among `ranks`), or of all.
+        """
+        steps = self.long_run(lengths)[1][..., of, :].mean(axis=-2)
         return np.asarray(steps.mean(axis=-1) if self.shares is None else steps @ self.shares)
 
     def long_run(self, lengths: Lengths) -> tuple[Ints, Floats]:
         """Return when the window's steps begin and the last ends (as `marks`), and their long run.
 
-        That is how long each is (ns) where they come again and again, [steps] or [what-ifs, steps].
-        The same lengths are replayed once.
+        That is how long each is (ns) where they come again and again, [what-ifs,] ranks, steps. The
+        same lengths are replayed once.
         """
         key = (lengths.explained, *map(_digest, (lengths.own, lengths.run, lengths.woken)))
         if key not in self._known:
@@ -284,7 +290,7 @@ class Replay:
             rounds.append(2 * rounds[-1] - rounds[-2])
         # a round begins where the one before has ended
         ends = [rounds[settled - 1][..., -1:], *(each[..., 1:] for each in rounds[settled:])]
-        took = np.diff(np.concatenate(ends, axis=-1).mean(axis=-2))
+        took = np.diff(np.concatenate(ends, axis=-1))
         return window[..., marks], took.reshape(*took.shape[:-1], settled, steps).mean(axis=-2)
 
     def _emptied(self, begin: Ints) -> Ints:

@@ -39,6 +39,8 @@ def slowdown(dataset: Dataset) -> Slowdown:
     model = what_ifs(dataset)
     if model is None or not len(model.job.rank):
         return _none("there are no steady-state steps to replay")
+    if len(np.unique(model.ties[model.job.ranks])) > 1:
+        return _none("no matched calls tie all of these ranks to each other")
     columns = 2 + len(np.unique(model.job.kind))
     if _size(model.job) * columns > _MOST:
         return _none(f"{len(dataset.ranks)} ranks with {len(model.job.rank):,} activities are many")

@@ -15,7 +15,7 @@ import numpy as np
 
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Floats, Ints
-from clusterprof.analysis.model.replay import Lengths, Replay
+from clusterprof.analysis.model.replay import EVERY, Lengths, Replay, Some
 from clusterprof.analysis.model.timeline import COMPUTE
 
 #: what tracing adds to a launch with what lies around it: the least and the most that was measured
@@ -43,12 +43,12 @@ class Untraced:
     #: by how many times kernels take longer than in the window
     slower: float
 
-    def pace(self, lengths: Lengths | None = None) -> float:
-        """The step (ns) in the long run, with the lengths of a what-if."""
-        return float(self.job.pace(lengths or self.lengths))
+    def pace(self, lengths: Lengths | None = None, of: Some = EVERY) -> float:
+        """The step of some ranks (ns) in the long run, with the lengths of a what-if."""
+        return float(self.job.pace(lengths or self.lengths, of))
 
-    def pace_as_in(self, one: Untraced, lengths: Lengths) -> float:
-        """The step (ns) in the long run with a what-if's lengths of another explanation."""
+    def pace_as_in(self, one: Untraced, lengths: Lengths, of: Some = EVERY) -> float:
+        """Some ranks' step (ns) in the long run with a what-if's lengths of another explanation."""
 
         def times(mine: Ints, its: Ints) -> Floats:
             # a transfer that ends before its last member has come (by their clocks) takes less
@@ -57,7 +57,8 @@ class Untraced:
 
         own = lengths.own * times(self.lengths.own, one.lengths.own)
         run = lengths.run * times(self.lengths.run, one.lengths.run)
-        return self.pace(replace(lengths, own=own.astype(np.int64), run=run.astype(np.int64)))
+        scaled = replace(lengths, own=own.astype(np.int64), run=run.astype(np.int64))
+        return self.pace(scaled, of)
 
 
 def explanations(job: Replay, usual_ns: int | None, fetching: Ints) -> list[Untraced]:
@@ -106,7 +107,7 @@ def _as_often(job: Replay, usual_ns: int) -> Replay:
     takes longer, so do all, which is no matter of how often they come: then the mean is no shorter
     than the middle step.
     """
-    each = job.long_run(_made(job, _TRACING_NS[2]).lengths)[1]
+    each = job.long_run(_made(job, _TRACING_NS[2]).lengths)[1].mean(axis=0)
     usual = float(usual_ns if each.min() <= usual_ns else max(usual_ns, np.median(each)))
     if each.mean() <= usual * (1 + limits.VARIES_FRAC):
         return job

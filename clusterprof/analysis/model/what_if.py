@@ -15,14 +15,14 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from clusterprof.analysis.groups.peers import Peers, peers
+from clusterprof.analysis.groups.peers import Peers, peers, tied
 from clusterprof.analysis.groups.stages import stage_of
 from clusterprof.analysis.model import host_activity, limits, two_profilers
 from clusterprof.analysis.model.accounts import call_of
 from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints, once
 from clusterprof.analysis.model.graph import NEVER, first_of, running_sum
 from clusterprof.analysis.model.recorded import replay
-from clusterprof.analysis.model.replay import Lengths, Replay
+from clusterprof.analysis.model.replay import EVERY, Lengths, Replay, Some
 from clusterprof.analysis.model.timeline import COLLECTIVE, Small
 from clusterprof.analysis.model.untraced import MOST_SLOWER, explanations
 
@@ -45,6 +45,8 @@ class Saved:
     #: the lengths before the repair, and after it
     base: Lengths
     without: Lengths
+    #: whose steps they are: of the ranks that are replayed those that the repair is for
+    of: Ints
     #: the saving is stated for the long run (the pace without the profiler is known, or queued
     #: work hides the cause in the window), rather than for the window
     long_run: bool
@@ -148,6 +150,7 @@ class WhatIfs:
     def __init__(self, dataset: Dataset, job: Replay) -> None:
         self.dataset, self.job = dataset, job
         self.stage = stage_of(dataset)
+        self.ties = tied(dataset)
         self.peers: Peers = peers(dataset, self.stage)
         places = range(len(dataset.ranks))
         #: ranks that are compared with other stages only
@@ -224,32 +227,46 @@ class WhatIfs:
         out[np.searchsorted(self.dataset.steady_steps, self.job.steps)] = self.job.shares
         return out
 
-    def _steps(self, lengths: Lengths) -> tuple[Floats, float]:
-        """Each steady-state step of the window, and the long run's step (ns)."""
-        marks, pace = self.job.long_run(lengths)[0], self.job.pace(lengths)
+    def _for(self, ranks: Sequence[int] | None) -> Ints:
+        """Whom a repair of these ranks is for: all that are tied to one of them, by their places.
+
+        What the others wait for is not recorded: with them in the mean, it would be a part of what
+        each of those saves that says nothing.
+        """
+        repaired = self.ties[np.isin(self.dataset.ranks, ranks or ())]
+        mine = np.isin(self.ties[self.job.ranks], repaired)
+        return np.flatnonzero(mine if mine.any() else ~mine)
+
+    def _steps(self, lengths: Lengths, of: Some = EVERY) -> tuple[Floats, float]:
+        """Each steady-state step of the window, and the long run's step (ns), of some ranks."""
+        marks, pace = self.job.long_run(lengths)[0][of], self.job.pace(lengths, of)
         each = np.diff(marks, axis=1).mean(axis=0)
         # a steady-state step apart from the others is taken to be as long as they are
         out = np.full(len(self.dataset.steady_steps), each.mean())
         out[np.searchsorted(self.dataset.steady_steps, self.job.steps)] = each
         return out, float(pace) + self.unseen_ns
 
-    def saved(self, lengths: Lengths, base: Lengths | None = None) -> Saved:
-        """What `lengths` saves against `base` (the job's own, where none is given)."""
-        base = base or self.base
-        (before, long), (after, long_after) = self._steps(base), self._steps(lengths)
+    def saved(
+        self, lengths: Lengths, base: Lengths | None = None, ranks: Sequence[int] = ()
+    ) -> Saved:
+        """What `lengths`, a repair of `ranks`, saves against `base` (else the job's own)."""
+        base, of = base or self.base, self._for(ranks)
+        (before, long), (after, long_after) = (self._steps(each, of) for each in (base, lengths))
         likeliest, *more = self.untraced
 
         def others() -> list[float]:
-            paces = ([one.pace_as_in(likeliest, each) for each in (base, lengths)] for one in more)
-            return [before - after for before, after in paces]
+            pairs = (
+                [one.pace_as_in(likeliest, each, of) for each in (base, lengths)] for one in more
+            )
+            return [before - after for before, after in pairs]
 
         return Saved(
-            before - after, long - long_after, before, long, base, lengths,
+            before - after, long - long_after, before, long, base, lengths, of,
             self.known, self.known, others, self.shares,
         )  # fmt: skip
 
-    def remaining_ns(self, repairs: Sequence[Saved], long_run: bool) -> float:
-        """The step with all of `repairs` at once, each as much shorter as it alone makes things."""
+    def remaining_ns(self, repairs: Sequence[Saved], long_run: bool, of: Some = EVERY) -> float:
+        """Some ranks' step with all of `repairs`, each as much shorter as it alone makes things."""
         own, run, woken = self.base.own, self.base.run, self.base.woken
         for each in repairs:
             own = _shortened(own, each.base.own, each.without.own)
@@ -259,7 +276,7 @@ class WhatIfs:
         lengths = replace(
             self.base, own=own, run=run, woken=woken, explained=explained or self.base.explained
         )
-        window, pace = self._steps(lengths)
+        window, pace = self._steps(lengths, of)
         return pace if long_run else float(window.mean())
 
     def interval(self, saved: Saved, ranks: Sequence[int]) -> Interval:
@@ -303,7 +320,8 @@ class WhatIfs:
             run[known] = np.maximum(took + more, np.minimum(took, 0))
             without[known] = np.where(after == took, run[known], after)
             lengths = replace(saved.base, run=run), replace(saved.without, run=without)
-            savings.append(self._steps(lengths[0])[1] - self._steps(lengths[1])[1])
+            long, long_after = (self._steps(each, saved.of)[1] for each in lengths)
+            savings.append(long - long_after)
         return _sides([one - saved.long_ns for one in savings])
 
     @cached_property
