@@ -203,6 +203,23 @@ def plain(text: str) -> str:
     return "".join("?" if unicodedata.category(c) in steering else c for c in text)
 
 
+def base_name(kernel: str) -> str:
+    """A kernel's function as ncu names it by default: no namespace, arguments or parameters.
+
+    `void at::native::(anonymous namespace)::layer_norm<float, 4>(int)` is `layer_norm`.
+    """
+    left = kernel.strip().replace("(anonymous namespace)", "")
+    for opened, closed in ("()", "<>"):
+        if left.endswith(closed):
+            depth = 0
+            for length in range(len(left) - 1, -1, -1):
+                depth += (left[length] == closed) - (left[length] == opened)
+                if not depth:
+                    left = left[:length].rstrip()
+                    break
+    return re.split(r"::|\s", left)[-1] or kernel
+
+
 def quantity(name: str, value: object) -> tuple[str, str]:
     """A column's name and value as a person reads them: the unit moves out of the name.
 

@@ -81,8 +81,8 @@ def _of_kernel(merged: Merged, finding: Finding, row: dict[str, Any]) -> Iterato
         yield f"{title}: the rank's tables are gone, merge the run again"
         return
     names, code = coded(table, "name")
-    function = base_name(kernel)
-    alike = np.array([base_name(str(name)) == function for name in names], np.bool_)
+    function = words.base_name(kernel)
+    alike = np.array([words.base_name(str(name)) == function for name in names], np.bool_)
     kinds, kind = coded(table, "kind")
     calls = np.flatnonzero(alike[code] & (kinds[kind] == "compute"))
     if not len(calls):
@@ -145,23 +145,6 @@ def _is_range(merged: Merged, rank: int, step: int, launch: int, thread: int) ->
     is_step = (texts(calls, "kind") == "range") & (texts(calls, "name") == f"step {step}")
     around = (integers(calls, "start_ns") <= launch) & (launch < integers(calls, "end_ns"))
     return bool((is_step & around).any())
-
-
-def base_name(kernel: str) -> str:
-    """A kernel's function as ncu names it by default: no namespace, arguments or parameters.
-
-    `void at::native::(anonymous namespace)::layer_norm<float, 4>(int)` is `layer_norm`.
-    """
-    left = kernel.strip().replace("(anonymous namespace)", "")
-    for opened, closed in ("()", "<>"):
-        if left.endswith(closed):
-            depth = 0
-            for length in range(len(left) - 1, -1, -1):
-                depth += (left[length] == closed) - (left[length] == opened)
-                if not depth:
-                    left = left[:length].rstrip()
-                    break
-    return re.split(r"::|\s", left)[-1] or kernel
 
 
 def _command(*argv: str) -> str:

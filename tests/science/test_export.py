@@ -26,9 +26,9 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as published
 from prometheus_client.parser import text_string_to_metric_families
 from simulate import Cause, Job, middle, simulate, with_clock
 
-from clusterprof import merge_run
+from clusterprof import merge_run, words
 from clusterprof.cli import export, main
-from clusterprof.export import chrome, commands, flat_tables, merged_tables, tracks, wire
+from clusterprof.export import chrome, flat_tables, merged_tables, tracks, wire
 from clusterprof.report import results_json
 from clusterprof.run_directory import Window
 from clusterprof.study import Study, study
@@ -613,7 +613,7 @@ def test_ncu_is_told_which_call_of_the_kernel_that_a_finding_names(
     ],
 )
 def test_a_kernel_s_function_is_what_ncu_calls_it(kernel: str, name: str) -> None:
-    assert commands.base_name(kernel) == name
+    assert words.base_name(kernel) == name
 
 
 def test_a_script_without_a_command_is_not_said_to_have_one(

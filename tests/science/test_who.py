@@ -16,7 +16,9 @@ from studies import Simulated, studied_job
 
 from clusterprof.analysis.findings.finding import job_of
 from clusterprof.analysis.findings.registry import all_findings
+from clusterprof.analysis.findings.straggler import unlike
 from clusterprof.analysis.findings.verdict import verdict
+from clusterprof.analysis.model import limits
 from clusterprof.study import dataset_of, study
 from clusterprof.tables import RankTables
 
@@ -58,6 +60,64 @@ def test_a_host_that_pauses_in_every_third_step_by_a_third_of_it_is_named(
     top = studied_job(job).results["findings"][0]
     assert (top["code"], top["ranks"]) == ("straggler.host", [1])
     assert top["severity"] != "info"
+
+
+@pytest.mark.parametrize("hold", [6, 20])
+def test_two_ranks_whose_batches_have_one_length_for_many_steps_have_no_slow_gpu(hold: int) -> None:
+    for seed in range(4):
+        job = Job(dp=2, steps=7, first_step=hold, synchronous=True, varied_frac=0.15, seed=seed)
+        job = replace(job, varied_steps=hold)
+        assert not straggler_named(list(studied_job(job).results["findings"])), seed
+
+
+@pytest.mark.parametrize(("kind", "varied_frac"), [("gpu_slow", 0.0), ("gpu_more", 0.05)])
+def test_of_two_ranks_the_slow_gpu_is_named_for_what_no_length_of_batches_explains(
+    kind: Any, varied_frac: float
+) -> None:
+    planted = (Cause(kind, 1, 4 * MS),)
+    job = Job(dp=2, steps=7, first_step=22, synchronous=True, causes=planted)
+    job = replace(job, varied_frac=varied_frac)
+    top = studied_job(replace(job, varied_steps=20)).results["findings"][0]
+    assert (top["code"], top["ranks"]) == ("straggler.gpu", [1])
+    assert top["severity"] != "info"
+
+
+def test_kernels_of_two_profilers_are_compared_by_the_names_that_both_have() -> None:
+    """Of what nsys calls `gemm_0` torch.profiler writes where it is declared and its types."""
+    ranks, _ = simulate(
+        Job(dp=2, steps=6, synchronous=True, causes=(Cause("gpu_more", 1, 4 * MS),))
+    )
+    slow = ranks[1]
+    names = pa.array(
+        [
+            name if name.startswith("Mem") else f"void at::(anonymous namespace)::{name}<int>(int)"
+            for name in slow.activity["name"].cast(pa.string()).to_pylist()
+        ]
+    )
+    at = slow.activity.schema.get_field_index("name")
+    field = slow.activity.schema.field(at)
+    written = slow.activity.set_column(at, field, names.cast(field.type))
+    ranks[1] = replace(
+        slow, activity=written, info=replace(slow.info, profiler="torch.profiler")
+    )  # fmt: skip
+    (found,) = [each for each in study(ranks).results["findings"] if each["severity"] != "info"]
+    assert (found["code"], found["ranks"]) == ("straggler.gpu", [1])
+    assert [row["kernel"] for row in found["evidence"] if "kernel" in row] == ["gemm_planted"]
+
+
+@pytest.mark.parametrize("circle", [3, 4, 8, 16])
+def test_chance_names_a_gpu_or_several_together_in_one_healthy_job_of_a_hundred(
+    circle: int,
+) -> None:
+    rng, named, jobs = np.random.default_rng(circle), 0, 1500
+    for _ in range(jobs):
+        times = np.sort(rng.normal(0.0, 0.12, circle))[::-1]
+        # any number of the latest is asked about, up to half of all
+        named += any(
+            all(unlike(one, times[late:], circle) for one in times[:late].tolist())
+            for late in range(1, circle // 2 + 1)
+        )
+    assert named <= 2 * limits.CHANCE * jobs
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from simulate.job import COPY_BYTES, Job
 from simulate.machine import (
@@ -15,6 +16,9 @@ from simulate.machine import (
     Ints,
     Machine,
 )
+
+#: how long the optimizer's kernel takes
+OPTIMIZER_NS = 400_000
 
 
 class _Turn(NamedTuple):
@@ -78,7 +82,7 @@ class Training:
             if job.item_every and number % job.item_every == 0:
                 self._item(everyone)
             done = self._backward(everyone, number, 1.0)
-        self._optimizer(done)
+        self._optimizer(number, done)
         if machine.recording:
             machine.steps.append({"step": number, "begin": begin, "end": machine.host.copy()})
 
@@ -130,12 +134,18 @@ class Training:
         each = self.machine.speed[ranks] * part * job.layer_ns / job.kernels_per_layer
         each *= self.varied[ranks]
         each *= 1 + job.noise_frac * self.machine.rng.standard_normal(len(ranks)).clip(-3, 3)
-        for cause in job.causes:
-            if cause.kind == "gpu_slow" and cause.at(number):
-                # forward, backward (twice as long) and the step as a whole
-                usual = 3 * job.layer_ns * float(self.layers[cause.rank]) * job.chunks
-                each[ranks == cause.rank] *= 1 + cause.at(number) / usual
+        each *= self._slower(number)[ranks]
         return each.astype(np.int64)
+
+    def _slower(self, number: int) -> npt.NDArray[np.float64]:
+        """How many times as long all kernels of each rank take, where a slow GPU is planted."""
+        out = np.ones(self.job.world)
+        for cause in self.job.causes:
+            if cause.kind == "gpu_slow" and cause.at(number):
+                # forward, backward (twice as long), optimizer and the step as a whole
+                layers = 3 * self.job.layer_ns * float(self.layers[cause.rank]) * self.job.chunks
+                out[cause.rank] *= 1 + cause.at(number) / (layers + OPTIMIZER_NS)
+        return out
 
     def _layer(self, ranks: Ints, number: int, part: float, name: str) -> Ints:
         end = np.zeros(len(ranks), dtype=np.int64)
@@ -284,12 +294,12 @@ class Training:
             there = (here + onward * size) % job.world
             sent[_Turn(turn.kind, to, turn.batch)] = machine.send(here, there, compute[here] + 500)
 
-    def _optimizer(self, done: Ints) -> None:
+    def _optimizer(self, number: int, done: Ints) -> None:
         machine = self.machine
         everyone = machine.everyone()
         free = machine.free[COMPUTE_STREAM]
         free[:] = np.maximum(free, done)
-        length = np.full(self.job.world, 400_000)
+        length = (OPTIMIZER_NS * self._slower(number)).astype(np.int64)
         end = machine.launch(everyone, length, COMPUTE_STREAM, "multi_tensor_adam", "compute")
         self.finished.append(end)
         if self.job.synchronous:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from clusterprof.analysis.findings.beyond_lengths import kernels
 from clusterprof.analysis.findings.finding import Evidence, job_of, named
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset, Floats, Ints, parts
@@ -163,23 +164,23 @@ def _why(call: Named) -> tuple[str, str]:
 def busy_gpu(dataset: Dataset, k: int) -> Reason:
     """Which kernels the rank has more of, or longer, than its middle peer."""
     job, every, shape = job_of(dataset), dataset.activities, len(dataset.ranks)
-    rows = job.work
-    key = every.name[job.job.activity[rows]] * np.int64(shape) + job.job.rank[rows]
+    rows, (names, named) = job.work, kernels(dataset)
+    key = named[every.name[job.job.activity[rows]]] * np.int64(shape) + job.job.rank[rows]
     took, calls = (
-        np.bincount(key, values, len(every.names) * shape).reshape(-1, shape) / len(job.job.steps)
+        np.bincount(key, values, len(names) * shape).reshape(-1, shape) / len(job.job.steps)
         for values in (job.job.lengths.run[rows], None)
     )
     others = job.peers.others(k)
     usual, usual_calls = (np.median(each[:, others], axis=1) for each in (took, calls))
     more, more_calls = took[:, k] - usual, np.round(calls[:, k] - usual_calls, 1)
-    copies = np.asarray([bool(_COPIES.search(name)) for name in every.names])
+    copies = np.asarray([bool(_COPIES.search(name)) for name in names])
     work = ~copies & (np.round(more_calls) >= 1)
     ways, half = (copies, work, ~copies), limits.HALF * more.clip(0).sum()
     which = next((k for k in (0, 1) if more[ways[k]].sum() >= half), 2)
     of, (why, advice) = ways[which], _BUSY[which]
     worst = int(np.argmax(np.where(of, more, -np.inf)))
     row = {
-        "rank": dataset.ranks[k], "kernel": every.names[worst],
+        "rank": dataset.ranks[k], "kernel": names[worst],
         "more_ns_per_step": round(float(more[worst])),
         "more_calls_per_step": float(more_calls[worst]) + 0.0,  # none, and not minus none
     }  # fmt: skip

@@ -10,10 +10,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from statistics import NormalDist
 
 import numpy as np
 
 from clusterprof.analysis.findings import causes
+from clusterprof.analysis.findings.beyond_lengths import beyond_lengths
 from clusterprof.analysis.findings.finding import (
     Code,
     Evidence,
@@ -58,7 +60,9 @@ CODES = (
         "where that work cannot go but only be spread over all of them, less, which the summary "
         "states too.",
         "Batches of different length look alike: more work is a matter of balance, the same work "
-        "done slower a matter of that GPU. Kernels that ran beside a collective are ignored.",
+        "done slower a matter of that GPU. Lengths may hold for a whole window: where they would "
+        "explain it (an optimizer's kernels take as long as its peers') and few peers show how "
+        "much they differ, no rank is named. Kernels that ran beside a collective are ignored.",
         "More work: balance samples or layers between the ranks. Slower: check clocks, "
         "temperature, throttling and other processes on that GPU (nvidia-smi -q -d "
         "PERFORMANCE,CLOCK).",
@@ -155,7 +159,8 @@ def _stands_out(job: WhatIfs, excess_of: Excess, one: Member, apart: set[Member]
     step to step (Student's t), over the window, or over its beginning or end: a rank may be late in
     a part of it. Or a host pauses so often, and its peers so seldom, as chance does not have it; a
     step in which a peer pauses tells nothing else. Or the look at all ranks has shown it, and the
-    window shows it again. A GPU must exceed its peers by more than these differ.
+    window shows it again. A GPU's batches may be of one length for many steps: it must exceed its
+    peers by more than these differ, or by what no length of batches explains.
     """
     k, part = one
     excess = excess_of[part]
@@ -166,8 +171,14 @@ def _stands_out(job: WhatIfs, excess_of: Excess, one: Member, apart: set[Member]
     shown = _shown(job.dataset, job.dataset.ranks[k])
     if shown and margin.mean() >= limits.HALF * _least_ns(shown[0]):
         return True
-    if part == "gpu" and len(others) > 1:
-        return _unlike_peers(job, k, others)
+    if part == "gpu":
+        if len(others) > 1 and _unlike_peers(job, k, others):
+            return True
+        if not _looked_late(job.dataset, job.dataset.ranks[k]):
+            more_ns, excess = excess[k].mean(), beyond_lengths(job)
+            if excess[k].mean() < limits.HALF * more_ns:
+                return False
+            margin = excess[k] - excess[others].max(axis=0, initial=0.0)
     if part == "host":
         paused = _paused(job, excess)
         if more_often(_as_late(job, excess, one, apart), groups=1):
@@ -189,16 +200,31 @@ def _stands_out(job: WhatIfs, excess_of: Excess, one: Member, apart: set[Member]
 def _unlike_peers(job: WhatIfs, k: int, others: Ints) -> bool:
     """Whether a rank's GPU exceeds its peers' by more than these differ, beyond chance.
 
-    In the mean of all steps but the highest, each rank one value (Student's t); that GPUs differ by
-    a hundredth counts as one value more.
+    In the mean of all steps but the highest, each rank one value.
     """
     usual_ns = job.base.run[job.work].sum() / (len(job.job.steps) * len(job.job.ranks))
     differences = np.sort(job.differences("gpu", job.base), axis=1)
     mean = differences[:, : max(differences.shape[1] - 1, 1)].mean(axis=1)
-    count = len(others)
-    spread = (limits.VARIES_FRAC * usual_ns) ** 2 + (count - 1) * float(mean[others].var(ddof=1))
-    half = students_t(limits.CHANCE / (count + 1) / job.peers.apart, count)
-    return bool(mean[k] - mean[others].mean() > half * math.sqrt(spread / count * (1 + 1 / count)))
+    # lengths differ by factors; a rank may have nearly none of the work
+    mean = np.log1p(np.maximum(mean / usual_ns, limits.HALF - 1))
+    circle = len(job.peers.others(k)) + 1
+    chance = limits.CHANCE / (len(PARTS) * 2 * job.peers.apart)
+    return unlike(float(mean[k]), mean[others], circle, chance)
+
+
+def unlike(mine: float, theirs: Floats, circle: int, chance: float = limits.CHANCE) -> bool:
+    """Whether one of `circle` GPUs exceeds `theirs` so far by less than this chance.
+
+    By Student's t of several logarithms of times, beside which GPUs differ by a hundredth. The
+    others of the circle are left out as being as late: a choice of many, of which chance may make
+    any. Of more than two, it seldom makes all of them late.
+    """
+    count = len(theirs)
+    chance /= min(math.comb(circle, count), circle**2)
+    by_chance = students_t(chance, count - 1) * float(theirs.std(ddof=1))
+    usually = -NormalDist(0.0, limits.VARIES_FRAC).inv_cdf(chance)
+    apart = math.hypot(by_chance, usually) * math.sqrt(1 + 1 / count)
+    return bool(mine - theirs.mean() > apart)
 
 
 def _shown(dataset: Dataset, rank: int) -> list[Suspect]:
@@ -206,6 +232,12 @@ def _shown(dataset: Dataset, rank: int) -> list[Suspect]:
     suspects = dataset.shallow["suspects"] if dataset.shallow else []
     still = [s for s in suspects if s["rank"] == rank and s["delays"] and s["until_step"] is None]
     return sorted(still, key=_least_ns)
+
+
+def _looked_late(dataset: Dataset, rank: int) -> bool:
+    """Whether the look, many steps before the window, has ended with this rank late as well."""
+    suspects = dataset.shallow["suspects"] if dataset.shallow else []
+    return any(each["rank"] == rank and each["until_step"] is None for each in suspects)
 
 
 def _least_ns(one: Suspect) -> int:

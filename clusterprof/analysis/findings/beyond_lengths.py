@@ -1,0 +1,117 @@
+"""What a rank's GPU takes longer than its peers' that batches of another length do not explain.
+
+Longer samples lengthen the kernels that work on samples, and not those that work on parameters (an
+optimizer's), and they add no kernels. So a GPU is slower by what all of its kernels are, and has
+another program by the kernels that it runs besides its peers'; what is left may be the batches'.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+
+from clusterprof.analysis.model import limits
+from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints
+from clusterprof.analysis.model.timeline import COMPUTE, COPY
+from clusterprof.analysis.model.what_if import WhatIfs
+from clusterprof.words import base_name
+
+#: shorter kernels take what it takes to start one, however fast the GPU is
+_START_NS = 10_000
+_COPIES = re.compile("(?i)mem(cpy|set)")
+
+
+def kernels(dataset: Dataset) -> tuple[list[str], Ints]:
+    """The names of what runs, as all profilers of the job write them; and which each name is."""
+    names = list(dataset.activities.names)
+    if len(dataset.profilers(range(len(dataset.ranks)))) > 1:
+        names = [each if _COPIES.match(each) else base_name(each) for each in names]
+    known, of = np.unique(np.asarray(names, dtype=object), return_inverse=True)
+    return known.tolist(), of
+
+
+def beyond_lengths(job: WhatIfs) -> Floats:
+    """By how much more than its middle peer's each rank's GPU computes at any length of batches.
+
+    [ranks, steady-state steps] (ns), nowhere below 0.
+    """
+    took, calls = _by_name(job)
+    more = _apart(job, calls)
+    alike = ((more == 0) | job.alone[:, None, None]) & (calls > 0)
+    slower = _slower(job, took, calls, alike.all(axis=2))[:, None] * took.sum(axis=1)
+    added = np.where(job.alone[:, None], 0.0, _added(more, _apart(job, took)))
+    out = np.zeros((len(took), len(job.dataset.steady_steps)))
+    at = np.searchsorted(job.dataset.steady_steps, job.job.steps)
+    out[:, at] = slower + added + _slower_copies(job)
+    return out
+
+
+def _by_name(job: WhatIfs) -> tuple[Floats, Floats]:
+    """What the kernels of each name take each rank in each step (ns), and how many there are.
+
+    Both [ranks, names, steps].
+    """
+    replay = job.job
+    rows = job.work[replay.kind[job.work] == COMPUTE]
+    named = kernels(job.dataset)[1][job.dataset.activities.name[replay.activity[rows]]]
+    names, name = np.unique(named, return_inverse=True)
+    shape = len(job.dataset.ranks), len(names), len(replay.steps)
+    key = np.ravel_multi_index((replay.rank[rows], name, replay.step[rows]), shape)
+    lengths = np.minimum(job.base.run, replay.freely)[rows]
+    took, calls = (
+        np.bincount(key, each, math.prod(shape)).astype(float).reshape(shape)
+        for each in (lengths, None)
+    )
+    return took, calls
+
+
+def _slower_copies(job: WhatIfs) -> Floats:
+    """What copies of as many bytes as the middle peer's take longer, [ranks, steps] (ns)."""
+    replay = job.job
+    rows = job.work[replay.kind[job.work] == COPY]
+    shape = len(job.dataset.ranks), len(replay.steps)
+    key = np.ravel_multi_index((replay.rank[rows], replay.step[rows]), shape)
+    took, size = (
+        job.peers.differences(np.bincount(key, each, math.prod(shape)).astype(float).reshape(shape))
+        for each in (job.base.run[rows], job.dataset.activities.size[replay.activity[rows]])
+    )
+    return np.asarray(np.where(size == 0, took.clip(0.0), 0.0))
+
+
+def _apart(job: WhatIfs, values: Floats) -> Floats:
+    """How much more than its middle peer each rank has of [ranks, names, steps]."""
+    return job.peers.differences(values.reshape(len(values), -1)).reshape(values.shape)
+
+
+def _slower(job: WhatIfs, took: Floats, calls: Floats, alike: Bools) -> Floats:
+    """The part of its kernels' time by which each GPU is slower, whatever it works on, [ranks].
+
+    Of those kernels that it and its middle peer both run as often (`alike`). None where those of a
+    name are not slower: as long as the peer's is likelier, by a hundred times the number of names
+    that are asked, than as much longer as all of them are (as steps vary, normally).
+    """
+    count, steps = calls.sum(axis=2), took.shape[2]
+    each = np.where(calls > 0, took, np.nan) / np.maximum(calls, 1)
+    longer = _apart(job, np.log(np.maximum(each, 1.0)))
+    mean, apart = longer.mean(axis=2), longer.var(axis=2, ddof=1) / steps
+    weight = np.where(alike, took.sum(axis=2), 0.0)
+    all_ = ((weight * mean).sum(axis=1) / np.maximum(weight.sum(axis=1), 1.0)).clip(0.0)
+    asked = alike & (took.sum(axis=2) >= _START_NS * count)
+    enough = np.log(np.maximum(asked.sum(axis=1), 1) / limits.CHANCE)
+    # the logarithm of how much likelier, times `apart`
+    likelier = all_[:, None] * (all_[:, None] / 2 - mean)
+    as_long = (asked & (likelier > apart * enough[:, None])).any(axis=1)
+    part = weight.sum(axis=1) / np.maximum(took.sum(axis=(1, 2)), 1.0)
+    return np.asarray(np.where(as_long, 0.0, part * (1 - np.exp(-all_))))
+
+
+def _added(more: Floats, longer: Floats) -> Floats:
+    """What the kernels take that a rank runs besides those of its middle peer, [ranks, steps] (ns).
+
+    Of those that it has more of as many are other forms of the same work as it has less of others.
+    """
+    gained = more.clip(0.0).sum(axis=1)
+    added = more.sum(axis=1).clip(0.0) / np.maximum(gained, 1.0)
+    return np.asarray(added * np.where(more > 0, longer, 0.0).sum(axis=1).clip(0.0))
