@@ -24,6 +24,7 @@ from clusterprof.align.clock import Clock
 from clusterprof.align.match import match
 from clusterprof.align.waiting_kernels import waiting_kernels
 from clusterprof.analysis.findings.finding import capture
+from clusterprof.errors import ReportError
 from clusterprof.ingest import gather, read_report
 from clusterprof.results import NODES, UNBOUNDED_NS
 from clusterprof.study import Study, study
@@ -215,6 +216,10 @@ def merged(folder: Path, label: Callable[[int, dict[str, Any]], dict[str, Any]])
         marks = not alone or tables.rank == 0
         mine = (each for each in whole["traceEvents"] if marks or "Step#" not in each["name"])
         events += [label(tables.rank, event) for event in mine]
+    if label is of_number:
+        for rank in range(4):
+            label_of = {"ph": "M", "name": "process_labels", "pid": 4000 - rank}
+            events.append(label_of | {"tid": 0, "ts": 0, "args": {"labels": f"rank {rank}"}})
     whole["distributedInfo"] |= {"rank": 0, "world_size": 1 if alone else 4}
     path = folder / "all" / "merged.json"
     path.parent.mkdir()
@@ -237,7 +242,17 @@ def of_gpu(rank: int, event: dict[str, Any]) -> dict[str, Any]:
     return event | {"args": args, "tid": 10 * rank + event["tid"]}
 
 
-@pytest.mark.parametrize("label", [of_process, of_arguments, of_gpu])
+def of_number(rank: int, event: dict[str, Any]) -> dict[str, Any]:
+    """As torch.profiler writes it: the process or the GPU, and launches numbered in each process.
+
+    What it is called stands beside its events.
+    """
+    if "device" in event["args"]:
+        return event | {"pid": rank}
+    return event | {"pid": 4000 - rank}
+
+
+@pytest.mark.parametrize("label", [of_process, of_arguments, of_gpu, of_number])
 def test_each_rank_and_each_gpu_of_a_process_in_a_trace_is_a_rank(
     tmp_path: Path, label: Callable[[int, dict[str, Any]], dict[str, Any]]
 ) -> None:
@@ -249,6 +264,13 @@ def test_each_rank_and_each_gpu_of_a_process_in_a_trace_is_a_rank(
     assert any("the trace is of" in line for line in results["warnings"])
     assert results["collectives"]["matched"] >= counts.pop() - 1  # one may lie between two steps
     assert "rank 2 " in results["verdict"].lower()
+
+
+def test_processes_in_a_trace_that_cannot_be_told_apart_are_refused(tmp_path: Path) -> None:
+    path = merged(tmp_path, lambda rank, event: of_number(rank, event))
+    path.write_text(path.read_text().replace('"device": 3', '"device": 2'))
+    with pytest.raises(ReportError, match="4 processes on 3 GPUs"):
+        gather([path])
 
 
 def in_whole_graphs(tables: RankTables) -> RankTables:

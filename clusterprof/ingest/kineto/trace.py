@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from clusterprof.errors import ReportError
 from clusterprof.ingest import other_tools
 from clusterprof.ingest.kineto import gloo, nccl_kernels, trace_events
-from clusterprof.ingest.kineto.trace_events import Trace
+from clusterprof.ingest.kineto.trace_events import Spans, Trace
 from clusterprof.ingest.recording import (
     Bools,
     Calls,
@@ -36,6 +37,9 @@ WAITS = r"^(c10d::|gloo:|nccl:|record_param_comms$|enumerate\(DataLoader\)|.*::w
 
 #: a process that runs fewer of its kernels than this on a GPU does not drive it
 _FEW_KERNELS_FRAC = 0.05
+#: of the kernels of a GPU so many have a launch of the process that drives it: the others were
+#: launched before the trace began
+_LEAST_LAUNCHED_FRAC = 0.5
 #: GPUs that one process may drive: a number beyond is none of theirs
 _MOST_DEVICES = 1024
 _NUMBER = re.compile(r"\d+")
@@ -59,29 +63,89 @@ def read(path: Path, *, alone: bool = False) -> list[Recording]:
 
     Of a trace that several ranks' were merged into, or of a process that drives several GPUs, each
     is a recording, unless it is known to be of one rank (`alone`). Raises `ReportError` where the
-    file is missing, empty, truncated, no trace, or without events.
+    file is missing, empty, truncated, no trace, without events, or of ranks that cannot be told
+    apart.
     """
     trace = trace_events.read(path)
     if len(trace.ranks) == 1:
         (trace,) = trace.ranks.values()
-    devices = [] if alone else _devices(trace)
+    devices, processes = ([], []) if alone else (_devices(trace), _processes(trace))
     if trace.ranks:
         of = {tuple(map(int, _NUMBER.findall(label))): each for label, each in trace.ranks.items()}
         plain = all(len(numbers) == 1 for numbers in of)
         parts = {numbers[0] if plain else k: of[numbers] for k, numbers in enumerate(sorted(of))}
+    elif len(processes) > 1:
+        parts = _by_process(path, trace, processes, devices)
     elif len(devices) > 1:
         parts = {k: trace.of_device(device) for k, device in enumerate(devices)}
     else:
         return [_read(path, trace)]
-    gpus = 0 if trace.ranks else len(devices)
+    gpus = 0 if trace.ranks or len(processes) > 1 else len(devices)
     return [_of_several(_read(path, part), number, gpus) for number, part in parts.items()]
 
 
 def _devices(trace: Trace) -> list[int]:
     """Return the GPUs on which kernels ran, but for those that ran next to none."""
-    device, count = np.unique(trace.spans["kernel"].column("device"), return_counts=True)
+    devices = _frequent(trace.spans["kernel"].column("device"))
+    return [number for number in devices if number < _MOST_DEVICES]
+
+
+def _processes(trace: Trace) -> list[int]:
+    """Return the processes that launch kernels, but for those that launch next to none."""
+    return _frequent(np.concatenate([spans.column("process") for spans in _launching(trace)]))
+
+
+def _launching(trace: Trace) -> list[Spans]:
+    return [trace.spans[category] for category in _HOST_CALLS["cuda"]]
+
+
+def _frequent(numbers: Ints) -> list[int]:
+    """Return the numbers from 0 on that come often, ascending."""
+    number, count = np.unique(numbers, return_counts=True)
     often = count > _FEW_KERNELS_FRAC * count.max(initial=0)
-    return [int(number) for number in device[often & (device >= 0) & (device < _MOST_DEVICES)]]
+    return [int(each) for each in number[often & (number >= 0)]]
+
+
+def _by_process(
+    path: Path, trace: Trace, processes: list[int], devices: list[int]
+) -> dict[int, Trace]:
+    """Return what is of each rank where the traces of several processes were merged into one.
+
+    Their ranks are those that the processes are labelled with, or their order. Each drives one GPU,
+    in the same order unless their kernels' launches tell otherwise. Raises ReportError where
+    nothing tells which drives which.
+    """
+    ranks = {process: trace.labelled.get(process, -1) for process in processes}
+    labelled = min(ranks.values()) >= 0 and len({*ranks.values()}) == len(ranks)
+    order = sorted(processes, key=lambda process: (ranks[process] * labelled, process))
+    drives = np.array([[_drives(trace, p, d) for d in devices] for p in order])
+    alone = (drives.sum(0) == 1).all() and (drives.sum(1) == 1).all()
+    if len(order) != len(devices) or not (alone or drives.diagonal().all()):
+        raise ReportError(
+            f"{path} has the events of {len(order)} processes on {len(devices)} GPUs, and nothing "
+            "tells which kernels are whose",
+            "give the traces as they were before they were merged, one for each rank",
+        )
+    of = drives.argmax(axis=1) if alone else range(len(order))
+    return {
+        ranks[process] if labelled else k: trace.of_device(devices[of[k]], process)
+        for k, process in enumerate(order)
+    }
+
+
+def _drives(trace: Trace, process: int, device: int) -> bool:
+    """Whether this process may have launched the kernels that ran on this GPU."""
+    kernels = trace.spans["kernel"]
+    rows = np.flatnonzero(kernels.column("device") == device)
+    mine = [spans.some(np.flatnonzero(spans.column("process") == process))
+            for spans in _launching(trace)]  # fmt: skip
+    number = np.concatenate([spans.column("correlation") for spans in mine])
+    begin = np.concatenate([spans.start for spans in mine])
+    order, wanted = np.argsort(number, kind="stable"), kernels.column("correlation")[rows]
+    launch = order[np.minimum(np.searchsorted(number[order], wanted), len(order) - 1)]
+    launched = number[launch] == wanted
+    too_early = launched & (kernels.start[rows] < begin[launch])
+    return bool(launched.mean() >= _LEAST_LAUNCHED_FRAC and too_early.mean() <= _FEW_KERNELS_FRAC)
 
 
 def _of_several(recording: Recording, rank: int, gpus: int) -> Recording:
@@ -89,7 +153,7 @@ def _of_several(recording: Recording, rank: int, gpus: int) -> Recording:
 
     A process's `gpus` (0: ranks' traces were merged) come after those of the processes before it.
     """
-    info, what = recording.info, "several ranks, by the labels of their processes"
+    info, what = recording.info, "several ranks, by the labels or the order of their processes"
     world = info.world_size
     if gpus:
         what = f"a process with {gpus} GPUs: each is a rank"

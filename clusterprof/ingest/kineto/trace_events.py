@@ -38,7 +38,7 @@ CATEGORIES = {
     "cuda_runtime": ("correlation",), "cuda_driver": ("correlation",), "cpu_op": (),
     "user_annotation": ("correlation",), "python_function": ("correlation",),
 }  # fmt: skip
-_COLUMNS = {"ts": "d", "dur": "d"} | dict.fromkeys(("thread", "name", *_OF_DEVICE), "q")
+_COLUMNS = {"ts": "d", "dur": "d"} | dict.fromkeys(("process", "thread", "name", *_OF_DEVICE), "q")
 
 #: what these categories were called before 2022
 _FORMERLY = {
@@ -47,6 +47,8 @@ _FORMERLY = {
 }  # fmt: skip
 _STEP = "ProfilerStep#"
 _MOST_PROCESSES, _MOST_RANKS = 256, 1024
+#: digits of a rank: more are none's
+_DIGITS = 9
 #: threads that were named and not numbered then get numbers from here on
 _NAMED_THREADS = 1 << 40
 
@@ -54,6 +56,8 @@ _NAMED_THREADS = 1 << 40
 _LEAST_FUNCTION_US = 20.0
 #: how tools that merge ranks' traces label a process with its rank: `[TP02] 4002`
 _OF_RANK = re.compile(r"\[([^\]]*\d[^\]]*)\] ")
+#: how others do in the metadata of a process
+_RANK = re.compile(r"(?i)\brank\W*(\d+)")
 #: what an event raises that is none
 _NO_TRACE = (AttributeError, OverflowError, RecursionError, TypeError, msgspec.ValidationError)
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+(?=>)")
@@ -69,6 +73,7 @@ class Arguments(msgspec.Struct, frozen=True, gc=False):
     """
 
     name: Any = None
+    labels: Any = None
     rank: Any = None
     correlation: Any = None
     device: Any = None
@@ -132,7 +137,7 @@ class Spans:
     def some(self, rows: Ints) -> Spans:
         """Return those in these rows."""
         arrays = {
-            name: array(each.typecode, self.column(name)[rows].tobytes())
+            name: array(each.typecode, self.column(name)[rows].tobytes() if each else b"")
             for name, each in self.arrays.items()
         }
         kept = enumerate(rows.tolist())
@@ -173,15 +178,19 @@ class Trace:
     unread: Counter[str] = field(default_factory=Counter)
     #: names of the processes
     processes: set[str] = field(default_factory=set)
+    #: process id -> rank, of processes whose name or label has one
+    labelled: dict[int, int] = field(default_factory=dict)
     #: what several ranks' traces were merged into, by the label of each rank
     ranks: dict[str, Trace] = field(default_factory=dict)
 
-    def of_device(self, device: int) -> Trace:
-        """Return the trace with this device's work only."""
+    def of_device(self, device: int, process: int | None = None) -> Trace:
+        """Return the trace with this device's work only, and of its hosts with this process's."""
         spans = dict(self.spans)
-        for category in (each for each, numbers in CATEGORIES.items() if "device" in numbers):
-            rows = np.flatnonzero(spans[category].column("device") == device)
-            spans[category] = spans[category].some(rows)
+        for category, numbers in CATEGORIES.items():
+            name, wanted = ("device", device) if "device" in numbers else ("process", process)
+            if wanted is not None:
+                rows = np.flatnonzero(spans[category].column(name) == wanted)
+                spans[category] = spans[category].some(rows)
         return replace(self, spans=spans)
 
     def named(self, category: str, pattern: str) -> Bools:
@@ -292,12 +301,23 @@ def _take(events: list[Event], trace: Trace, codes: dict[str, int]) -> None:
                 trace.unread[event.cat or ""] += 1
         elif event.name == "thread_name" and isinstance(event.tid, int):
             trace.threads[event.tid] = str(_arguments(event).name or "")
-        elif event.name == "process_name" and len(trace.processes) < _MOST_PROCESSES:
-            trace.processes.add(str(_arguments(event).name or ""))
+        elif event.name in ("process_name", "process_labels"):
+            _take_process(event, trace)
     by_category["python_function"] = _functions(by_category["python_function"], trace.functions)
     for category, kept in by_category.items():
         if kept:
             _extend(trace.spans[category], kept, codes, category)
+
+
+def _take_process(event: Event, trace: Trace) -> None:
+    """Add what a process is called, and the rank that this says it is."""
+    args = _arguments(event)
+    name = str(args.name or args.labels or "")
+    rank = _RANK.search(name)
+    if rank and type(event.pid) is int and len(trace.labelled) < _MOST_RANKS:
+        trace.labelled[event.pid] = int(rank[1][:_DIGITS])
+    if args.name and len(trace.processes) < _MOST_PROCESSES:
+        trace.processes.add(name)
 
 
 def _now_called(event: Event) -> str:
@@ -341,6 +361,7 @@ def _extend(spans: Spans, events: list[Event], codes: dict[str, int], category: 
     first = len(arrays["ts"])
     arrays["ts"].extend([float(event.ts) for event in events])  # some tools write text
     arrays["dur"].extend([float(event.dur or 0) for event in events])
+    arrays["process"].extend([_process(event.pid) for event in events])
     arrays["thread"].extend(_numbers([event.tid for event in events]))
     arrays["name"].extend([codes.setdefault(event.name, len(codes)) for event in events])
     args = [event.args or NO_ARGUMENTS for event in events]
@@ -350,6 +371,11 @@ def _extend(spans: Spans, events: list[Event], codes: dict[str, int], category: 
     for place, (event, each) in enumerate(zip(events, args, strict=True), first):
         if event.name.startswith("gloo:") or each.collective is not None:
             spans.args[place] = _kept(each, event)
+
+
+def _process(pid: Any) -> int:
+    """Return a process's id, -1 where it is no number (or none that fits)."""
+    return pid if type(pid) is int and 0 <= pid < _NAMED_THREADS else -1
 
 
 def _kept(args: Arguments, event: Event) -> Arguments:
