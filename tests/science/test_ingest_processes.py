@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from clusterprof.align.clock import alignment
-from clusterprof.ingest import gather
+from clusterprof.errors import ReportError
+from clusterprof.ingest import gather, read_report
 from clusterprof.study import Study, study
 
 #: what points into the strings of an export
@@ -186,3 +187,19 @@ def test_a_rank_s_helpers_are_no_ranks(joined: Joined) -> None:
     ]
     gathered = gather([joined("ddp", *named)])
     assert [tables.rank for tables in gathered.ranks] == [0]
+
+
+def test_a_process_that_drives_several_gpus_is_refused_or_named(joined: Joined) -> None:
+    every_second = "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET deviceId = 1 WHERE correlationId % 2"
+    path = joined("ddp", every_second, ranks=[0])
+    with pytest.raises(ReportError, match=r"drives 2 GPUs \(0-1\)"):
+        gather([path])
+    # one of which it is known that it is of one rank is read
+    (warning,) = (each for each in read_report(path, rank=0).warnings if "2 GPUs" in each)
+    assert "read as one" in warning
+
+
+def test_a_process_that_runs_little_on_another_gpu_is_one_rank(joined: Joined) -> None:
+    some = "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET deviceId = 1 WHERE correlationId % 30 = 0"
+    tables = read_report(joined("ddp", some, ranks=[0]), rank=0)
+    assert not [each for each in tables.warnings if "GPUs" in each]

@@ -13,6 +13,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
+import pyarrow as pa
 
 from clusterprof.agent.contracts import identity as identities
 from clusterprof.agent.contracts.identity import Identity, identify
@@ -159,6 +160,12 @@ def _computing(work: Sequence[activity.Kernels]) -> set[int]:
     for each in sorted(work, key=lambda one: (-one.kernels, one.process)):
         of_device.setdefault(each.device, each)
     return {each.process for each in of_device.values() if each.kernels >= _LEAST_WORK * most}
+
+
+def driven(kernels: pa.Table) -> list[int]:
+    """Return the GPUs that a process drives, by its kernels: none of which it uses a little."""
+    gpus, count = np.unique(kernels["device"].to_numpy(), return_counts=True)
+    return [int(gpu) for gpu in gpus[count >= _LEAST_WORK * count.max(initial=0)] if gpu >= 0]
 
 
 def _device(work: Sequence[activity.Kernels], process: int) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from clusterprof import words
 from clusterprof.errors import ReportError
 from clusterprof.ingest.exchange_kernels import without_nccl
 from clusterprof.ingest.nsys import activity, nccl_ranges, nvtx, ranks_of_report, schema
@@ -81,7 +82,9 @@ def _read(export: Export, elsewhere: Elsewhere | None, alone: bool) -> list[Reco
     ranges = nvtx.read(export)
     info, who = ranks_of_report.origin(export)
     processes = ranks_of_report.rank_processes(export, ranges, who, alone=alone)
-    read = [_read_process(export, info, each, processes, ranges, elsewhere) for each in processes]
+    read = [
+        _read_process(export, info, each, processes, ranges, elsewhere, alone) for each in processes
+    ]
     recordings = [recording for recording, _ in read]
     if len(read) == 1:
         return recordings
@@ -95,6 +98,23 @@ def _read(export: Export, elsewhere: Elsewhere | None, alone: bool) -> list[Reco
     return sorted(several, key=lambda recording: recording.info.rank or 0)
 
 
+def _on_several_gpus(export: Export, gpus: Sequence[int], alone: bool) -> list[str]:
+    """The warning about a rank of a run of ours (`alone`) that drives several GPUs: at most one.
+
+    Raises ReportError for a report that is not known to be of one rank.
+    """
+    if len(gpus) < 2:
+        return []
+    what = f"one process drives {len(gpus)} GPUs ({words.numbers(gpus)})"
+    if alone:
+        return [f"{what}: they are read as one, whose work is that of all of them"]
+    raise ReportError(
+        f"{export.origin} cannot be read: {what}, and nsys does not tell their ranks apart",
+        "start a process for each GPU (torchrun), or record with torch.profiler: of its traces "
+        "each GPU is read as a rank",
+    )
+
+
 def _read_process(
     export: Export,
     info: ReportInfo,
@@ -102,15 +122,18 @@ def _read_process(
     processes: Sequence[int | None],
     ranges: Ranges,
     elsewhere: Elsewhere | None,
+    alone: bool,
 ) -> tuple[Recording, Communicators]:
     if process is not None:
         ranges = ranges.of_process(process)
     cuda, of_the_system = _calls(export, process)
     work = activity.read(export, process, cuda)
+    several = _on_several_gpus(export, ranks_of_report.driven(work.work[0]), alone)
     collectives, communicators, on_device = nccl_ranges.read(export, ranges, work.nccl, elsewhere)
     others = [each for each in processes if each != process]
     info = replace(
         info.warned(
+            *several,
             *_gpu_warnings(work, export),
             *without_nccl(work.nccl.each_name),
             *_diagnostics(export, process, others),
