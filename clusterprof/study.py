@@ -259,7 +259,8 @@ def _warnings(dataset: Dataset, gathered: Sequence[str]) -> list[str]:
     bare = [dataset.ranks[k] for k in np.flatnonzero(~dataset.timelines.has_steps)]
     if bare:
         warnings.append(
-            f"{rank_list(bare, None)}: the report has no steps; the whole window counts as one "
-            "(mark steps with NVTX ranges named 'step N', or launch with clusterprof)"
+            f"{rank_list(bare, None)}: the report has no steps; the whole window counts as one: "
+            "call torch.profiler's step() at the end of each step, or mark steps with NVTX ranges "
+            "named 'step N', or launch with clusterprof (--step-on where no optimizer ends one)"
         )
     return list(dict.fromkeys(warnings))

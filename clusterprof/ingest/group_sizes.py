@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -9,6 +10,9 @@ import pyarrow.compute as pc
 
 from clusterprof import words
 from clusterprof.tables import RankTables
+
+#: communicators that a warning lists
+_MOST_NAMED = 4
 
 
 def with_world(found: Sequence[RankTables]) -> list[RankTables]:
@@ -43,7 +47,10 @@ def _largest(tables: RankTables) -> int:
 
 
 def ambiguous(found: Sequence[RankTables]) -> list[str]:
-    """Return a warning of communicators of one name that more ranks have than they have members."""
+    """Return a warning of communicators of one name that more ranks have than they have members.
+
+    Or fewer, though all ranks are there.
+    """
     ranks: dict[str, list[int]] = {}
     sizes: dict[str, int] = {}
     for tables in found:
@@ -52,7 +59,14 @@ def ambiguous(found: Sequence[RankTables]) -> list[str]:
             mine = calls.filter(pc.equal(calls["communicator"], name))["communicator_size"]
             ranks.setdefault(name, []).append(tables.rank)
             sizes[name] = max(sizes.get(name, 0), pc.max(mine).as_py() or 0)
-    return [
+    unprofiled = max((t.info.world_size or math.inf for t in found), default=0) - len(found)
+    split = [name for name, having in ranks.items() if sizes[name] - len(having) > unprofiled]
+    several = words.listed((words.plain(name.removesuffix("[]")) for name in split), _MOST_NAMED)
+    differently = (
+        f"reports name one communicator differently ({several}): who belongs together is inferred "
+        "from times"
+    )
+    return [differently][: len(split)] + [
         f"communicator {words.plain(name)} has {sizes[name]} members, and {words.ranks(having)}"
         " have one of that name: they are several, and who belongs together is inferred from times"
         for name, having in ranks.items()

@@ -459,8 +459,11 @@ def test_too_few_steady_steps_give_no_finding_and_ask_for_so_many_more(steps: in
 def test_a_report_without_steps_counts_as_one_and_says_so() -> None:
     made = studied(Job(with_steps=False))
     assert len(made.results["steps"]) == 1
-    assert any("no steps" in w for w in made.results["warnings"])
+    (warning,) = (w for w in made.results["warnings"] if "steps" in w)
+    # and how to mark them: a longer window has none either
+    assert all(how in warning for how in ("no steps", "step()", "NVTX", "--step-on"))
     assert made.results["findings"] == []
+    assert made.results["verdict"].startswith("No report has steps")
 
 
 def test_all_profiled_ranks_waiting_together_point_to_one_without_a_report() -> None:

@@ -332,6 +332,26 @@ def test_a_group_has_no_more_members_than_its_size_tells(tmp_path: Path) -> None
     assert sum("they are several" in each for each in found.results["warnings"]) == 2
 
 
+@pytest.mark.parametrize("profiled", [4, 3])
+def test_one_group_that_each_report_calls_otherwise_is_found_by_its_size(
+    tmp_path: Path, profiled: int
+) -> None:
+    for tables in simulate(replace(SLEEPER, tear_ns=0, phase_ns=20_000))[0][:profiled]:
+        path = trace(tables, tmp_path, arguments="kernel", operators=False)
+        content = json.loads(path.read_text())
+        for event in content["traceEvents"]:
+            if event["args"].pop("Process Group Ranks", None):
+                event["args"]["Process Group Name"] = f"mesh_{tables.rank}"
+        path.write_text(json.dumps(content))
+    found = gather([tmp_path])
+    results = study(found.ranks, found.missing, found.warnings).results
+    assert results["collectives"]["unmatched"] == 0
+    # the rank that is not profiled is one of its four members
+    assert any("differently (mesh_0, mesh_1" in each for each in results["warnings"])
+    late = [each["rank"] for each in results["findings"] if each["code"] == "straggler.host"]
+    assert late == [2]
+
+
 def test_a_job_is_as_large_as_its_largest_group(tmp_path: Path) -> None:
     job = replace(SLEEPER, dp=8, communicator_ids=True)
     found = told_sizes(tmp_path, job, (0, 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -51,6 +52,7 @@ def match(ranks: Sequence[RankTables]) -> pa.Table:
     calls, confidence = named_alike([read(t) for t in sorted(ranks, key=lambda r: r.rank)])
     sizes = {t.info.world_size for t in ranks if t.info.world_size is not None}
     world = sizes.pop() if len(sizes) == 1 else None
+    unprofiled = math.inf if world is None else max(world - len(ranks), 0)
     named: dict[str, list[Part]] = {}
     nameless: list[Part] = []
     for c in calls:
@@ -62,8 +64,8 @@ def match(ranks: Sequence[RankTables]) -> pa.Table:
     directed: dict[str, list[Part]] = {}
     for name, of_name in named.items():
         collectives, sends = _split(of_name)
-        if len(collectives) > min((part.most_members for part in collectives), default=0):
-            nameless += collectives  # several communicators of one name
+        if _share_no_name(collectives, unprofiled):
+            nameless += collectives
             collectives = []
         communicator = _Communicator(rows, name, collectives, confidence.get(name, 1.0))
         if not communicator.match(clocks):
@@ -90,6 +92,18 @@ def contradicted(matched: pa.Table) -> dict[str, str]:
     """Return the communicators whose operations' ids contradict each other, and how."""
     found: dict[str, str] = json.loads((matched.schema.metadata or {}).get(CONTRADICTED, b"{}"))
     return found
+
+
+def _share_no_name(parts: Sequence[Part], unprofiled: float) -> bool:
+    """Whether the members of a communicator, of one name, cannot be those of one communicator.
+
+    They are more than it has members, or fewer than it has among the profiled ranks: several
+    communicators have one name, or one has several. Those of a list of ranks are what it says.
+    """
+    most = min((part.most_members for part in parts), default=0)
+    listed = any(part.whole.members[part.rows[0]] is not None for part in parts)
+    fewer = most < math.inf and not listed and most - len(parts) > unprofiled
+    return len(parts) > most or fewer
 
 
 def _split(parts: Sequence[Part]) -> tuple[list[Part], list[Part]]:

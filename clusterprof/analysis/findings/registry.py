@@ -74,16 +74,18 @@ def all_findings(dataset: Dataset) -> tuple[list[Finding], list[str]]:
     """Return the findings of all modules, sorted by saving per step, and warnings.
 
     With too few steady-state steps there is only the profiler's overhead, and a warning says by how
-    much to lengthen the window: a guess would name whom the profiler's start has made late.
+    much to lengthen the window: a guess would name whom the profiler's start has made late. Where
+    no report has steps, no window is long enough.
     """
     steady, warnings = len(dataset.steady_steps), list[str]()
-    if steady < LEAST_STEADY and dataset.ranks:
+    few = steady < LEAST_STEADY and bool(dataset.ranks)
+    if few and dataset.timelines.has_steps.any():
         warnings.append(
             f"not enough steady-state steps ({steady}; the first step of a window shows the "
             "profiler's start): lengthen the window by "
             f"{profiler_overhead.missing(dataset)} steps or more (--steps)"
         )
-    job = None if warnings else what_ifs(dataset)
+    job = None if few else what_ifs(dataset)
     found = [
         finding(dataset, repair.code, repair.ranks, repair.words(saved), saved)
         for repair, saved in (weigh(dataset) if job else ())

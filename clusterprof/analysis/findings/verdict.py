@@ -43,6 +43,8 @@ def verdict(dataset: Dataset, findings: Sequence[Finding]) -> list[Sentence]:
         return all_ranks.verdict(dataset) or plain("unknown", "No report could be read.")
     if count < LEAST_STEADY:
         few = f"Not enough steady-state steps ({count} of {LEAST_STEADY})."
+        if not dataset.timelines.has_steps.any():
+            few = f"No report has steps, so stragglers {_OPEN}."
         return plain("unknown", few, *_single_step(dataset))
     some = len(dataset.ranks) < (dataset.world_size or 0)
     late = [f for f in findings if f["code"].startswith("straggler.") and not overlapped(f)]
