@@ -22,6 +22,7 @@ from clusterprof.analysis.model.timeline import Timelines
 from clusterprof.results import CaptureCost, Finding, Results
 from clusterprof.study import study
 from clusterprof.tables import RankTables
+from clusterprof.words import ms
 
 MS = 1_000_000
 spans = st.lists(st.tuples(st.integers(0, 500), st.integers(0, 60)), max_size=40)
@@ -175,20 +176,22 @@ def test_a_rank_whose_gpu_does_more_or_is_slow_is_named_for_its_gpu(
     assert row["more_ns_per_step"] > 1 * MS
 
 
-def test_what_a_rank_s_work_saves_when_it_is_spread_is_less_than_when_it_goes() -> None:
+def test_more_work_saves_what_spreading_it_does_which_is_less_than_leaving_it_out() -> None:
     def step_ns(*causes: Cause) -> int:
         return int(studied(Job(causes=causes)).results["steps"][-1]["duration_ns"])
 
     more = Cause("gpu_more", 1, 8 * MS)
-    (found,) = [
-        each for each in studied(Job(causes=(more,))).results["findings"]
-        if each["code"] == "straggler.gpu"
+    results = studied(Job(causes=(more,))).results
+    (found,) = [each for each in results["findings"] if each["code"] == "straggler.gpu"]
+    (left_out,) = [
+        row["left_out_saves_ns_per_step"]
+        for row in found["evidence"] if "left_out_saves_ns_per_step" in row
     ]  # fmt: skip
-    (even,) = [row["spread_saves_ns_per_step"] for row in found["evidence"]
-               if "spread_saves_ns_per_step" in row]  # fmt: skip
     spread = step_ns(*(Cause("gpu_more", rank, 2 * MS) for rank in range(4)))
-    assert even == pytest.approx(step_ns(more) - spread, rel=0.1)
-    assert even < 0.9 * found["saved_ns_per_step"]
+    assert found["saved_ns_per_step"] == pytest.approx(step_ns(more) - spread, rel=0.1)
+    assert left_out == pytest.approx(step_ns(more) - step_ns(), rel=0.1)
+    assert found["saved_ns_per_step"] < 0.9 * left_out
+    assert f"by {ms(found['saved_ns_per_step'])} of each" in results["verdict"]
 
 
 def test_a_host_that_queued_work_still_hides_is_slow_all_the_same() -> None:
@@ -492,10 +495,17 @@ def test_verdicts_do_not_change_with_the_clocks() -> None:
     ]
 
 
-def test_more_work_on_one_rank_of_a_stage_is_no_imbalance_of_the_stages() -> None:
+def test_more_work_on_one_rank_of_a_stage_is_an_imbalance_of_stages_only_once_it_is_spread() -> (
+    None
+):
     more = Cause("gpu_more", rank=0, extra_ns=8 * MS)
-    found = studied(Job(dp=2, pp=2, launch_ns=40_000, causes=(more,))).results["findings"]
-    assert "pipeline.imbalance" not in [f["code"] for f in found]
+    results = studied(Job(dp=2, pp=2, launch_ns=40_000, causes=(more,))).results
+    assert leading(results) == "straggler.gpu"
+    uneven = only(results, "pipeline.imbalance")
+    assert uneven["severity"] == "info"
+    assert uneven["saving"] is not None
+    assert uneven["saving"]["net_of"] == [{"code": "straggler.gpu", "ranks": [0]}]
+    assert uneven["saving"]["alone_ns"] <= 0
 
 
 def test_hosts_whose_time_is_all_in_named_calls_have_no_middle_launch() -> None:

@@ -58,7 +58,9 @@ class Case:
     def without(self) -> Job | None:
         """The same job without what is wrong with it; None where nothing is, or it is by design."""
         job = self.job
-        made = replace(job, causes=(), gil_ns=0, pageable=False, item_every=0, serial=False)
+        made = replace(
+            job, causes=evened(job), gil_ns=0, pageable=False, item_every=0, serial=False
+        )
         if job.pageable:
             made = replace(made, copy_ns=int(COPY_BYTES / _PINNED_BYTES_PER_NS))
         if "host.launch_bound" in self.codes and not self.healthy:
@@ -118,7 +120,16 @@ def saved_ns(job: Job) -> tuple[float, float]:
     if all(cause.steps is None for cause in job.causes):
         job = replace(job, steps=max(job.steps, _LONG_STEPS))
     took = step_ns(job)
-    return took - step_ns(replace(job, causes=())), took
+    return took - step_ns(replace(job, causes=evened(job))), took
+
+
+def evened(job: Job) -> tuple[Cause, ...]:
+    """What is left of a job's repaired causes: more work, spread over the stage's ranks."""
+    size = job.dp * job.tp
+    return tuple(
+        replace(cause, rank=cause.rank // size * size + k, extra_ns=cause.extra_ns // size)
+        for cause in job.causes if cause.kind == "gpu_more" and not job.on_host for k in range(size)
+    )  # fmt: skip
 
 
 @functools.lru_cache(64)

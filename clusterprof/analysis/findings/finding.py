@@ -80,6 +80,8 @@ class Words(NamedTuple):
     recurrence: Recurrence | None = None
     #: the only steady-state step in which it happens: work that is queued may be late in the next
     only: int | None = None
+    #: what another repair of the same would save (ns), where it is not known which is possible
+    most_ns: float = 0.0
     #: queued work covers it in the window: its saving is stated for the long run
     hidden: bool = False
 
@@ -125,6 +127,7 @@ def finding(
         each = np.clip(each, 0.0, dataset.durations)
         # nor can its repair save more than the step where one rank's times are wrong
         saved_ns, lies = min(saved.ns, saved.of_ns), job_of(dataset).interval(saved, ranks)
+        lies = lies._replace(most_ns=max(lies.most_ns, say.most_ns))
         if saved.long_run and not saved.known:
             # where queued work hides it, the longer step to come
             step_ns = max(saved.of_ns, 1.0)

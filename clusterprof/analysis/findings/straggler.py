@@ -56,9 +56,9 @@ CODES = (
         "straggler.gpu",
         "A rank's GPU delays the other ranks",
         "One rank's kernels or copies take longer than those of its peers, or it runs more of "
-        "them, so the others wait for it in collectives. Saved: it has as much work as its peers; "
-        "where that work cannot go but only be spread over all of them, less, which the summary "
-        "states too.",
+        "them, so the others wait for it in collectives. Saved: it is as fast as its peers. More "
+        "work is spread over all of them; what it would save to leave that work out is more, which "
+        "the summary states too.",
         "Batches of different length look alike: more work is a matter of balance, the same work "
         "done slower a matter of that GPU. Lengths may hold for a whole window: where they would "
         "explain it (an optimizer's kernels take as long as its peers') and few peers show how "
@@ -298,6 +298,20 @@ def _like_peers(job: WhatIfs, members: Sequence[Member], lengths: Lengths) -> Le
     return lengths
 
 
+def _moved(dataset: Dataset, members: Sequence[Member]) -> list[int]:
+    """The places of those whose GPUs have more work than their peers', which others could do."""
+    gpus = [] if dataset.on_host else [k for k, part in members if part == "gpu"]
+    return [k for k in gpus if causes.busy_gpu(dataset, k).movable]
+
+
+def _repaired(
+    job: WhatIfs, members: Sequence[Member], moved: Sequence[int], lengths: Lengths
+) -> Lengths:
+    """`lengths` where these are as fast as their peers, which do a part of what work is `moved`."""
+    left_out = _like_peers(job, members, lengths)
+    return job.spread(left_out, lengths, moved) if moved else left_out
+
+
 def _ranks(dataset: Dataset, members: Sequence[Member]) -> list[int]:
     return [dataset.ranks[k] for k in sorted({k for k, _ in members})]
 
@@ -312,7 +326,7 @@ def repairs(dataset: Dataset, *_: object) -> list[Repair]:
         Repair(
             _code(dataset, members),
             tuple(_ranks(dataset, members)),
-            partial(_like_peers, job_of(dataset), members),
+            partial(_repaired, job_of(dataset), members, _moved(dataset, members)),
             partial(_words, dataset, members, delays=True),
             least=-math.inf,
             turn=turn,
@@ -372,13 +386,14 @@ def _words(dataset: Dataset, every: Sequence[Member], saved: Saved, *, delays: b
         {"rank": dataset.ranks[k], "part": part, much: round(float(each.mean()))}
         for (k, part), each in zip(members, excess, strict=True)
     ]
-    moved = [k for (k, _), reason in zip(members, reasons, strict=True) if reason.movable]
-    if moved and delays:
-        job = job_of(dataset)
-        lengths = job.spread(saved.without, saved.base, moved)
-        even = replace(job.saved(lengths, saved.base, ranks), long_run=saved.long_run).ns
-        texts.append(f"The same work spread over its peers would save {ms(even)}.")
-        rows.append({"rank": ranks[0], "spread_saves_ns_per_step": round(even)})
+    left_out_ns = 0.0
+    if delays and _moved(dataset, every):
+        left_out = _tried(job_of(dataset), every, saved.base)
+        left_out_ns = replace(left_out, long_run=saved.long_run).ns
+        texts.append(
+            f"That is with the work spread over all; left out, it would save {ms(left_out_ns)}."
+        )
+        rows.append({"rank": ranks[0], "left_out_saves_ns_per_step": round(left_out_ns)})
     first = members[0][0]
     closer = capture(
         dataset, [dataset.ranks[first], dataset.ranks[0 if first else 1]], *operators(dataset),
@@ -388,6 +403,7 @@ def _words(dataset: Dataset, every: Sequence[Member], saved: Saved, *, delays: b
     return Words(
         rank=None if several else ranks[0],
         hidden=hidden,
+        most_ns=left_out_ns,
         recurrence="intermittent" if looked else None,
         at_most="critical" if delays else "info",
         confidence=limits.MEASURED if steady and delays else limits.ASSUMED,
