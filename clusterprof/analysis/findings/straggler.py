@@ -57,8 +57,8 @@ CODES = (
         "A rank's GPU delays the other ranks",
         "One rank's kernels or copies take longer than those of its peers, or it runs more of "
         "them, so the others wait for it in collectives. Saved: it is as fast as its peers. More "
-        "work is spread over all of them; what it would save to leave that work out is more, which "
-        "the summary states too.",
+        "work is spread over all of them; what it would save to leave that work out is more: by "
+        "that it delays the others.",
         "Batches of different length look alike: more work is a matter of balance, the same work "
         "done slower a matter of that GPU. Lengths may hold for a whole window: where they would "
         "explain it (an optimizer's kernels take as long as its peers') and few peers show how "
@@ -367,7 +367,10 @@ def _words(dataset: Dataset, every: Sequence[Member], saved: Saved, *, delays: b
     hidden = delays and saved.window_ns < covered
     saved = replace(saved, long_run=saved.long_run or hidden)
     node = _node(dataset, ranks)
-    texts = [_delays(dataset, ranks, node, saved, hidden=hidden)]
+    left_out = _left_out(dataset, every, saved) if delays else None
+    texts = [_delays(dataset, ranks, node, left_out or saved, hidden=hidden)]
+    if left_out and texts[0].endswith(")."):
+        texts[0] = f"{texts[0][:-2]}; spread, it saves {ms(saved.ns)})."
     if not delays:
         more = f"takes {ms(float(excess[0].mean()))} longer per step than its peers'"
         texts = [f"Rank {ranks[0]}'s host {more}, but delays no other rank."]
@@ -386,14 +389,9 @@ def _words(dataset: Dataset, every: Sequence[Member], saved: Saved, *, delays: b
         {"rank": dataset.ranks[k], "part": part, much: round(float(each.mean()))}
         for (k, part), each in zip(members, excess, strict=True)
     ]
-    left_out_ns = 0.0
-    if delays and _moved(dataset, every):
-        left_out = _tried(job_of(dataset), every, saved.base)
-        left_out_ns = replace(left_out, long_run=saved.long_run).ns
-        texts.append(
-            f"That is with the work spread over all; left out, it would save {ms(left_out_ns)}."
-        )
-        rows.append({"rank": ranks[0], "left_out_saves_ns_per_step": round(left_out_ns)})
+    if left_out:
+        texts.append(f"The work spread over all ranks saves {ms(saved.ns)}.")
+        rows.append({"rank": ranks[0], "left_out_saves_ns_per_step": round(left_out.ns)})
     first = members[0][0]
     closer = capture(
         dataset, [dataset.ranks[first], dataset.ranks[0 if first else 1]], *operators(dataset),
@@ -403,7 +401,7 @@ def _words(dataset: Dataset, every: Sequence[Member], saved: Saved, *, delays: b
     return Words(
         rank=None if several else ranks[0],
         hidden=hidden,
-        most_ns=left_out_ns,
+        most_ns=left_out.ns if left_out else 0.0,
         recurrence="intermittent" if looked else None,
         at_most="critical" if delays else "info",
         confidence=limits.MEASURED if steady and delays else limits.ASSUMED,
@@ -416,6 +414,16 @@ def _words(dataset: Dataset, every: Sequence[Member], saved: Saved, *, delays: b
         advice=" ".join(dict.fromkeys(reason.advice or code.recommendation for reason in reasons)),
         follow_up=closer if code is CODES[0] else "",
     )
+
+
+def _left_out(dataset: Dataset, members: Sequence[Member], saved: Saved) -> Saved | None:
+    """What it would save to leave the work out that their repair spreads; None where it does not.
+
+    By so much these delay the others.
+    """
+    if not _moved(dataset, members):
+        return None
+    return replace(_tried(job_of(dataset), members, saved.base), long_run=saved.long_run)
 
 
 def _delays(dataset: Dataset, ranks: list[int], node: str, saved: Saved, *, hidden: bool) -> str:
