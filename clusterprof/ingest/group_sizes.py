@@ -60,6 +60,8 @@ def ambiguous(found: Sequence[RankTables]) -> list[str]:
             ranks.setdefault(name, []).append(tables.rank)
             sizes[name] = max(sizes.get(name, 0), pc.max(mine).as_py() or 0)
     unprofiled = max((t.info.world_size or math.inf for t in found), default=0) - len(found)
+    ids = any(name.startswith("0x") for name in ranks)
+    unprofiled = math.inf if ids else unprofiled
     split = [name for name, having in ranks.items() if sizes[name] - len(having) > unprofiled]
     several = words.listed((words.plain(name.removesuffix("[]")) for name in split), _MOST_NAMED)
     differently = (

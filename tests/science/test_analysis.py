@@ -191,7 +191,9 @@ def test_more_work_saves_what_spreading_it_does_which_is_less_than_leaving_it_ou
     assert found["saved_ns_per_step"] == pytest.approx(step_ns(more) - spread, rel=0.1)
     assert left_out == pytest.approx(step_ns(more) - step_ns(), rel=0.1)
     assert found["saved_ns_per_step"] < 0.9 * left_out
-    assert f"by {ms(found['saved_ns_per_step'])} of each" in results["verdict"]
+    assert f"by {ms(left_out)} of each" in results["verdict"]
+    assert f"spread, it saves {ms(found['saved_ns_per_step'])})" in results["verdict"]
+    assert found["saved_most_ns"] == left_out
 
 
 def test_a_host_that_queued_work_still_hides_is_slow_all_the_same() -> None:
@@ -505,7 +507,7 @@ def test_more_work_on_one_rank_of_a_stage_is_an_imbalance_of_stages_only_once_it
     assert uneven["severity"] == "info"
     assert uneven["saving"] is not None
     assert uneven["saving"]["net_of"] == [{"code": "straggler.gpu", "ranks": [0]}]
-    assert uneven["saving"]["alone_ns"] <= 0
+    assert uneven["saved_alone_ns"] <= 0
 
 
 def test_hosts_whose_time_is_all_in_named_calls_have_no_middle_launch() -> None:

@@ -337,7 +337,13 @@ def _alone(tables: RankTables) -> RankTables:
     at = calls.schema.get_field_index("communicator")
     field = calls.schema.field(at)
     names = pa.array([f"own {tables.rank}"] * calls.num_rows, field.type)
-    return replace(tables, collective_calls=calls.set_column(at, field, names))
+    calls = calls.set_column(at, field, names)
+    at = calls.schema.get_field_index("communicator_size")
+    field = calls.schema.field(at)
+    return replace(
+        tables,
+        collective_calls=calls.set_column(at, field, pa.nulls(calls.num_rows, field.type)),
+    )
 
 
 def test_what_the_look_has_shown_is_named_where_three_steps_show_it_again() -> None:

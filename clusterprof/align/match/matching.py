@@ -52,7 +52,6 @@ def match(ranks: Sequence[RankTables]) -> pa.Table:
     calls, confidence = named_alike([read(t) for t in sorted(ranks, key=lambda r: r.rank)])
     sizes = {t.info.world_size for t in ranks if t.info.world_size is not None}
     world = sizes.pop() if len(sizes) == 1 else None
-    unprofiled = math.inf if world is None else max(world - len(ranks), 0)
     named: dict[str, list[Part]] = {}
     nameless: list[Part] = []
     for c in calls:
@@ -60,6 +59,9 @@ def match(ranks: Sequence[RankTables]) -> pa.Table:
         nameless.append(parts.pop(None, c.every.some(slice(0))))
         for name, part in parts.items():
             named.setdefault(name, []).append(part)
+    # NCCL's own ids are the same on all members
+    ids = any(name.startswith("0x") for name in named)
+    unprofiled = math.inf if ids or world is None else max(world - len(ranks), 0)
     undecided: list[_Communicator] = []
     directed: dict[str, list[Part]] = {}
     for name, of_name in named.items():

@@ -80,8 +80,8 @@ class Words(NamedTuple):
     recurrence: Recurrence | None = None
     #: the only steady-state step in which it happens: work that is queued may be late in the next
     only: int | None = None
-    #: what another repair of the same would save (ns), where it is not known which is possible
-    most_ns: float = 0.0
+    #: what it costs, and another repair would save, where it is not known which one is possible
+    costs: Saved | None = None
     #: queued work covers it in the window: its saving is stated for the long run
     hidden: bool = False
 
@@ -121,13 +121,15 @@ def finding(
     if saved:
         saved = replace(saved, long_run=saved.long_run or say.hidden)
         # no step can cost more than it lasts
-        each = np.full_like(saved.each, saved.ns) if say.hidden else saved.each
+        costs = say.costs or saved
+        each = np.full_like(saved.each, costs.ns) if say.hidden else costs.each
         if say.only is not None:
             each = np.where(np.asarray(dataset.steady_steps) == say.only, each.sum(), 0.0)
         each = np.clip(each, 0.0, dataset.durations)
         # nor can its repair save more than the step where one rank's times are wrong
         saved_ns, lies = min(saved.ns, saved.of_ns), job_of(dataset).interval(saved, ranks)
-        lies = lies._replace(most_ns=max(lies.most_ns, say.most_ns))
+        if say.costs:
+            lies = lies._replace(most_ns=max(lies.most_ns, costs.ns))
         if saved.long_run and not saved.known:
             # where queued work hides it, the longer step to come
             step_ns = max(saved.of_ns, 1.0)

@@ -401,7 +401,7 @@ def _words(dataset: Dataset, every: Sequence[Member], saved: Saved, *, delays: b
     return Words(
         rank=None if several else ranks[0],
         hidden=hidden,
-        most_ns=left_out.ns if left_out else 0.0,
+        costs=left_out,
         recurrence="intermittent" if looked else None,
         at_most="critical" if delays else "info",
         confidence=limits.MEASURED if steady and delays else limits.ASSUMED,
