@@ -193,7 +193,6 @@ def test_more_work_saves_what_spreading_it_does_which_is_less_than_leaving_it_ou
     assert found["saved_ns_per_step"] < 0.9 * left_out
     assert f"by {ms(left_out)} of each" in results["verdict"]
     assert f"spread, it saves {ms(found['saved_ns_per_step'])})" in results["verdict"]
-    assert found["saved_most_ns"] == left_out
 
 
 def test_a_host_that_queued_work_still_hides_is_slow_all_the_same() -> None:

@@ -80,7 +80,7 @@ class Words(NamedTuple):
     recurrence: Recurrence | None = None
     #: the only steady-state step in which it happens: work that is queued may be late in the next
     only: int | None = None
-    #: what it costs, and another repair would save, where it is not known which one is possible
+    #: what it costs, where its repair saves less
     costs: Saved | None = None
     #: queued work covers it in the window: its saving is stated for the long run
     hidden: bool = False
@@ -128,8 +128,6 @@ def finding(
         each = np.clip(each, 0.0, dataset.durations)
         # nor can its repair save more than the step where one rank's times are wrong
         saved_ns, lies = min(saved.ns, saved.of_ns), job_of(dataset).interval(saved, ranks)
-        if say.costs:
-            lies = lies._replace(most_ns=max(lies.most_ns, costs.ns))
         if saved.long_run and not saved.known:
             # where queued work hides it, the longer step to come
             step_ns = max(saved.of_ns, 1.0)
