@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -409,3 +410,16 @@ def test_a_wait_that_is_stamped_a_little_after_the_last_step_is_no_pause() -> No
     job = job_of(dataset_of(ranks))
     long = job.job.lengths.own > 4 * MS
     assert job.job.host_rank[long].tolist() == [2]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_of_two_ranks_lengths_that_hold_leave_open_whether_one_is_slow(seed: int) -> None:
+    job = Job(
+        dp=2, steps=8, first_step=21, synchronous=True, varied_frac=0.3, varied_steps=20, seed=seed
+    )
+    results = studied_job(job).results
+    assert not straggler_named(list(results["findings"]))
+    assert re.match(
+        r"Stragglers cannot be determined: rank [01]'s GPU takes [\d.]+ ms longer, as longer",
+        results["verdict"],
+    )

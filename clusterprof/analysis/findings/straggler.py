@@ -129,6 +129,25 @@ def hidden_by_profilers(dataset: Dataset) -> bool:
     return any(one.most_ns >= limits.WARNING_FRAC * job.step_ns for one in saved)
 
 
+def like_longer_batches(dataset: Dataset) -> tuple[int, float] | None:
+    """The rank whose GPU takes longer than its only peer's, and by how much per step (ns).
+
+    It is no straggler, and none is excluded, where longer batches would explain it. None where no
+    such rank may cost enough to be named.
+    """
+    job = what_ifs(dataset)
+    if job is None:
+        return None
+    more = job.excess["gpu"]
+    k = int(np.argmax(more.mean(axis=1)))
+    others = job.peers.others(k)
+    if len(others) != 1 or not beyond(more[k], more[others]):
+        return None
+    saved = _tried(job, ((k, "gpu"),), job.base)
+    enough = saved.most_ns >= limits.WARNING_FRAC * job.step_ns and not saved.rare
+    return (dataset.ranks[k], float(more[k].mean())) if enough else None
+
+
 def _suspects(job: WhatIfs, excess: Excess, named: set[Member]) -> Iterator[tuple[Member, ...]]:
     """Who may be a straggler: each of those that take longest, and all of them together.
 

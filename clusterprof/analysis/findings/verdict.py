@@ -15,7 +15,11 @@ from clusterprof.analysis.findings.finding import (
     plain,
     severity,
 )
-from clusterprof.analysis.findings.straggler import hidden_by_profilers, overlapped
+from clusterprof.analysis.findings.straggler import (
+    hidden_by_profilers,
+    like_longer_batches,
+    overlapped,
+)
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import LEAST_STEADY, Dataset
 from clusterprof.analysis.model.what_if import what_ifs
@@ -121,6 +125,9 @@ def _no_straggler(dataset: Dataset, *, named: bool) -> list[Sentence]:
         )
     if not named and hidden_by_profilers(dataset):
         why = "two profilers slow hosts differently; profile again by one (--profiler torch)."
+        return plain("unknown", f"Stragglers {_OPEN}: {why}")
+    if not named and (found := like_longer_batches(dataset)):
+        why = f"rank {found[0]}'s GPU takes {ms(found[1])} longer, as longer batches would."
         return plain("unknown", f"Stragglers {_OPEN}: {why}")
     # of two profilers the slower one makes its ranks come last
     if len(dataset.profilers(range(len(dataset.ranks)))) > 1:
