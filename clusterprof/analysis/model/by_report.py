@@ -18,7 +18,7 @@ from clusterprof.analysis.model import host_activity, limits
 from clusterprof.analysis.model.accounts import activity_of
 from clusterprof.analysis.model.dataset import Bools, Dataset, Ints
 from clusterprof.analysis.model.graph import NEVER
-from clusterprof.analysis.model.replay import ELSEWHERE, FOLLOWING, LAUNCHING
+from clusterprof.analysis.model.replay import ELSEWHERE, FOLLOWING, LAUNCHING, Recorded
 from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE, Small
 from clusterprof.mapped import release
 
@@ -32,39 +32,20 @@ _Side = Literal["left", "right"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
-    """What some ranks' moments waited for, one rank after the other (reference clock, ns).
+class Part(Recorded):
+    """What some ranks' moments waited for: of the whole job once parts are joined. -1 is none."""
 
-    Of the whole job once parts are joined. -1 stands for none.
-    """
-
-    #: activities launched in the window, by rank, stream and start: places in the dataset, of
-    #: their ranks, of the steps, and of their streams among those that are used
-    row: Small
-    rank: Small
-    step: Small
+    #: activities: their streams among those that are used, and which came before each on its own
     stream: Small
-    kind: Small
+    previous: Small
     start: Ints
     stop: Ints
-    #: the moment at which the host launched each, and which one came before it on its stream
-    launch: Small
-    previous: Small
-    #: the length from the latter, and from the launch; what no length explains, and where that is
-    follow: Small
-    latency: Small
-    unexplained: Small
-    unexplained_in: Small
-    #: what else waits: which of `row`, for which activity, how long after it, unexplained of that
+    #: what else waits: which of them, for which activity, how long after it, unexplained of that
     waiting: Ints
     other: Ints
     after: Ints
     after_unexplained: Ints
-    #: hosts' moments: when, places of ranks and steps; those at which a step begins, or the last
-    #: ends, [ranks, steps + 1]
-    at: Ints
-    host_rank: Small
-    host_step: Small
+    #: hosts' moments at which a step begins, or the last ends, [ranks, steps + 1]
     marks: Ints
     #: moments at which a wait ends, the activity that it waited for, and how long after that
     woken: Ints
@@ -84,18 +65,18 @@ class Part:
 
 
 #: fields of `Part` that are places among its activities, its streams, its hosts' moments, or those
-#: of `row`: in a job each is as much further on as its part is
+#: in the window: in a job each is as much further on as its part is
 _PLACES = (
-    ("row", "other", "woken_by", "early"),
+    ("activity", "other", "woken_by", "early"),
     ("stream",),
-    ("launch", "marks", "woken"),
+    ("launch_moment", "marks", "woken"),
     ("previous", "waiting", "early_again", "stream_last"),
 )
 
 
 def joined(parts: Sequence[Part]) -> Part:
     """Return one part of all ranks; `parts` come in order, and are used up."""
-    sizes = [(one.activities, len(one.stream_rank), len(one.at), len(one.row)) for one in parts]
+    sizes = [(p.activities, len(p.stream_rank), len(p.host_at), len(p.rank)) for p in parts]
     before = np.cumsum([(0, 0, 0, 0), *sizes], axis=0).tolist()
     out: dict[str, Any] = {"activities": before[-1][0]}
     for each in fields(Part)[:-1]:
@@ -117,10 +98,10 @@ def part_of(dataset: Dataset, steps: Ints, chosen: Ints, ranks: tuple[int, int])
     row, early, hosts = r.row, r.early, _hosts(r)
     streams, stream = np.unique(r.stream[row], return_inverse=True)
     part = Part(
-        row=row.astype(np.int32), rank=r.rank[row], kind=r.kind[row], start=r.start[row],
+        activity=row.astype(np.int32), rank=r.rank[row], kind=r.kind[row], start=r.start[row],
         stop=r.stop[row], step=r.step(r.rank[row], r.launch[row], "left").astype(np.int32),
         stream=stream.astype(np.int32), **hosts, **_devices(r),
-        early=early, early_stop=r.stop[early], early_again=_again(r, hosts["launch"]),
+        early=early, early_stop=r.stop[early], early_again=_again(r, hosts["launch_moment"]),
         stream_rank=r.of_stream[streams], stream_free=r.free[streams],
         stream_last=_last_launched(r, hosts, r.of_stream[streams], stream),
         activities=len(r.rank),
@@ -141,7 +122,7 @@ def _again(r: _Reports, launch: Ints) -> Ints:
 
 def _last_launched(r: _Reports, hosts: Mapping[str, Ints], ranks: Ints, stream: Ints) -> Ints:
     """What was launched last on each stream (of `ranks`) before each of its host's marks, or -1."""
-    launch, size = hosts["launch"], len(hosts["at"]) + 1
+    launch, size = hosts["launch_moment"], len(hosts["host_at"]) + 1
     order, number = np.lexsort((launch, stream)), np.arange(len(ranks))[:, None]
     marks = hosts["marks"][np.searchsorted(r.chosen, ranks)]
     last = np.searchsorted((stream * size + launch)[order], number * size + marks)
@@ -261,9 +242,9 @@ def _hosts(r: _Reports) -> dict[str, Ints]:
     marked, launches, _, ended = np.split(place, np.cumsum([len(p) for p in parts])[:-1])
     at, rank = at[order], of_moment[order]
     return {
-        "at": at, "host_rank": rank.astype(np.int32),
+        "host_at": at, "host_rank": rank.astype(np.int32),
         "host_step": r.step(rank, at, "right").astype(np.int32),
-        "marks": marked.reshape(marks.shape), "launch": launches.astype(np.int32),
+        "marks": marked.reshape(marks.shape), "launch_moment": launches.astype(np.int32),
         "woken": ended, "woken_by": by,
         "woken_ns": np.maximum(end - r.stop[by], -limits.REACTS_NS),
     }  # fmt: skip
@@ -300,7 +281,7 @@ def _devices(r: _Reports) -> dict[str, Ints]:
     after = np.where(elsewhere, after, np.minimum(after, STAMP_NS))
     return {
         "previous": np.where(fresh, -1, np.arange(len(row)) - 1).astype(np.int32),
-        "follow": narrow(np.where(last == FOLLOWING, follow, np.minimum(follow, gap))),
+        "before": narrow(np.where(last == FOLLOWING, follow, np.minimum(follow, gap))),
         "latency": narrow(np.where(last == LAUNCHING, latency, np.minimum(latency, least))),
         "unexplained": narrow(unexplained), "unexplained_in": last,
         "waiting": np.r_[waiting, late], "other": np.r_[other, by],

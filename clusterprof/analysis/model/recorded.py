@@ -6,6 +6,7 @@ What a rank's own report tells comes from `by_report`; what its collectives wait
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 from functools import partial
 from itertools import pairwise, starmap
 
@@ -28,6 +29,7 @@ from clusterprof.analysis.model.replay import (
     SINCE,
     WAKING,
     Lengths,
+    Recorded,
     Replay,
 )
 from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE, Small
@@ -97,7 +99,7 @@ class _Calls:
     def __init__(self, j: _Moments) -> None:
         c, start, stop = j.dataset.collectives, j.part.start, j.part.stop
         place_of: Small = np.full(j.part.activities + 1, -1, dtype=np.int32)
-        place_of[j.part.row] = np.arange(j.n)
+        place_of[j.part.activity] = np.arange(j.n)
         place = np.where(c.matched, place_of[activity_of(j.dataset)], -1)
         usable = c.matched & (c.synchronising | c.point_to_point)
         usable &= ~np.isin(c.collective, j.apart)
@@ -122,7 +124,7 @@ class _Calls:
         left = late & (stop[member] < arrival[number] - limits.REACTS_NS)
         if left.sum() > limits.WARNING_FRAC * late.sum() or not late.any():
             held &= ~sends
-        #: the member's place in `row`, the collective's number from 0
+        #: the member's place among the activities, the collective's number from 0
         self.member, self.number = member, number
         #: whether the others wait for it, and whether it waits for them
         self.gates, self.held = gates, held
@@ -156,7 +158,7 @@ class _Moments:
         #: collectives (numbers of the dataset's) and assumed waits (moments) that are left out
         self.apart, self.not_waiting = apart, waiting
         self.dataset, self.part = dataset, part
-        self.n_host, self.n = len(part.at), len(part.row)
+        self.n_host, self.n = len(part.host_at), len(part.activity)
         self.calls = _Calls(self)
         counts = (
             self.n_host, self.n, self.n, len(part.early), len(part.stream_rank),
@@ -170,7 +172,7 @@ class _Moments:
         self.step_ends = np.arange(self.marks, self.moments).reshape(part.marks.shape)
         #: the moments at which activities end; -1: launched after the window
         self.end_of: Small = np.full(part.activities + 1, -1, dtype=np.int32)
-        self.end_of[part.row] = self.ends + np.arange(self.n)
+        self.end_of[part.activity] = self.ends + np.arange(self.n)
         self.end_of[part.early] = self.earlies + np.arange(len(part.early))
 
     def prior(self, rows: Ints) -> Small:
@@ -192,7 +194,7 @@ class _Moments:
         wakes, by, after = (each[known] for each in (part.woken, by, part.woken_ns))
         root = np.zeros(self.n_host, dtype=bool)
         root[wakes] = root[part.marks[:, 0]] = True
-        own = np.where(root, 0, np.diff(part.at, prepend=part.at[:1]))
+        own = np.where(root, 0, np.diff(part.host_at, prepend=part.host_at[:1]))
         woken = np.zeros(self.n_host, dtype=np.int64)
         woken[wakes] = after
         held = calls.member[calls.held]
@@ -203,7 +205,7 @@ class _Moments:
         joined[held] = True
         root_of = first_of(root)
         fresh = (part.previous < 0) | joins
-        fresh[1:] |= joins[:-1] | (np.diff(root_of[part.launch]) != 0)
+        fresh[1:] |= joins[:-1] | (np.diff(root_of[part.launch_moment]) != 0)
         first, first_ns, again = self._begins()
         edges = _Edges()
         self._add_hosts(edges, wakes, by, root_of)
@@ -217,15 +219,12 @@ class _Moments:
         kind, pick, plus, loose = (each[graph.edge] for each in lengths)
         beside, wait_beside, waits, waits_ns = self._beside_waits()
         return Replay(
+            **{each.name: getattr(part, each.name) for each in fields(Recorded)},
             graph=graph, steps=steps, lengths=Lengths(own, run, woken),
-            kind_of_edge=kind.astype(np.int8), pick=pick, plus=plus,
-            host_root=root, host_rank=part.host_rank, host_step=part.host_step, host_at=part.at,
-            launch_moment=part.launch, rank=part.rank, step=part.step, activity=part.row,
-            kind=part.kind, joined=joined, before=part.follow, latency=part.latency,
-            unexplained=part.unexplained, unexplained_in=part.unexplained_in, fresh=fresh,
-            first=first, first_ns=first_ns, again=graph.place(again), marks=self.step_ends,
-            beside=beside, wait_beside=wait_beside, freely=self._freely(beside, run),
-            waits=graph.place(waits), waits_ns=waits_ns, loose=loose,
+            kind_of_edge=kind.astype(np.int8), pick=pick, plus=plus, loose=loose, host_root=root,
+            joined=joined, fresh=fresh, first=first, first_ns=first_ns,
+            again=graph.place(again), marks=self.step_ends, freely=self._freely(beside, run),
+            beside=beside, wait_beside=wait_beside, waits=graph.place(waits), waits_ns=waits_ns,
         )  # fmt: skip
 
     def _add_hosts(self, edges: _Edges, wakes: Ints, by: Ints, root_of: Ints) -> None:
@@ -238,10 +237,10 @@ class _Moments:
 
     def _add_starts(self, edges: _Edges, special: Ints, root_of: Ints) -> None:
         """`special` activities start after their stream, their launch and other streams."""
-        part, launch = self.part, self.part.launch[special]
+        part, launch = self.part, self.part.launch_moment[special]
         edges.add(
             self.prior(special), self.starts + special, NONE, 0,
-            part.follow[special], self.loose(special, FOLLOWING),
+            part.before[special], self.loose(special, FOLLOWING),
         )  # fmt: skip
         edges.add(
             root_of[launch], self.starts + special, SINCE, launch,
@@ -274,7 +273,7 @@ class _Moments:
         needed[again[again >= 0]] = needed[self.prior(np.unique(begin[plain]))] = True
         plain = plain[needed[self.ends + plain]]
         edges.add(self.prior(begin[plain]), self.ends + plain, QUEUED, plain)
-        edges.add(root_of[self.part.launch[plain]], self.ends + plain, LAUNCHED, plain)
+        edges.add(root_of[self.part.launch_moment[plain]], self.ends + plain, LAUNCHED, plain)
 
     def on_circles(self, graph: Graph) -> tuple[Ints, Ints]:
         """The collectives and the activities' starts that wait for each other in circles."""
@@ -350,7 +349,8 @@ class _Moments:
             busy = part.kind[rows] == COLLECTIVE
             kernel = np.flatnonzero((part.kind[rows] == COMPUTE) & (end > begin))
             kernel = kernel[np.argsort(begin[kernel], kind="stable")]
-            name, alike = names[part.row[rows][kernel]], part.rank[rows][kernel].astype(np.int64)
+            name = names[part.activity[rows][kernel]]
+            alike = part.rank[rows][kernel].astype(np.int64)
             for apart in range(-2, 3):
                 alike = alike * _MIXES + np.roll(name, apart)
             covered = union(begin[busy], end[busy]).within(begin[kernel], end[kernel])
@@ -375,6 +375,6 @@ class _Moments:
         last = self.ends + np.flatnonzero(np.diff(part.stream, append=-1))
         return (
             np.r_[part.marks[:, 0], streams, self.earlies + np.arange(len(part.early))],
-            np.r_[part.at[part.marks[:, 0]], part.stream_free, part.early_stop],
+            np.r_[part.host_at[part.marks[:, 0]], part.stream_free, part.early_stop],
             np.r_[part.marks[:, -1], last, np.where(again >= 0, self.ends + again, -1)],
         )

@@ -72,13 +72,37 @@ def _digest(array: Ints) -> bytes:
     return _DIGESTS[key]
 
 
-@dataclass(frozen=True)
-class Replay:
-    """A job's graph, and where each length is from. Times on the reference rank's clock (ns).
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """A job's moments as the ranks' own reports tell them (reference clock, ns), rank by rank.
 
-    There is one of most things for each moment or activity of the job, so they are as narrow as
+    There is one of each thing for each moment or activity of the job, so they are as narrow as
     they can be: nothing may be multiplied in their types.
     """
+
+    #: activities launched in the window, by rank, stream and start: places in the dataset, of
+    #: their ranks, and of the steps
+    activity: Small
+    rank: Small
+    step: Small
+    kind: Small
+    #: the moment at which the host launched each
+    launch_moment: Small
+    #: the length from the activity before it on its stream, and from its launch
+    before: Small
+    latency: Small
+    #: what no recorded length explains of each (ns), and in which of both it is, if in any
+    unexplained: Small
+    unexplained_in: Small
+    #: hosts' moments: when each was, place of the rank, and of the step
+    host_at: Ints
+    host_rank: Small
+    host_step: Small
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay(Recorded):
+    """A job's graph, and where each length is from."""
 
     graph: Graph
     #: the steady-state steps that it replays, one after the other
@@ -88,27 +112,10 @@ class Replay:
     kind_of_edge: Small
     pick: Ints
     plus: Ints
-    #: host moments: place of the rank, of the step, and whether a wait ended there
-    host_rank: Small
-    host_step: Small
+    #: host moments at which a wait ended
     host_root: Bools
-    #: when each host moment was
-    host_at: Ints
-    #: activities: the moment of the launch, place of the rank, of the step, and among those of the
-    #: dataset
-    launch_moment: Small
-    rank: Small
-    step: Small
-    activity: Small
-    kind: Small
-    #: whether it is a member of a collective that waits for the others
+    #: activities that are members of a collective that waits for the others
     joined: Bools
-    #: the length from the activity before it on its stream, and from its launch
-    before: Small
-    latency: Small
-    #: what no recorded length explains of each (ns), and in which of both it is, if in any
-    unexplained: Small
-    unexplained_in: Small
     #: where a run of activities begins that wait for nothing else
     fresh: Bools
     #: moments before the window, when they were, and the place in the graph's order of what stands
