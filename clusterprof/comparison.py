@@ -25,12 +25,12 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +39,7 @@ from clusterprof import __version__, gate, merge_run, words
 from clusterprof.agent.contracts import paths
 from clusterprof.console import say
 from clusterprof.errors import ClusterprofError, MergeError, ReportError
-from clusterprof.ingest.rank_steps import period
+from clusterprof.ingest.rank_steps import WARM_UP, period, stretches
 from clusterprof.report import comparison_text, results_json
 from clusterprof.results import (
     Change,
@@ -54,9 +54,6 @@ from clusterprof.results import (
     StepTimes,
 )
 from clusterprof.run_directory import Window
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 Floats = npt.NDArray[np.float64]
 
@@ -73,9 +70,8 @@ _REFUTED = 6.9
 _LEVEL = 0.95
 #: blocks of steps: at most so many, of so many steps at least; fewer blocks tell no spread
 _BLOCKS, _LEAST_STEPS, _LEAST_BLOCKS = 20, 4, 4
-#: steps that count for nothing: a job's first ones, and those after a window, in which queues fill
-#: up again (`analysis.model.capture_cost`)
-_WARM_UP, _RECOVERY = 3, 8
+#: steps after a window in which queues fill up again (`analysis.model.replay.SETTLE_STEPS`)
+_RECOVERY = 8
 #: no step takes 104 days; beyond it doubles no longer count nanoseconds
 _LONGEST_NS = 2**53
 #: a single step of a window does not tell how much steps vary
@@ -192,13 +188,13 @@ def clean_steps(run: Window, results: Results) -> tuple[Floats, int]:
     job = merge_run.job_record(run)
     ranks = []
     for rank, log in job.steps.items():
-        first, count, took = stretches(log, job.paces.get(rank, {}))
-        clean = (first >= _WARM_UP) & (first + count <= until) & (count > 0) & (took > 0)
+        first, count, took, _ = stretches(log, job.paces.get(rank, {}))
+        clean = (first >= WARM_UP) & (first + count <= until) & (count > 0) & (took > 0)
         for window in windows:
             clean &= (first + count <= window.first) | (first >= window.end + _RECOVERY)
-        order = np.flatnonzero(clean)[np.argsort(first[clean], kind="stable")]
-        if len(order):
-            ranks.append((took[order].sum() / count[order].sum(), count[order], took[order]))
+        count, took = count[clean], took[clean]
+        if len(count):
+            ranks.append((took.sum() / count.sum(), count, took))
     if not ranks:
         return np.zeros(0), 0
     _, count, took = sorted(ranks, key=lambda rank: rank[0])[(len(ranks) - 1) // 2]
@@ -215,20 +211,6 @@ def _stays_longer(times: StepTimes | None) -> bool:
     if before is None or after is None or uncertainty is None:
         return False
     return after - before > uncertainty
-
-
-def stretches(
-    log: pa.Table, pace: Mapping[str, npt.NDArray[np.int64]]
-) -> tuple[npt.NDArray[np.int64], ...]:
-    """First step, count and length (ns) of a rank's logged steps, and of its blocks of others."""
-    step, begin, end = (log[name].to_numpy() for name in ("step", "begin_ns", "end_ns"))
-    if not pace:
-        return step, np.ones_like(step), end - begin
-    return (
-        np.r_[step, pace["first_step"]],
-        np.r_[np.ones_like(step), pace["count"]],
-        np.r_[end - begin, pace["end_ns"] - pace["begin_ns"]],
-    )
 
 
 def blocked(count: npt.NDArray[np.int64], took: npt.NDArray[np.int64]) -> Floats:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,7 +54,8 @@ _SLACK_NS = 1_000_000
 #: steps repeat a pattern where half of what they vary by comes again, and eight times; the first
 #: lag that is nearly as good as the best is the pattern's length, the others are multiples of it
 _REPEATED, _REPEATS, _TIMES = 0.5, 0.9, 8
-#: what a step usually takes: of so many before the capture, the job's first ones left out
+#: what a step usually takes: of so many before the capture, the job's first ones left out, which
+#: compile, allocate and fill queues
 _USUAL, WARM_UP, _ENOUGH = 20, 3, 5
 
 #: bytes of a log: of a million steps it has 50 million
@@ -228,6 +229,21 @@ def read_pace(path: Path) -> dict[str, Ints]:
     """
     table = _read(path, PACE_COLUMNS) if path.exists() else np.empty((0, 8), np.int64)
     return dict(zip(PACE_COLUMNS, table.T, strict=True))
+
+
+def stretches(log: pa.Table, pace: Mapping[str, Ints]) -> Ints:
+    """Return the steps of a log (`STEPS`), and the blocks of the others (`read_pace`), in order.
+
+    Rows are the first step, how many there are, their length in all and that of the middle one
+    (ns), [4, n]: a step of the log is a block of one.
+    """
+    step, begin, end = (log[name].to_numpy() for name in STEP_COLUMNS)
+    out = np.stack([step, np.ones_like(step), end - begin, end - begin])
+    if pace:
+        taken = pace["end_ns"] - pace["begin_ns"]
+        blocks = np.stack([pace["first_step"], pace["count"], taken, pace["median_ns"]])
+        out = np.concatenate([out, blocks], axis=1)
+    return np.asarray(out[:, np.argsort(out[0], kind="stable")])
 
 
 def with_collections(tables: RankTables, path: Path) -> RankTables:

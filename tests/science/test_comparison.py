@@ -28,6 +28,7 @@ from clusterprof import baselines, comparison, gate, merge_run, run_directory
 from clusterprof.arguments import parse_ranks
 from clusterprof.cli import baseline, compare
 from clusterprof.errors import ClusterprofError, MergeError, ReportError, UsageError
+from clusterprof.ingest import rank_steps
 from clusterprof.report import comparison_text, results_json
 from clusterprof.results import Comparison, MeasuredRun
 from clusterprof.study import study
@@ -48,7 +49,7 @@ def of_steps(job: Job, seed: int) -> MeasuredRun:
     """A run without a profiler: its step log alone."""
     logs = recorded(replace(job, seed=seed, steps=2), past=80)
     run = blank()
-    _, count, took = (each[3:] for each in comparison.stretches(logs.steps[0], {}))
+    _, count, took, _ = rank_steps.stretches(logs.steps[0], {})[:, 3:]
     run["outside_ns"] = [round(ns) for ns in comparison.blocked(count, took).tolist()]
     run["outside_steps"] = len(count)
     return run

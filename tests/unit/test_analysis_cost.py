@@ -28,7 +28,7 @@ def log(step_ms: list[float], gaps_ms: dict[int, float] | None = None) -> pa.Tab
 def test_stalls_and_steps_of_profiled_and_unprofiled_ranks_are_kept_apart() -> None:
     steps = [40.0] * 20 + [90.0] + [42.0] * 9 + [45.0] * 8 + [41.0] * 22
     logs = {0: log(steps, {20: 1200, 30: 60}), 1: log([40.0] * 60)}
-    cost = capture_cost(logs, [0], 20, 30)
+    cost = capture_cost(logs, [0], 20, 30, {})
     assert cost == {
         "stall_start_ns": 1200 * MS,
         "stall_stop_ns": 60 * MS,
@@ -59,7 +59,7 @@ def test_of_steps_that_repeat_a_pattern_whole_patterns_are_compared() -> None:
     steps = (np.tile([2.0, 2.0, 2.0, 124.0], 23)[:90] * noise).tolist()
     # what the profiler's start let the loader fetch ahead
     steps[40:46] = [2.0] * 6
-    cost = capture_cost({0: log(steps, {40: 270})}, [0], 40, 46)
+    cost = capture_cost({0: log(steps, {40: 270})}, [0], 40, 46, {})
     assert cost is not None
     times = cost["profiled"]
     assert times["before_ns"] == pytest.approx(32.5 * MS, rel=0.05)
@@ -71,14 +71,14 @@ def test_of_steps_that_repeat_a_pattern_whole_patterns_are_compared() -> None:
 
 def test_the_longest_stall_of_any_profiled_rank_counts() -> None:
     logs = {0: log([40.0] * 40, {20: 500}), 3: log([40.0] * 40, {20: 900})}
-    cost = capture_cost(logs, [0, 3], 20, 30)
+    cost = capture_cost(logs, [0, 3], 20, 30, {})
     assert cost is not None
     assert cost["stall_start_ns"] == 900 * MS
     assert cost["unprofiled"] is None
 
 
 def test_a_job_that_ended_inside_the_window_has_no_stop_and_no_after() -> None:
-    cost = capture_cost({0: log([40.0] * 24, {20: 500})}, [0], 20, 30)
+    cost = capture_cost({0: log([40.0] * 24, {20: 500})}, [0], 20, 30, {})
     assert cost is not None
     assert cost["stall_stop_ns"] is None
     assert cost["profiled"]["inside_ns"] == 40 * MS
@@ -87,14 +87,14 @@ def test_a_job_that_ended_inside_the_window_has_no_stop_and_no_after() -> None:
 
 
 def test_without_a_step_in_the_window_there_is_no_cost() -> None:
-    assert capture_cost({0: log([40.0] * 10)}, [0], 20, 30) is None
-    assert capture_cost({}, [0], 20, 30) is None
+    assert capture_cost({0: log([40.0] * 10)}, [0], 20, 30, {}) is None
+    assert capture_cost({}, [0], 20, 30, {}) is None
 
 
 def test_steps_far_from_the_window_count_as_their_block_s_median() -> None:
-    blocks = [(0, 20, 60 * MS), (60, 1000, 44 * MS), (1060, 10, 90 * MS)]
-    columns = np.array(blocks, np.int64).T
-    pace = dict(zip(("first_step", "count", "median_ns"), columns, strict=True))
+    first, count, median = np.array([(0, 20, 60), (60, 1000, 44), (1060, 10, 90)], np.int64).T
+    taken = {"begin_ns": np.zeros_like(count), "end_ns": count * median * MS}
+    pace = {"first_step": first, "count": count, "median_ns": median * MS, **taken}
     logs = {0: log([40.0] * 60, {20: 500})}
     cost = capture_cost(logs, [0], 20, 30, {0: pace})
     assert cost is not None
@@ -114,7 +114,7 @@ def test_steps_are_longer_after_the_window_by_chance_as_often_as_it_is_said() ->
         # steps that follow each other: what makes one longer makes the next ones longer, too
         noise = np.convolve(generator.normal(0, 1, 210), np.ones(10) / 10**0.5, "valid")
         both = [log((40 + noise + generator.normal(0, 1, 201)).tolist()) for _ in range(2)]
-        cost = capture_cost(dict(enumerate(both)), [0, 1], 40, 50)
+        cost = capture_cost(dict(enumerate(both)), [0, 1], 40, 50, {})
         assert cost is not None
         before, after, chance = (
             cost["profiled"][name] for name in ("before_ns", "after_ns", "after_uncertainty_ns")

@@ -151,7 +151,7 @@ def logged(
         steps = np.rint(MS * usual * generator.uniform(0.9, 1.1, until)).astype(np.int64)
         end = np.cumsum(steps)
         logs[rank] = steps_table(np.arange(until), end - steps, end, "steplog")
-    cost = capture_cost(logs, [0, 1], 40, 50)
+    cost = capture_cost(logs, [0, 1], 40, 50, {})
     ranks, _ = simulate(Job())
     ranks = [replace(each, info=replace(each.info, profiler=profiler)) for each in ranks]
     return study(ranks, capture=cost, again=again).results

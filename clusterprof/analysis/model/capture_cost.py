@@ -12,11 +12,8 @@ from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.replay import SETTLE_STEPS
 from clusterprof.analysis.model.shallow import half_width
 from clusterprof.analysis.model.steady_state import TYPICAL_STEPS
-from clusterprof.ingest.rank_steps import WARM_UP, patterns, period
+from clusterprof.ingest.rank_steps import WARM_UP, patterns, period, stretches
 from clusterprof.results import CaptureCost, StepTimes
-
-#: The columns of blocks of steps, `first_step`, `count`, `median_ns` among them.
-Pace = Mapping[str, Ints]
 
 
 def capture_cost(
@@ -24,24 +21,25 @@ def capture_cost(
     profiled: Collection[int],
     first: int,
     end: int,
-    pace: Mapping[int, Pace] | None = None,
+    paces: Mapping[int, Mapping[str, Ints]],
 ) -> CaptureCost | None:
     """Compare the ranks' steps before, inside and after the window [first, end).
 
-    `logs` are STEPS tables by rank, of the steps near the window; `pace` summarises the others
-    (see `read_pace`); `profiled` the ranks with a profiler.
-    None where no profiled rank logged the window's first step. The stalls are the longest of any
-    profiled rank, taken between two steps of its log, where the agent puts the profiler's start
-    and stop. Assumption: a step is what the host sees, so single steps of a host that runs ahead
-    of its GPU vary; the median over ranks and steps does not. Where steps repeat a pattern, whole
-    patterns count.
+    `logs` are STEPS tables by rank, of the steps near the window; `paces` are of the others
+    (`read_pace`), where there are any; `profiled` are the ranks with a profiler. None where no
+    profiled rank logged the window's first step. The stalls are the longest of any profiled rank,
+    taken between two steps of its log, where the agent puts the profiler's start and stop.
+    Assumption: a step is what the host sees, so single steps of a host that runs ahead of its GPU
+    vary; the median over ranks and steps does not. Where steps repeat a pattern, whole patterns
+    count.
     """
-    with_profiler = [log for rank, log in logs.items() if rank in profiled]
-    starts = [gap for log in with_profiler if (gap := _gap(log, first)) is not None]
+    starts, stops = (
+        [gap for rank in logs if rank in profiled and (gap := _gap(logs[rank], step)) is not None]
+        for step in (first, end)
+    )
     if not starts:
         return None
-    stops = [gap for log in with_profiler if (gap := _gap(log, end)) is not None]
-    steps = {rank: _steps(log, (pace or {}).get(rank, {})) for rank, log in logs.items()}
+    steps = {rank: stretches(log, paces.get(rank, {})) for rank, log in logs.items()}
     others = [each for rank, each in steps.items() if rank not in profiled]
     return {
         "stall_start_ns": max(starts),
@@ -57,17 +55,6 @@ def _gap(log: pa.Table, step: int) -> int | None:
     begin = log["begin_ns"].to_numpy()[numbers == step]
     end = log["end_ns"].to_numpy()[numbers == step - 1]
     return max(0, int(begin[0] - end[0])) if begin.size and end.size else None
-
-
-def _steps(log: pa.Table, pace: Pace) -> Ints:
-    """A rank's steps, and blocks of them, in order: first step, count and median (ns), [3, n]."""
-    step = log["step"].to_numpy()
-    length = log["end_ns"].to_numpy() - log["begin_ns"].to_numpy()
-    every = np.stack([step, np.ones_like(step), length])
-    if pace:
-        blocks = np.stack([pace[name] for name in ("first_step", "count", "median_ns")])
-        every = np.concatenate([every, blocks], axis=1)
-    return np.asarray(every[:, np.argsort(every[0], kind="stable")])
 
 
 def _times(ranks: list[Ints], first: int, end: int) -> StepTimes:
@@ -101,12 +88,12 @@ def _between(ranks: list[Ints], low: int, high: int | None) -> list[Ints]:
 
 def _single(steps: Ints) -> Ints:
     """How long those take that are no blocks (ns)."""
-    return np.asarray(steps[2, steps[1] == 1])
+    return np.asarray(steps[3, steps[1] == 1])
 
 
 def _median(steps: Ints) -> int | None:
     """The median of these steps, a block being so many of its own (ns); None: they are too few."""
-    _, weight, values = steps
+    _, weight, _, values = steps
     count = int(weight.sum())
     if count <= 2:  # of two none is in the middle
         return None
@@ -125,8 +112,8 @@ def _stretches(before: Ints, after: Ints) -> Floats:
     if not length:
         return np.zeros(0)
     stretches = [
-        *(single[2, place // length == k] for k in range(len(known) // length)),
-        *(blocks[2, blocks[0] == first] for first in np.unique(blocks[0])),
+        *(single[3, place // length == k] for k in range(len(known) // length)),
+        *(blocks[3, blocks[0] == first] for first in np.unique(blocks[0])),
     ]
     return np.asarray([np.median(each) for each in stretches])
 

@@ -33,10 +33,9 @@ from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import parts
 from clusterprof.exchanges import connected
 from clusterprof.ingest.flight.all_dumps import Flight
+from clusterprof.ingest.rank_steps import WARM_UP
 from clusterprof.results import ShallowNode, ShallowResults, Suspect
 
-#: the first steps of a job compile, allocate and fill queues
-WARM_UP_STEPS = 3
 #: that values which do not hang together are taken to do so
 _ONE_SIDED = 0.05
 #: These send on what has just been computed: who comes late to them computes late. Parameters that
@@ -158,7 +157,7 @@ def waits(table: pa.Table, disturbed: Sequence[int] = ()) -> Waits:
     enqueue[direct] = np.nan
     counts = each(np.add, np.ones_like(call))
     usual = np.median(counts, axis=1, keepdims=True) if steps.size else counts
-    known = (counts > usual / 2) & (steps >= WARM_UP_STEPS) & ~np.isin(steps, disturbed)
+    known = (counts > usual / 2) & (steps >= WARM_UP) & ~np.isin(steps, disturbed)
     names, of_group = coded(table, "group")
     pairs, _ = places((of_group * ranks.size + row)[~direct])
     groups = {
@@ -400,7 +399,7 @@ def mean_step(steps: Mapping[int, pa.Table], compared: Ints) -> float:
         lasting, step = integers(log, "end_ns") - integers(log, "begin_ns"), integers(log, "step")
         of_it = lasting[np.isin(step, compared)]
         # where the log has none of those compared, all but the first
-        each.append(of_it if len(of_it) else lasting[WARM_UP_STEPS:])
+        each.append(of_it if len(of_it) else lasting[WARM_UP:])
     medians = [float(np.median(lasting)) for lasting in each if len(lasting)]
     return float(np.median(medians)) if medians else 0.0
 
