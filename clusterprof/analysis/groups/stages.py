@@ -61,8 +61,8 @@ class Stages:
     numbers: tuple[int, ...]
     count: int | None
     pipelines: tuple[tuple[int, ...], ...]
-    #: the world's size where stages are equal shares of it, one after the other
-    world: int | None = None
+    #: how many ranks a stage has, where they are laid out one stage after the other
+    stride: int | None = None
 
     @cached_property
     def of(self) -> dict[int, int]:
@@ -72,8 +72,8 @@ class Stages:
 
     def stages_of(self, ranks: Ints) -> Ints:
         """The stage of each rank, also of unprofiled ones where the lay-out gives it; else -1."""
-        if self.count and self.world:
-            return np.where(ranks >= 0, ranks // (self.world // self.count), -1)
+        if self.stride:
+            return np.where(ranks >= 0, ranks // self.stride, -1)
         each, place = np.unique(ranks, return_inverse=True)
         found = [self.of.get(rank, -1) for rank in each.tolist()]
         return np.asarray(found, dtype=np.int64)[place.reshape(-1)]
@@ -110,7 +110,7 @@ def _laid_out(dataset: Dataset, sent: Traffic, first: Ints) -> Stages | None:
     ranks = np.unique(rank)
     groups, chains = _tuples(ranks, ranks // size), _tuples(ranks, ranks % size)
     numbers = tuple(group[0] // size for group in groups)
-    return Stages(groups, numbers, world // size, chains, world)
+    return Stages(groups, numbers, world // size, chains, size)
 
 
 def _tuples(ranks: Ints, keys: Ints) -> tuple[tuple[int, ...], ...]:

@@ -97,9 +97,8 @@ def _pipelines(dataset: Dataset, found: Stages | None) -> list[GroupEntry]:
     for chain in found.pipelines:
         rows = sent.row[np.isin(sent.rank, chain)]
         why = f"stage{'s' if len(chain) > 1 else ''} {words.listed(found.of[r] for r in chain)}"
-        if found.count:
-            stride = words.counted((found.world or 0) // found.count, "rank")
-            why += f" of {found.count}, {stride} from each to the next"
+        if found.stride:
+            why += f" of {found.count}, {words.counted(found.stride, 'rank')} from each to the next"
         confidence = limits.MEASURED if found.count else limits.ASSUMED
         answer = ("pipeline", confidence, f"Sends and Recvs along a chain: {why}")
         size = found.count or (len(chain) if _everyone(dataset) else None)

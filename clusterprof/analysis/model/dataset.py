@@ -261,10 +261,7 @@ class Dataset:
     @cached_property
     def durations(self) -> Floats:
         """Each steady-state step's duration: the median over ranks (ns)."""
-        durations = self.account("duration_ns")
-        if not durations.size or np.isnan(durations).all():
-            return np.zeros(0)
-        return np.asarray(np.nanmedian(durations, axis=0))
+        return np.asarray(np.nanmedian(self.account("duration_ns"), axis=0))
 
     @cached_property
     def collectives(self) -> Collectives:
