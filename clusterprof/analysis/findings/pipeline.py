@@ -22,7 +22,7 @@ from clusterprof.analysis.findings.finding import (
 from clusterprof.analysis.groups.schedule import schedule
 from clusterprof.analysis.groups.stages import Stages, stages
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.accounts import EXPOSED, WAITING, activities_of, by_call
+from clusterprof.analysis.model.accounts import EXPOSED, WAITING, by_call, call_of
 from clusterprof.analysis.model.dataset import Dataset, Floats, Ints
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE
@@ -95,8 +95,9 @@ def _uneven(dataset: Dataset, known: Stages, usual: list[float], saved: Saved) -
 def _even(job: WhatIfs, base: Lengths) -> Lengths:
     """The lengths where all stages compute and launch as much as the mean of them."""
     replayed, ranks, count = job.job, job.job.ranks, len(job.stage)
-    passed = activities_of(job.dataset, replayed, job.dataset.collectives.between_stages)
-    shares = (replayed.kind == COMPUTE, (replayed.kind == COLLECTIVE) & ~passed)
+    call, passed = call_of(job.dataset, replayed), job.dataset.collectives.between_stages
+    inside = (replayed.kind == COLLECTIVE) & ~((call >= 0) & passed[call])
+    shares = (replayed.kind == COMPUTE, inside)
     _, of = np.unique(job.stage[ranks], return_inverse=True)
 
     def of_stages(total: np.ndarray) -> Floats:

@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 from clusterprof import threads
 from clusterprof.align.clock import Clock
 from clusterprof.align.columns import places
-from clusterprof.analysis.model.dataset import Bools, Dataset, Ints, once
-from clusterprof.analysis.model.intervals import Intervals, union
+from clusterprof.analysis.model.dataset import Dataset, Ints, once
+from clusterprof.analysis.model.intervals import union
 from clusterprof.analysis.model.replay import Replay
-from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE, KINDS, Small, Timelines
+from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE, COPY, MEMSET, Small, Timelines
 from clusterprof.results import ComputeAbsent
 from clusterprof.tables import required
 
@@ -96,21 +96,15 @@ def _spent(
     In compute, communication, either of them, anything, in compute or waits; and without compute
     while none of it is launched, or while some is and communication runs.
     """
-    compute, communication, both, anything = d.ran(
-        k, until, (COMPUTE,), (COLLECTIVE,), (COMPUTE, COLLECTIVE), range(len(KINDS))
-    )
-    waiting = union(np.r_[compute.start, waits[0]], np.r_[compute.end, waits[1]])
+    compute, communication, copies = d.ran(k, until, (COMPUTE,), (COLLECTIVE,), (COPY, MEMSET))
+    either = compute | communication
     started, launch = d.on_axis((0, 3), k, until)[:, d.kind[d.rows(k, until)] == COMPUTE]
-    launched = union(np.r_[launch, compute.start], np.r_[started, compute.end])
-    either_or = union(
-        np.r_[launched.start, communication.start], np.r_[launched.end, communication.end]
-    )
-    found = [
-        each.within(*steps)
-        for each in (compute, communication, both, anything, waiting, launched, either_or)
-    ]
-    launchable, blocking = steps[1] - steps[0] - found[5], found[5] + found[2] - found[6] - found[0]
-    return np.stack([*found[:5], launchable, blocking])
+    launched = compute | union(launch, started)
+    every = (compute, communication, either, either | copies, compute | union(*waits))
+    found = [each.within(*steps) for each in every]
+    some, apart = (each.within(*steps) for each in (launched, launched | communication))
+    unlaunched, blocking = steps[1] - steps[0] - some, some + found[2] - apart - found[0]
+    return np.stack([*found, unlaunched, blocking])
 
 
 def compute_absent(dataset: Dataset) -> list[ComputeAbsent]:
@@ -182,12 +176,6 @@ def _first(values: Ints, wanted: Ints) -> Ints:
     return np.where(np.r_[values[order], -1][at] == wanted, np.r_[order, -1][at], -1)
 
 
-def activities_of(dataset: Dataset, job: Replay, rows: Bools) -> Bools:
-    """Which activities of the replay are calls among `rows` (a mask of the placed table)."""
-    call = call_of(dataset, job)
-    return np.asarray((call >= 0) & rows[call])
-
-
 def call_of(dataset: Dataset, job: Replay) -> Small:
     """The row of the placed table of each activity of the replay, -1 where it has none."""
     return calls(dataset)[job.activity]
@@ -215,13 +203,13 @@ def by_call(dataset: Dataset) -> Ints:
         # what is of no step, what computes, and what waits, one after the other, is left out
         step, mine = steady & (d.rank >= k) & (d.rank < until), (member >= k) & (member < until)
         computes = kind == COMPUTE
-        out, left = Intervals(rows[:0], rows[:0]), list[Ints]()
+        out, left = union(rows[:0], rows[:0]), list[Ints]()
         for starts, ends in (
             (np.r_[0, d.end[step]], np.r_[d.begin[step], 2**62]),
             (start[computes], stop[computes]),
             (waits[mine], (waits + c.wait)[mine]),
         ):
-            out = union(np.r_[out.start, starts], np.r_[out.end, ends])
+            out |= union(starts, ends)
             left.append(end - begin - out.within(begin, end))
         return np.stack([call[d.rows(k, until)][rows], left[0], left[1], left[1] - left[2]])
 

@@ -132,9 +132,8 @@ def critical_path(dataset: Dataset) -> CriticalPath | None:
     where nothing ties several ranks' times together.
     """
     model = what_ifs(dataset)
-    if model is None or not len(model.job.rank):
-        return None
-    if len(dataset.ranks) > 1 and not dataset.collectives.matched.any():
+    tied = len(dataset.ranks) == 1 or dataset.collectives.matched.any()
+    if model is None or not len(model.job.rank) or not tied:
         return None
     job, base = model.job, model.base
     found, steps = path(job, base), len(job.steps)

@@ -23,6 +23,10 @@ class Intervals:
         length = self.end - self.start
         return np.asarray(np.cumsum(length) - length)
 
+    def __or__(self, other: Intervals) -> Intervals:
+        """Return what one of both covers."""
+        return union(np.r_[self.start, other.start], np.r_[self.end, other.end])
+
     def covered(self, times: Ints) -> Ints:
         """Return for each time how much of the axis before it is covered."""
         if not len(self.start):

@@ -18,16 +18,13 @@ TYPICAL_STEPS = 20
 def steady_steps(d: Timelines, placed: pa.Table) -> tuple[int, ...]:
     """Return the steady-state steps, ascending.
 
-    Starting a profiler stalls each rank for another time: the ranks resume 50 to 190 ms apart,
-    in the midst of the first step of the window, which is therefore never evidence on any
-    rank. The first synchronising collectives after it bring the GPUs together again; until each
-    rank has been through one (and from communicator to communicator all ranks through each
-    other's), later steps are not evidence either. A report without steps has none in steady state.
-    Windows that begin some steps apart have only the steps in common to compare the ranks by, and
-    so have ranks of which one lacks steps in the midst of its window.
-    Stopping shows too: in the step after a rank's last one, as all wait for that rank, and
-    in the last step of all where a rank's report ends before its collectives do. A step in
-    which no time passes on some rank (of a report whose times are wrong) shows nothing.
+    A profiler's start stalls each rank for another time, in the midst of the window's first step:
+    that is never evidence, nor is a later one until synchronising collectives have brought all
+    ranks together again. Windows that begin some steps apart, or that lack steps in their midst,
+    have only the steps in common to compare ranks by.
+    Stopping shows too: in the step after a rank's last one, as all wait for that rank, and in the
+    last step of all where a rank's report ends before its collectives do. A step in which no time
+    passes on some rank (of a report whose times are wrong) shows nothing.
     """
     known = d.has_steps[d.rank]
     rank, step, took = (each[known] for each in (d.rank, d.step, d.end - d.begin))
