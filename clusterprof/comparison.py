@@ -29,7 +29,6 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -239,21 +238,6 @@ def blocked(count: npt.NDArray[np.int64], took: npt.NDArray[np.int64]) -> Floats
 # --- statistics
 
 
-def student(level: float, free: float) -> float:
-    """The quantile of Student's t for a two-sided `level`: Abramowitz and Stegun, 26.7.5.
-
-    Within 1% from two degrees of freedom on at 95%; of one 11% too small.
-    """
-    z = NormalDist().inv_cdf((1 + level) / 2)
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return z + sum(term / free**power for power, term in enumerate(terms, 1))
-
-
 class Value(NamedTuple):
     """One run's time per step, and its standard error by the run's own steps, ns."""
 
@@ -292,6 +276,8 @@ def change(what: str, a: Sequence[Value], b: Sequence[Value], step_ns: float) ->
 
     `step_ns` is the step that runs vary in proportion to.
     """
+    from clusterprof.analysis.model.shallow import students_t
+
     errors = [run.error_ns**2 for run in (*a, *b)]
     assumed = (_RUNS_FRAC * step_ns) ** 2 + sum(errors) / len(errors)
     sides = [np.asarray([run.ns for run in side]) for side in (a, b)]
@@ -299,7 +285,8 @@ def change(what: str, a: Sequence[Value], b: Sequence[Value], step_ns: float) ->
     squares = sum(float(((side - side.mean()) ** 2).sum()) for side in sides)
     weight = _WEIGHT if squares <= _REFUTED * assumed * free else 0
     variance = (weight * assumed + squares) / (weight + free)
-    noise = student(_LEVEL, weight + free) * math.sqrt(variance * sum(1 / len(s) for s in sides))
+    apart = math.sqrt(variance * sum(1 / len(s) for s in sides))
+    noise = students_t((1 - _LEVEL) / 2, weight + free) * apart
     before, after = (float(side.mean()) for side in sides)
     direction: Direction = "none"
     if abs(after - before) > noise:

@@ -259,13 +259,6 @@ def test_blocks_keep_stretches_whole_and_few_steps_are_none() -> None:
     assert len(comparison.blocked(np.ones(16, np.int64), np.ones(16, np.int64))) == 4
 
 
-@pytest.mark.parametrize(
-    ("free", "t"), [(2, 4.303), (3, 3.182), (4, 2.776), (6, 2.447), (20, 2.086)]
-)
-def test_student_s_t_is_that_of_the_tables(free: int, t: float) -> None:
-    assert comparison.student(0.95, free) == pytest.approx(t, rel=0.01)
-
-
 #: the mean range of so many normal values, in standard deviations
 _RANGE = {0: 0.0, 1: 0.0, 2: 1.128, 3: 1.693, 4: 2.059, 5: 2.326, 7: 2.704}
 

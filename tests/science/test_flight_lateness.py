@@ -130,6 +130,7 @@ def test_a_rank_that_comes_last_in_each_step_is_a_suspect() -> None:
 def test_student_s_t_is_that_of_its_tables() -> None:
     """Abramowitz and Stegun, table 26.10, and for one and two degrees in closed form."""
     known = {(0.005, 4): 4.604, (0.0005, 3): 12.924, (0.01, 30): 2.457, (0.0005, 120): 3.373}
+    known |= {(0.025, 2): 4.303, (0.025, 4): 2.776, (0.025, 20): 2.086}
     for (chance, free), t in known.items():
         assert students_t(chance, free) == pytest.approx(t, abs=6e-4)
     assert students_t(1e-6, 1) == pytest.approx(1 / np.tan(np.pi * 1e-6))
