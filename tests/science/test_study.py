@@ -15,7 +15,7 @@ from lab.tiers import long_but
 from simulate import Cause, Job, middle, simulate, with_clock
 from studies import found_in, gathered
 
-from clusterprof.analysis.findings.finding import headline
+from clusterprof.analysis.findings.verdict import headline
 from clusterprof.errors import MergeError
 from clusterprof.results import RANKS, Finding, Results
 from clusterprof.run_directory import Manifest

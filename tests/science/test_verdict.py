@@ -19,13 +19,9 @@ from simulate.cases import KINDS
 from studies import NAMES, SEED, Simulated, gathered
 
 from clusterprof.analysis.findings import registry
-from clusterprof.analysis.findings.finding import (
-    SENTENCE_LENGTH,
-    headline,
-    named,
-)
+from clusterprof.analysis.findings.finding import SENTENCE_LENGTH, named
 from clusterprof.analysis.findings.straggler import overlapped
-from clusterprof.analysis.findings.verdict import verdict
+from clusterprof.analysis.findings.verdict import headline, verdict
 from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.report import html, text
 from clusterprof.results import Finding

@@ -5,20 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from clusterprof import words
-from clusterprof.analysis.findings.finding import (
-    Code,
-    Tier,
-    Words,
-    capture,
-    finding,
-    lighter,
-    named,
-    plain,
-    severity,
-)
+from clusterprof.analysis.findings.finding import Code, Tier, Words, finding, named, severity
+from clusterprof.analysis.findings.follow_up import capture, lighter
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset
-from clusterprof.results import Finding, Sentence, ShallowResults, Suspect
+from clusterprof.results import Finding, ShallowResults, Suspect
 from clusterprof.words import listed, ms, percent
 from clusterprof.words import ranks as rank_list
 
@@ -130,23 +121,3 @@ def _summary(shallow: ShallowResults, some: list[Suspect]) -> str:
     line = f", in {named(worst['line'])}" if worst["line"] else ""
     whole = f" Most ranks of {listed(named(e['host']) for e in nodes)} are late." if nodes else ""
     return f"{first}{where}{line}.{whole}"
-
-
-def verdict(dataset: Dataset) -> list[Sentence]:
-    """Return the first line where no rank was profiled; nothing without flight recorders."""
-    shallow = dataset.shallow
-    if shallow is None:
-        return []
-    steps = f"{len(shallow['steps'])} steps of {ms(shallow['step_ns'])}"
-    count = f"{len(shallow['ranks'])} ranks, {steps}"
-    if shallow["by"] == "nothing" or not shallow["steps"]:
-        text = "Stragglers cannot be determined: no call is known of all members of its group."
-        return plain("unknown", text)
-    unknown = "Stragglers cannot be determined from flight recorders alone"
-    if late := [each["rank"] for each in shallow["suspects"]]:
-        advice = f"Profile {rank_list(late, 4)} and a peer (--ranks)."
-        return plain("unknown", f"{unknown} ({count}).", advice)
-    if shallow["by"] == "clock":
-        text = f"No rank delays the other ranks by their flight recorders ({count})."
-        return plain("none", text)
-    return plain("unknown", f"{unknown}.", f"No rank keeps its group waiting ({count}).")

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from clusterprof.analysis.findings.beyond_lengths import kernels
-from clusterprof.analysis.findings.finding import Evidence, job_of, named
+from clusterprof.analysis.findings.finding import Evidence, named
+from clusterprof.analysis.findings.pace import job_of
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset, Floats, Ints, parts
 from clusterprof.analysis.model.host_activity import COLLECTOR

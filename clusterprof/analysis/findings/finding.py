@@ -1,7 +1,6 @@
 """How a finding is made: severity from what its repair saves, recurrence from its steps.
 
-All savings, and all shares of a step, are of one pace: that of the job without the profiler where
-its step logs tell it, else that of the window (`pace_ns`).
+All savings, and all shares of a step, are of one pace (`pace.pace_ns`).
 """
 
 from __future__ import annotations
@@ -10,29 +9,24 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum, auto
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from clusterprof import masking, words
+from clusterprof import words
+from clusterprof.analysis.findings.pace import job_of, of_saving, pace_ns, recurrence, when
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Bools, Dataset
 from clusterprof.analysis.model.replay import Lengths
-from clusterprof.analysis.model.what_if import Interval, Saved, WhatIfs, what_ifs
-from clusterprof.results import NODES, RANKS, Finding, Pace, Recurrence, Saving, Sentence, Severity
+from clusterprof.analysis.model.what_if import Interval, Saved
+from clusterprof.results import Finding, Recurrence, Saving, Severity
 
 #: a sentence of the verdict's first line is at most this long, to fit a terminal's line
 SENTENCE_LENGTH = 100
 #: and a name in it: two of them leave a fifth for what is said
 _NAME_LENGTH = SENTENCE_LENGTH * 2 // 5
 _GPU = re.compile(r"\bGPU(s?)\b")
-_NSYS = re.compile(r"nsys (\d+)\.(\d+)")
-#: options of a run that --profiler torch refuses
-_FOR_NSYS = {"--nsys", "--nsys-arg", "--trace", "--pytorch", "--cpu-sampling", "--arm"}
-#: the code of a job whose kernels are launched too slowly
-LAUNCH_BOUND = "host.launch_bound"
 _LEVELS: tuple[Severity, ...] = ("info", "warning", "critical")
-_ASIDE = re.compile(r" \([^()]*\)(?=\.$)")
 
 Evidence = list[dict[str, Any]]
 
@@ -133,22 +127,22 @@ def finding(
             step_ns = max(saved.of_ns, 1.0)
         job_of(dataset).weighed[code.code, tuple(ranks), round(saved_ns)] = saved
     hit = np.flatnonzero(each > limits.WARNING_FRAC * each.max(initial=0.0))
-    recurrence = _recurrence(len(hit), len(each))
-    if saved and not saved.known and recurrence == "once":
+    often = recurrence(len(hit), len(each))
+    if saved and not saved.known and often == "once":
         at_most = "info"
     share = min(max(saved_ns / step_ns, 0.0), 1.0)
     if saved and at_most != "info" and lies.least_ns <= 0 and severity(share) != "info":
         summary = _doubted(summary, saved, lies)
     level = min(severity(lies.least_ns / step_ns), at_most, key=_LEVELS.index)
     unsure_ns = round(max(saved_ns - lies.least_ns, lies.most_ns - saved_ns))
-    steps_said = saved and recurrence != "persistent" and of_saving(dataset, saved) in summary
+    steps_said = saved and often != "persistent" and of_saving(dataset, saved) in summary
     return {
         "code": code.code,
         "severity": max(level, say.at_least, key=_LEVELS.index),
         "rank": say.rank,
         "ranks": list(ranks),
         "steps": [int(dataset.steady_steps[k]) for k in hit],
-        "recurrence": say.recurrence or recurrence,
+        "recurrence": say.recurrence or often,
         "cost_ns_per_step": round(float(each.mean())) if len(each) else 0,
         "share_of_step": round(share, 4),
         "saved_ns_per_step": round(saved_ns),
@@ -158,7 +152,7 @@ def finding(
         "saved_uncertainty_ns": unsure_ns,
         "saving": _saving(saved, max(lies.clocks_ns)) if saved else None,
         "confidence": say.confidence,
-        "summary": _worded(dataset, summary + ("" if steps_said else _when(dataset, each, hit))),
+        "summary": _worded(dataset, summary + ("" if steps_said else when(dataset, each, hit))),
         "evidence": say.evidence,
         "advice": _worded(dataset, say.advice or code.recommendation),
         "next": say.follow_up,
@@ -178,12 +172,6 @@ def _doubted(summary: str, saved: Saved, lies: Interval) -> str:
 def severity(share: float) -> Severity:
     """Return how severe it is to lose this share of a step."""
     return _LEVELS[(share >= limits.WARNING_FRAC) + (share >= limits.CRITICAL_FRAC)]
-
-
-def _recurrence(hit: int, of: int) -> Recurrence:
-    if hit >= limits.STEADY_FRAC * of:
-        return "persistent"
-    return "once" if hit <= 1 else "intermittent"
 
 
 def _saving(saved: Saved, clocks_ns: float) -> Saving:
@@ -206,169 +194,7 @@ def _worded(dataset: Dataset, text: str) -> str:
     return _GPU.sub(r"processor\1", text).replace("its kernels", "its operators")
 
 
-def plain(code: Literal["unknown", "none"], *texts: str) -> list[Sentence]:
-    """Sentences of the verdict that are of no finding."""
-    return [{"code": code, "ranks": [], "text": text} for text in texts]
-
-
-def headline(found: Finding, most: int) -> list[Sentence]:
-    """The first `most` sentences of a finding, without what is in parentheses where too long."""
-    return [
-        {
-            "code": found["code"],
-            "ranks": found["ranks"],
-            "text": one if len(one) <= SENTENCE_LENGTH else _ASIDE.sub("", one),
-        }
-        for one in words.sentences(found["summary"])[:most]
-    ]
-
-
 def named(name: object) -> str:
     """A name from a report (a call, a range, a host), short enough for a sentence."""
     text = words.plain(str(name))
     return text if len(text) <= _NAME_LENGTH else text[: _NAME_LENGTH - 1] + "…"
-
-
-def job_of(dataset: Dataset) -> WhatIfs:
-    """The job's what-ifs: the registry asks for findings only where there are any."""
-    job = what_ifs(dataset)
-    assert job is not None
-    return job
-
-
-def pace_ns(dataset: Dataset) -> float:
-    """The step (ns) that all savings are of."""
-    job = what_ifs(dataset)
-    return job.step_ns if job is not None else dataset.step_ns
-
-
-def pace(dataset: Dataset) -> Pace | None:
-    """Both paces of the job; None without steady-state steps."""
-    job = what_ifs(dataset)
-    if job is None or not dataset.step_ns:
-        return None
-    return {
-        "step_ns": round(job.step_ns),
-        "without_profiler": job.known,
-        "window_step_ns": round(dataset.step_ns),
-    }
-
-
-def of_the_window(dataset: Dataset) -> list[str]:
-    """Warnings of a window that shows little of a step, or steps that the job has less often."""
-    job, out = what_ifs(dataset), list[str]()
-    if job is None:
-        return out
-    paces = f"steps take {words.ms(job.step_ns)} outside the window and "
-    paces += f"{words.ms(dataset.step_ns)} in it, "
-    if job.unseen_ns > limits.WARNING_FRAC * job.step_ns:
-        out.append(
-            f"{paces}and nothing recorded explains the rest (such as batches that were fetched "
-            "ahead while the profiler started): profile more steps (--steps)"
-        )
-    shares = np.ones(1) if job.shares is None else job.shares
-    if len(seldom := np.flatnonzero(shares < limits.HALF / len(shares))):
-        steps = words.numbers([dataset.steady_steps[k] for k in seldom])
-        out.append(
-            f"{paces}more than the profiler's overhead explains: savings count its longer steps "
-            f"({steps}) less often, so that the mean is the step outside"
-        )
-    return out
-
-
-def another_pace(dataset: Dataset) -> bool:
-    """Whether the window's steps are another pace than that of the savings."""
-    return abs(dataset.step_ns - pace_ns(dataset)) > limits.LEAST_FRAC * pace_ns(dataset)
-
-
-def of_step(dataset: Dataset, saved: Saved) -> str:
-    """A saving as text: `16.9 ms of each 47.5 ms step (35%)`, or `(35%; 20.1 ms alone)`."""
-    step_ns = pace_ns(dataset)
-    alone = words.alone(saved.ns, saved.alone_ns, step_ns)
-    return _of(saved.ns, step_ns, f"; {alone}" if alone else "")
-
-
-def of_saving(dataset: Dataset, saved: Saved) -> str:
-    """The same; of what the window has in few steps, how long in those."""
-    hit, count = np.flatnonzero(saved.hit), len(saved.each)
-    if saved.known or not len(hit) or _recurrence(len(hit), count) == "persistent":
-        return of_step(dataset, saved)
-    much = words.ms(min(float(saved.each[hit].mean()), float(dataset.durations[hit].mean())))
-    if len(hit) == 1:
-        return f"{much} in step {dataset.steady_steps[hit[0]]} alone"
-    share = words.percent(saved.ns / pace_ns(dataset))
-    return f"{much} in {_often(dataset, hit, count)}, {share} of all time"
-
-
-def of_window(dataset: Dataset, ns: float) -> str:
-    """A time that was measured in the window as text, with the window's own step."""
-    text = _of(ns, dataset.step_ns)
-    return f"{text} under the profiler" if another_pace(dataset) else text
-
-
-def _of(ns: float, step_ns: float, more: str = "") -> str:
-    return f"{words.ms(ns)} of each {words.ms(step_ns)} step ({words.percent(ns / step_ns)}{more})"
-
-
-def _when(dataset: Dataset, each: np.ndarray, hit: np.ndarray) -> str:
-    """In which steps of the window it is, where not in all: at one stretch, or how many."""
-    if not 0 < len(hit) < len(each):
-        return ""
-    often, much = _often(dataset, hit, len(each)), words.ms(float(each[hit].mean()))
-    return f" It happens in {often}, {much} each."
-
-
-def _often(dataset: Dataset, hit: np.ndarray, of: int) -> str:
-    """In how many steps it is; the first and last where they are one stretch of the window."""
-    often = f"{len(hit)} of {of} steady-state steps"
-    if len(hit) < limits.FEW or hit[-1] - hit[0] + 1 > len(hit):
-        return often
-    return f"{often} ({dataset.steady_steps[hit[0]]} to {dataset.steady_steps[hit[-1]]})"
-
-
-def capture(dataset: Dataset, ranks: Sequence[int], *options: str, profiler: str = "nsys") -> str:
-    """The command line that profiles `ranks` again by this profiler, with `options` that show more.
-
-    It is the run's own, whole; where that is unknown, of the launcher that its hosts suggest. nsys
-    shows most, whatever captured the run, and whatever the environment names by default; a profiler
-    that the run's own line names behind the ranks is the only one that can capture them. Empty
-    where no rank is known.
-    """
-    if not ranks:
-        return ""
-    several = len({t.info.host for t in dataset.tables}) > 1
-    launcher = "srun" if several else "torchrun"
-    given = dataset.again or ("clusterprof", launcher, RANKS, "...", "--", "PROGRAM...")
-    place = given.index(RANKS) if RANKS in given else len(given)
-    rest = given[place + 1 :]
-    if profiler == "nsys" and dataset.launches_graphs:
-        options = (*options, f"--nsys-arg={NODES}")
-    by = [] if "--profiler" in rest[:1] else ["--profiler", profiler, *options]
-    return masking.command([*given[:place], "--ranks", ",".join(map(str, ranks)), *by, *rest])
-
-
-def lighter(dataset: Dataset) -> str:
-    """The profiler for ranks of which only their part of the steps is to be seen.
-
-    It is torch.profiler in a launch-bound job, which nsys slows until it ends: unless the run's own
-    line asks for what nsys alone can do.
-    """
-    job = what_ifs(dataset)
-    bound = job is not None and any(code == LAUNCH_BOUND for code, _ in job.repaired)
-    return "torch" if bound and not asks_for_nsys(dataset) else "nsys"
-
-
-def asks_for_nsys(dataset: Dataset) -> bool:
-    """Whether the run's own command line has options that --profiler torch refuses."""
-    return bool(_FOR_NSYS & {word.partition("=")[0] for word in dataset.again})
-
-
-def operators(dataset: Dataset) -> tuple[str, str]:
-    """The option that shows PyTorch's operators with the nsys of the reports.
-
-    nsys 2025.3 marks them itself; 2024.2 refuses the option, and torch can do it.
-    """
-    matches = [_NSYS.search(t.info.profiler) for t in dataset.tables]
-    versions = [(int(m[1]), int(m[2])) for m in matches if m]
-    by_nsys = min(versions, default=(0, 0)) >= (2025, 3)
-    return "--pytorch", "autograd-nvtx" if by_nsys else "emit-nvtx"

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import pyarrow.compute as pc
 
+from clusterprof import words
 from clusterprof.analysis.findings import all_ranks
-from clusterprof.analysis.findings.finding import (
-    another_pace,
-    headline,
-    pace_ns,
-    plain,
-    severity,
-)
+from clusterprof.analysis.findings.finding import SENTENCE_LENGTH, severity
+from clusterprof.analysis.findings.pace import another_pace, pace_ns
 from clusterprof.analysis.findings.straggler import (
     hidden_by_profilers,
     like_longer_batches,
@@ -27,6 +25,7 @@ from clusterprof.results import NODES, Finding, Sentence
 from clusterprof.words import ms
 from clusterprof.words import ranks as rank_list
 
+_ASIDE = re.compile(r" \([^()]*\)(?=\.$)")
 _OPEN = "cannot be determined"
 #: the parts of a step's account, as a single step is described by them
 _PARTS = {
@@ -44,12 +43,12 @@ def verdict(dataset: Dataset, findings: Sequence[Finding]) -> list[Sentence]:
     if by_look and count < LEAST_STEADY:
         return headline(by_look[0], 2)
     if not dataset.ranks:
-        return all_ranks.verdict(dataset) or plain("unknown", "No report could be read.")
+        return _looked_at(dataset) or _plain("unknown", "No report could be read.")
     if count < LEAST_STEADY:
         few = f"Not enough steady-state steps ({count} of {LEAST_STEADY})."
         if not dataset.timelines.has_steps.any():
             few = f"No report has steps, so stragglers {_OPEN}."
-        return plain("unknown", few, *_single_step(dataset))
+        return _plain("unknown", few, *_single_step(dataset))
     some = len(dataset.ranks) < (dataset.world_size or 0)
     late = [f for f in findings if f["code"].startswith("straggler.") and not overlapped(f)]
     start = _no_straggler(dataset, named=bool(late))
@@ -59,7 +58,7 @@ def verdict(dataset: Dataset, findings: Sequence[Finding]) -> list[Sentence]:
     if (job := what_ifs(dataset)) and job.unseen_ns > enough:
         window, step = ms(dataset.step_ns), ms(pace_ns(dataset))
         text = f"The window shows {window} of each {step} step: the rest {_OPEN}."
-        start = plain("unknown", text)
+        start = _plain("unknown", text)
         late, leading = [], []
     if leading and _saved(leading[0]) >= limits.HALF * _saved(weighty[0]):
         return headline(leading[0], 2)
@@ -70,16 +69,50 @@ def verdict(dataset: Dataset, findings: Sequence[Finding]) -> list[Sentence]:
     if weighty and (leading or (late and not start)):
         # the straggler comes first, but not where something else saves many times as much
         return [*headline(weighty[0], 1), _also((leading or late)[0])]
-    if weighty:
-        start = start or _too_few(dataset, weighty[0]) or plain("none", none)
-        return [*start, *headline(weighty[0], 1)]
-    if large:
-        start = start or _too_few(dataset, large[0]) or plain("none", none)
-        return [*start, *headline(large[0], 1)]
+    if worth := weighty or large:
+        start = start or _too_few(dataset, worth[0]) or _plain("none", none)
+        return [*start, *headline(worth[0], 1)]
     steps = f"in {count} steady-state steps of {ms(dataset.step_ns)}"
     steps += f" ({ms(pace_ns(dataset))} without the profiler)." if another_pace(dataset) else "."
     what = "other findings" if start else "findings above severity info" if findings else "findings"
-    return [*start, *plain("none", f"No {what} {steps}")]
+    return [*start, *_plain("none", f"No {what} {steps}")]
+
+
+def _plain(code: Literal["unknown", "none"], *texts: str) -> list[Sentence]:
+    """Sentences of the verdict that are of no finding."""
+    return [{"code": code, "ranks": [], "text": text} for text in texts]
+
+
+def headline(found: Finding, most: int) -> list[Sentence]:
+    """The first `most` sentences of a finding, without what is in parentheses where too long."""
+    return [
+        {
+            "code": found["code"],
+            "ranks": found["ranks"],
+            "text": one if len(one) <= SENTENCE_LENGTH else _ASIDE.sub("", one),
+        }
+        for one in words.sentences(found["summary"])[:most]
+    ]
+
+
+def _looked_at(dataset: Dataset) -> list[Sentence]:
+    """The first line where no rank was profiled; nothing without flight recorders."""
+    shallow = dataset.shallow
+    if shallow is None:
+        return []
+    steps = f"{len(shallow['steps'])} steps of {ms(shallow['step_ns'])}"
+    count = f"{len(shallow['ranks'])} ranks, {steps}"
+    if shallow["by"] == "nothing" or not shallow["steps"]:
+        why = "no call is known of all members of its group."
+        return _plain("unknown", f"Stragglers {_OPEN}: {why}")
+    unknown = f"Stragglers {_OPEN} from flight recorders alone"
+    if late := [each["rank"] for each in shallow["suspects"]]:
+        advice = f"Profile {rank_list(late, 4)} and a peer (--ranks)."
+        return _plain("unknown", f"{unknown} ({count}).", advice)
+    if shallow["by"] == "clock":
+        text = f"No rank delays the other ranks by their flight recorders ({count})."
+        return _plain("none", text)
+    return _plain("unknown", f"{unknown}.", f"No rank keeps its group waiting ({count}).")
 
 
 def _also(found: Finding) -> Sentence:
@@ -100,14 +133,14 @@ def _too_few(dataset: Dataset, found: Finding) -> list[Sentence]:
     if enough or len(found["ranks"]) != 1 or found["recurrence"] != "once":
         return []
     few = f"{steps} steady-state steps"
-    return plain("unknown", f"Stragglers {_OPEN} from {few}; profile more (--steps).")
+    return _plain("unknown", f"Stragglers {_OPEN} from {few}; profile more (--steps).")
 
 
 def _no_straggler(dataset: Dataset, *, named: bool) -> list[Sentence]:
     """Why none, or no other, is `named`, as far as ranks can be compared; nothing where all are."""
     if len(dataset.ranks) < 2:
         only = f"Only rank {dataset.ranks[0]} was profiled"
-        return plain("unknown", f"{only}, so stragglers {_OPEN}; profile two or more (--ranks).")
+        return _plain("unknown", f"{only}, so stragglers {_OPEN}; profile two or more (--ranks).")
     c = dataset.collectives
     several = c.matched & (np.bincount(c.collective, minlength=1)[c.collective] > 1)
     # without a collective that is matched with another rank's
@@ -116,19 +149,19 @@ def _no_straggler(dataset: Dataset, *, named: bool) -> list[Sentence]:
         why = "no collectives of these ranks match; profile ranks of one communicator."
         if dataset.has_whole_graphs:
             why = f"CUDA graphs were recorded as wholes ({NODES} records what is in them)."
-        return plain("unknown", f"Stragglers {_OPEN}: {why}")
+        return _plain("unknown", f"Stragglers {_OPEN}: {why}")
     if apart:
-        return plain(
+        return _plain(
             "unknown",
             f"No stragglers among {len(dataset.ranks) - len(apart)} ranks; {_OPEN} "
             f"for {rank_list(apart, 2)} (no matched collectives).",
         )
     if not named and hidden_by_profilers(dataset):
         why = "two profilers slow hosts differently; profile again by one (--profiler torch)."
-        return plain("unknown", f"Stragglers {_OPEN}: {why}")
+        return _plain("unknown", f"Stragglers {_OPEN}: {why}")
     if not named and (found := like_longer_batches(dataset)):
         why = f"rank {found[0]}'s GPU takes {ms(found[1])} longer, as longer batches would."
-        return plain("unknown", f"Stragglers {_OPEN}: {why}")
+        return _plain("unknown", f"Stragglers {_OPEN}: {why}")
     # of two profilers the slower one makes its ranks come last
     if len(dataset.profilers(range(len(dataset.ranks)))) > 1:
         return []
@@ -154,7 +187,7 @@ def _always_last(dataset: Dataset) -> list[Sentence]:
     wait, under = min(float(by_step.mean()), dataset.step_ns), another_pace(dataset)
     step = f"{ms(dataset.step_ns)} step{' under the profiler' if under else ''}"
     waits = f"Ranks wait {ms(wait)} of each {step} for rank {dataset.ranks[k]}"
-    return plain("none", f"{waits}; fixing it saves little.")
+    return _plain("none", f"{waits}; fixing it saves little.")
 
 
 def _single_step(dataset: Dataset) -> list[str]:
