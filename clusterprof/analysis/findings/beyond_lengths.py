@@ -20,14 +20,15 @@ from clusterprof.words import base_name
 
 #: shorter kernels take what it takes to start one, however fast the GPU is
 _START_NS = 10_000
-_COPIES = re.compile("(?i)mem(cpy|set)")
+#: what names of copies begin with
+COPIES = re.compile("(?i)mem(cpy|set)")
 
 
-def kernels(dataset: Dataset) -> tuple[list[str], Ints]:
+def _kernels(dataset: Dataset) -> tuple[list[str], Ints]:
     """The names of what runs, as all profilers of the job write them; and which each name is."""
     names = list(dataset.activities.names)
     if len(dataset.profilers(range(len(dataset.ranks)))) > 1:
-        names = [each if _COPIES.match(each) else base_name(each) for each in names]
+        names = [each if COPIES.match(each) else base_name(each) for each in names]
     known, of = np.unique(np.asarray(names, dtype=object), return_inverse=True)
     return known.tolist(), of
 
@@ -37,7 +38,8 @@ def beyond_lengths(job: WhatIfs) -> Floats:
 
     [ranks, steady-state steps] (ns), nowhere below 0.
     """
-    took, calls = _by_name(job)
+    rows = job.work[job.job.kind[job.work] == COMPUTE]
+    _, took, calls = by_name(job, rows, np.minimum(job.base.run, job.job.freely))
     more = _apart(job, calls)
     alike = ((more == 0) | job.alone[:, None, None]) & (calls > 0)
     slower = _slower(job, took, calls, alike.all(axis=2))[:, None] * took.sum(axis=1)
@@ -48,34 +50,31 @@ def beyond_lengths(job: WhatIfs) -> Floats:
     return out
 
 
-def _by_name(job: WhatIfs) -> tuple[Floats, Floats]:
-    """What the kernels of each name take each rank in each step (ns), and how many there are.
+def by_name(job: WhatIfs, rows: Ints, lengths: Ints) -> tuple[list[str], Floats, Floats]:
+    """What activities of each name take each rank in each step (ns), and how many there are.
 
-    Both [ranks, names, steps].
+    Of the activities `rows` of the replay, whose `lengths` are. Both [ranks, names, steps].
     """
-    replay = job.job
-    rows = job.work[replay.kind[job.work] == COMPUTE]
-    named = kernels(job.dataset)[1][job.dataset.activities.name[replay.activity[rows]]]
+    every, of = _kernels(job.dataset)
+    named = of[job.dataset.activities.name[job.job.activity[rows]]]
     names, name = np.unique(named, return_inverse=True)
-    shape = len(job.dataset.ranks), len(names), len(replay.steps)
-    key = np.ravel_multi_index((replay.rank[rows], name, replay.step[rows]), shape)
-    lengths = np.minimum(job.base.run, replay.freely)[rows]
-    took, calls = (
-        np.bincount(key, each, math.prod(shape)).astype(float).reshape(shape)
-        for each in (lengths, None)
-    )
-    return took, calls
+    took, calls = (_sums(job, rows, each, name, len(names)) for each in (lengths[rows], None))
+    return [every[k] for k in names], took, calls
+
+
+def _sums(job: WhatIfs, rows: Ints, each: Ints | None, of: Ints, count: int) -> Floats:
+    """The sums of `each` of the activities `rows`, or how many, [ranks, `count`, steps]."""
+    shape = len(job.dataset.ranks), count, len(job.job.steps)
+    key = np.ravel_multi_index((job.job.rank[rows], of, job.job.step[rows]), shape)
+    return np.bincount(key, each, math.prod(shape)).astype(float).reshape(shape)
 
 
 def _slower_copies(job: WhatIfs) -> Floats:
     """What copies of as many bytes as the middle peer's take longer, [ranks, steps] (ns)."""
-    replay = job.job
-    rows = job.work[replay.kind[job.work] == COPY]
-    shape = len(job.dataset.ranks), len(replay.steps)
-    key = np.ravel_multi_index((replay.rank[rows], replay.step[rows]), shape)
+    rows = job.work[job.job.kind[job.work] == COPY]
+    sizes, one = job.dataset.activities.size[job.job.activity[rows]], np.zeros_like(rows)
     took, size = (
-        job.peers.differences(np.bincount(key, each, math.prod(shape)).astype(float).reshape(shape))
-        for each in (job.base.run[rows], job.dataset.activities.size[replay.activity[rows]])
+        _apart(job, _sums(job, rows, each, one, 1))[:, 0] for each in (job.base.run[rows], sizes)
     )
     return np.asarray(np.where(size == 0, took.clip(0.0), 0.0))
 

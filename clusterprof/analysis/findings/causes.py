@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from clusterprof.analysis.findings.beyond_lengths import kernels
+from clusterprof.analysis.findings.beyond_lengths import COPIES, by_name
 from clusterprof.analysis.findings.finding import Evidence, named
 from clusterprof.analysis.findings.pace import job_of
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.dataset import Dataset, Floats, Ints, parts
+from clusterprof.analysis.model.dataset import Dataset, Floats, Ints, once, parts
 from clusterprof.analysis.model.host_activity import COLLECTOR
 from clusterprof.analysis.model.host_time import (
     BETWEEN,
@@ -26,7 +26,6 @@ from clusterprof.words import ms
 
 #: where a sentence has two names (`between 'a' and 'b'`), all of one that is longer than 24
 _LONG_NAME = re.compile(r"(?<=')([^']{23})[^']{2,}(?=')")
-_COPIES = re.compile("(?i)memcpy|memset")
 
 #: what to do about the garbage collector, and about the interpreter lock, on one rank or on all
 COLLECT_TOGETHER = (
@@ -162,19 +161,15 @@ def _why(call: Named) -> tuple[str, str]:
     return f"its host {' '.join(_where(call))}", ""
 
 
+@once
 def busy_gpu(dataset: Dataset, k: int) -> Reason:
     """Which kernels the rank has more of, or longer, than its middle peer."""
-    job, every, shape = job_of(dataset), dataset.activities, len(dataset.ranks)
-    rows, (names, named) = job.work, kernels(dataset)
-    key = named[every.name[job.job.activity[rows]]] * np.int64(shape) + job.job.rank[rows]
-    took, calls = (
-        np.bincount(key, values, len(names) * shape).reshape(-1, shape) / len(job.job.steps)
-        for values in (job.job.lengths.run[rows], None)
-    )
-    others = job.peers.others(k)
-    usual, usual_calls = (np.median(each[:, others], axis=1) for each in (took, calls))
-    more, more_calls = took[:, k] - usual, np.round(calls[:, k] - usual_calls, 1)
-    copies = np.asarray([bool(_COPIES.search(name)) for name in names])
+    job = job_of(dataset)
+    names, *each = by_name(job, job.work, job.job.lengths.run)
+    took, calls = (values.mean(axis=2) for values in each)
+    more, more_calls = (job.peers.differences(values)[k] for values in (took, calls))
+    more_calls = np.round(more_calls, 1)
+    copies = np.asarray([bool(COPIES.match(name)) for name in names])
     work = ~copies & (np.round(more_calls) >= 1)
     ways, half = (copies, work, ~copies), limits.HALF * more.clip(0).sum()
     which = next((k for k in (0, 1) if more[ways[k]].sum() >= half), 2)
@@ -185,5 +180,5 @@ def busy_gpu(dataset: Dataset, k: int) -> Reason:
         "more_ns_per_step": round(float(more[worst])),
         "more_calls_per_step": float(more_calls[worst]) + 0.0,  # none, and not minus none
     }  # fmt: skip
-    numbers = f"{ms(float(took[of, k].sum()))}, its peers {ms(float(usual[of].sum()))}"
+    numbers = f"{ms(float(took[k, of].sum()))}, its peers {ms(float((took[k] - more)[of].sum()))}"
     return Reason(f"{why} ({numbers})", [row], advice, movable=of is work)
