@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import NormalDist
 
 import numpy as np
@@ -84,7 +84,7 @@ def stragglers(dataset: Dataset) -> list[tuple[Member, ...]]:
         # in a step that a found straggler makes long, the others are compared without that
         excess = job.excess_of(lengths) if out else job.excess
         tried = {
-            members: _tried(job, members, lengths)
+            members: _Late(dataset, members).tried(lengths)
             for members in _suspects(job, excess, named)
             if all(_stands_out(job, excess, one, {*members, *named}) for one in members)
         }
@@ -301,54 +301,164 @@ def beyond(values: Floats, equals: Floats, chance: float = limits.CHANCE) -> boo
     return bool(mean > students_t(chance, free) * math.sqrt(spread))
 
 
-def _tried(job: WhatIfs, members: Sequence[Member], lengths: Lengths) -> Saved:
-    """What is saved where these take as long as their middle peers'."""
-    repaired = _like_peers(job, members, lengths)
-    return job.saved(repaired, lengths, _ranks(job.dataset, members))
+@dataclass(frozen=True, eq=False)
+class _Late:
+    """Hosts and GPUs that delay the other ranks, of several only together; or that could."""
 
+    dataset: Dataset
+    members: Sequence[Member]
 
-def _like_peers(job: WhatIfs, members: Sequence[Member], lengths: Lengths) -> Lengths:
-    """`lengths` where these hosts and GPUs take as long as their middle peers'."""
-    for part in PARTS:
-        if places := [k for k, other in members if other == part]:
-            lengths = job.like_peers(lengths, places, part)
-    return lengths
+    @cached_property
+    def ranks(self) -> list[int]:
+        return [self.dataset.ranks[k] for k in sorted({k for k, _ in self.members})]
 
+    @property
+    def code(self) -> Code:
+        return CODES[0] if self.members[0][1] == "host" or self.dataset.on_host else CODES[1]
 
-def _moved(dataset: Dataset, members: Sequence[Member]) -> list[int]:
-    """The places of those whose GPUs have more work than their peers', which others could do."""
-    gpus = [] if dataset.on_host else [k for k, part in members if part == "gpu"]
-    return [k for k in gpus if causes.busy_gpu(dataset, k).movable]
+    @cached_property
+    def moved(self) -> list[int]:
+        """The places of those whose GPUs have more work than their peers', which others can do."""
+        gpus = [] if self.dataset.on_host else [k for k, part in self.members if part == "gpu"]
+        return [k for k in gpus if causes.busy_gpu(self.dataset, k).movable]
 
+    @cached_property
+    def node(self) -> str:
+        """The host whose ranks with a report are just these several, among others; else empty."""
+        of: dict[str, list[int]] = {}
+        for tables in self.dataset.tables:
+            of.setdefault(tables.info.host, []).append(tables.rank)
+        only = (name for name, on in of.items() if on == self.ranks and len(of) > 1 < len(on))
+        return next(only, "")
 
-def _repaired(
-    job: WhatIfs, members: Sequence[Member], moved: Sequence[int], lengths: Lengths
-) -> Lengths:
-    """`lengths` where these are as fast as their peers, which do a part of what work is `moved`."""
-    left_out = _like_peers(job, members, lengths)
-    return job.spread(left_out, lengths, moved) if moved else left_out
+    def like_peers(self, lengths: Lengths) -> Lengths:
+        """`lengths` where these hosts and GPUs take as long as their middle peers'."""
+        for part in PARTS:
+            if places := [k for k, other in self.members if other == part]:
+                lengths = job_of(self.dataset).like_peers(lengths, places, part)
+        return lengths
 
+    def repaired(self, lengths: Lengths) -> Lengths:
+        """The same where their peers do a part of what work is `moved`."""
+        left_out = self.like_peers(lengths)
+        if not self.moved:
+            return left_out
+        return job_of(self.dataset).spread(left_out, lengths, self.moved)
 
-def _ranks(dataset: Dataset, members: Sequence[Member]) -> list[int]:
-    return [dataset.ranks[k] for k in sorted({k for k, _ in members})]
+    def tried(self, lengths: Lengths) -> Saved:
+        """What `like_peers` saves."""
+        return job_of(self.dataset).saved(self.like_peers(lengths), lengths, self.ranks)
 
+    def words(self, saved: Saved) -> Words:
+        """The finding: who delays the others, by how much, and why."""
+        # work that was queued before the window covers most of it so far
+        least_ns = limits.LEAST_FRAC * self.dataset.step_ns
+        hidden = saved.window_ns < (least_ns if saved.known else saved.long_ns / 2)
+        saved = replace(saved, long_run=saved.long_run or hidden)
+        # by what it would save to leave the work out that their repair spreads, they delay others
+        tried = self.tried(saved.base) if self.moved else None
+        left_out = replace(tried, long_run=saved.long_run) if tried else None
+        texts, rows = [self._delays(left_out or saved, hidden=hidden), *self._causes()], Evidence()
+        if self.node:
+            texts.append(f"They are {rank_list(self.ranks, limits.FEW)} of {named(self.node)}.")
+        if left_out:
+            if texts[0].endswith(")."):
+                texts[0] = f"{texts[0][:-2]}; spread, it saves {ms(saved.ns)})."
+            texts.append(f"The work spread over all ranks saves {ms(saved.ns)}.")
+            rows.append({"rank": self.ranks[0], "left_out_saves_ns_per_step": round(left_out.ns)})
+        say = self._say(texts, "excess_ns_per_step", rows)
+        return say._replace(hidden=hidden, costs=left_out)
 
-def _code(dataset: Dataset, members: Sequence[Member]) -> Code:
-    return CODES[0] if members[0][1] == "host" or dataset.on_host else CODES[1]
+    def harmless(self) -> Words:
+        """One rank's host is late, and delays no other rank."""
+        more = ms(float(self._excess[0].mean()))
+        first = f"Rank {self.ranks[0]}'s host takes {more} longer per step than its peers', but "
+        texts = [f"{first}delays no other rank.", *self._causes()]
+        say = self._say(texts, "overlapped_ns_per_step", [])
+        return say._replace(at_most="info", confidence=limits.ASSUMED)
+
+    @cached_property
+    def _excess(self) -> list[Floats]:
+        """By how much longer than their middle peers the first take, each [steps] (ns)."""
+        return [job_of(self.dataset).excess[part][k] for k, part in self.members[: limits.MOST]]
+
+    @cached_property
+    def _reasons(self) -> list[causes.Reason]:
+        return [
+            causes.late_host(self.dataset, k, each) if part == "host" or self.dataset.on_host
+            else causes.busy_gpu(self.dataset, k)
+            for (k, part), each in zip(self.members, self._excess, strict=False)
+        ]  # fmt: skip
+
+    def _say(self, texts: Sequence[str], much: str, rows: Evidence) -> Words:
+        """These sentences, and what shows them: `much` is what the members' excess is called."""
+        dataset, excess, first = self.dataset, self._excess, self.members[0][0]
+        advice = [reason.advice or self.code.recommendation for reason in self._reasons]
+        both = [dataset.ranks[first], dataset.ranks[0 if first else 1]]
+        closer = capture(dataset, both, *operators(dataset), "--cpu-sampling")
+        steady = (excess[0] > limits.HALF * excess[0].mean()).mean() >= limits.STEADY_FRAC
+        return Words(
+            " ".join(texts),
+            [
+                *({"rank": dataset.ranks[k], "part": part, much: round(float(each.mean()))}
+                  for (k, part), each in zip(self.members, excess, strict=False)),
+                *rows,
+                *_latest(dataset, dataset.ranks[first]),
+                *(row for reason in self._reasons for row in reason.evidence),
+            ],
+            limits.MEASURED if steady else limits.ASSUMED,
+            rank=None if len(self.ranks) > 1 else self.ranks[0],
+            recurrence="intermittent" if self._looked else None,
+            advice=" ".join(dict.fromkeys(advice)),
+            follow_up=closer if self.code is CODES[0] else "",
+        )  # fmt: skip
+
+    def _causes(self) -> Iterator[str]:
+        """Why they are late: each cause once, with its ranks where these have several."""
+        why: dict[str, list[int]] = {}
+        for (k, _), reason in zip(self.members, self._reasons, strict=False):
+            why.setdefault(reason.why, []).append(self.dataset.ranks[k])
+        for text, on in why.items():
+            where = f" on {rank_list(on, limits.FEW)}" if len(why) > 1 < len(self.ranks) else ""
+            yield f"Cause{where}: {text}."
+        if self._looked:
+            yield f"The look at all ranks has shown it {self._looked}."
+
+    @property
+    def _looked(self) -> str:
+        """In how many steps the look has shown it late; empty where not, or in all of them."""
+        shown = _shown(self.dataset, self.ranks[0]) if len(self.ranks) == 1 else []
+        if not shown or not self.dataset.shallow:
+            return ""
+        return in_some(shown[0]["late_steps"], self.dataset.shallow["steps"])
+
+    def _delays(self, saved: Saved, *, hidden: bool) -> str:
+        """Who (all of a node, if that is named) delays whom by how much."""
+        dataset, several = self.dataset, len(self.ranks) > 1
+        everyone = len(self.ranks) == len(dataset.ranks)
+        who = rank_list(self.ranks, limits.FEW).capitalize()
+        if self.node:
+            who = f"All profiled ranks of {named(self.node)}"
+        elif several and not everyone:
+            who += " together"
+        verb = "will delay" if hidden else "delay" if several else "delays"
+        late = f"{who} {verb} {'each other' if everyone else 'the other ranks'}"
+        if saved.rare:
+            return f"{late} in the window, and hardly in the steps before it."
+        if saved.ns <= 0:
+            return f"{late} in the window, and may do so without the profiler."
+        if not hidden:
+            return f"{late} by {of_saving(dataset, saved)}."
+        most = "" if saved.window_ns < limits.LEAST_FRAC * dataset.step_ns else "most of "
+        return f"{late} by {ms(saved.ns)} per step; queued work covers {most}it in the window."
 
 
 def repairs(dataset: Dataset, *_: object) -> list[Repair]:
     """Propose `straggler.host` and `straggler.gpu`, each found on what those before it leave."""
     return [
-        Repair(
-            _code(dataset, members),
-            tuple(_ranks(dataset, members)),
-            partial(_repaired, job_of(dataset), members, _moved(dataset, members)),
-            partial(_words, dataset, members, delays=True),
-            least=-math.inf,
-            turn=turn,
-        )
+        Repair(late.code, tuple(late.ranks), late.repaired, late.words, least=-math.inf, turn=turn)
         for turn, members in enumerate(stragglers(dataset))
+        for late in [_Late(dataset, members)]
     ]
 
 
@@ -360,115 +470,8 @@ def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
     enough = more.max() >= limits.CRITICAL_FRAC * dataset.step_ns and not stragglers(dataset)
     if not enough or not _stands_out(job, job.excess, one, {one}):
         return []
-    saved = _tried(job, [one], job.base)
-    say = _words(dataset, [one], saved, delays=False)
-    return [finding(dataset, CODES[0], _ranks(dataset, [one]), say, saved)]
-
-
-def _words(dataset: Dataset, every: Sequence[Member], saved: Saved, *, delays: bool) -> Words:
-    """A rank that delays the others, or several that do so together; or one that could."""
-    ranks, members = _ranks(dataset, every), every[: limits.MOST]
-    several, code = len(ranks) > 1, _code(dataset, every)
-    much = "excess_ns_per_step" if delays else "overlapped_ns_per_step"
-    excess = [job_of(dataset).excess[part][k] for k, part in members]
-    reasons = [
-        causes.late_host(dataset, k, each) if part == "host" or dataset.on_host
-        else causes.busy_gpu(dataset, k)
-        for (k, part), each in zip(members, excess, strict=True)
-    ]  # fmt: skip
-    why: dict[str, list[int]] = {}
-    for (k, _), reason in zip(members, reasons, strict=True):
-        why.setdefault(reason.why, []).append(dataset.ranks[k])
-    # work that was queued before the window covers most of it so far
-    covered = limits.LEAST_FRAC * dataset.step_ns if saved.known else saved.long_ns / 2
-    hidden = delays and saved.window_ns < covered
-    saved = replace(saved, long_run=saved.long_run or hidden)
-    node = _node(dataset, ranks)
-    left_out = _left_out(dataset, every, saved) if delays else None
-    texts = [_delays(dataset, ranks, node, left_out or saved, hidden=hidden)]
-    if left_out and texts[0].endswith(")."):
-        texts[0] = f"{texts[0][:-2]}; spread, it saves {ms(saved.ns)})."
-    if not delays:
-        more = f"takes {ms(float(excess[0].mean()))} longer per step than its peers'"
-        texts = [f"Rank {ranks[0]}'s host {more}, but delays no other rank."]
-    for text, on in why.items():
-        where = f" on {rank_list(on, limits.FEW)}" if len(why) > 1 and several else ""
-        texts.append(f"Cause{where}: {text}.")
-    # in how many steps the look has shown it late; empty where not, or in all of them
-    looked, shown = "", [] if several else _shown(dataset, ranks[0])
-    if shown and dataset.shallow:
-        looked = in_some(shown[0]["late_steps"], dataset.shallow["steps"])
-    if looked:
-        texts.append(f"The look at all ranks has shown it {looked}.")
-    if node:
-        texts.append(f"They are {rank_list(ranks, limits.FEW)} of {named(node)}.")
-    rows: Evidence = [
-        {"rank": dataset.ranks[k], "part": part, much: round(float(each.mean()))}
-        for (k, part), each in zip(members, excess, strict=True)
-    ]
-    if left_out:
-        texts.append(f"The work spread over all ranks saves {ms(saved.ns)}.")
-        rows.append({"rank": ranks[0], "left_out_saves_ns_per_step": round(left_out.ns)})
-    first = members[0][0]
-    closer = capture(
-        dataset, [dataset.ranks[first], dataset.ranks[0 if first else 1]], *operators(dataset),
-        "--cpu-sampling",
-    )  # fmt: skip
-    steady = (excess[0] > limits.HALF * excess[0].mean()).mean() >= limits.STEADY_FRAC
-    return Words(
-        rank=None if several else ranks[0],
-        hidden=hidden,
-        costs=left_out,
-        recurrence="intermittent" if looked else None,
-        at_most="critical" if delays else "info",
-        confidence=limits.MEASURED if steady and delays else limits.ASSUMED,
-        summary=" ".join(texts),
-        evidence=[
-            *rows,
-            *_latest(dataset, dataset.ranks[first]),
-            *(row for reason in reasons for row in reason.evidence),
-        ],
-        advice=" ".join(dict.fromkeys(reason.advice or code.recommendation for reason in reasons)),
-        follow_up=closer if code is CODES[0] else "",
-    )
-
-
-def _left_out(dataset: Dataset, members: Sequence[Member], saved: Saved) -> Saved | None:
-    """What it would save to leave the work out that their repair spreads; None where it does not.
-
-    By so much these delay the others.
-    """
-    if not _moved(dataset, members):
-        return None
-    return replace(_tried(job_of(dataset), members, saved.base), long_run=saved.long_run)
-
-
-def _delays(dataset: Dataset, ranks: list[int], node: str, saved: Saved, *, hidden: bool) -> str:
-    """Who (all of a node, if that is named) delays whom by how much."""
-    several, everyone = len(ranks) > 1, len(ranks) == len(dataset.ranks)
-    who = rank_list(ranks, limits.FEW).capitalize()
-    if node:
-        who = f"All profiled ranks of {named(node)}"
-    elif several and not everyone:
-        who += " together"
-    verb = "will delay" if hidden else "delay" if several else "delays"
-    whom, by = "each other" if everyone else "the other ranks", of_saving(dataset, saved)
-    if hidden:
-        most = "" if saved.window_ns < limits.LEAST_FRAC * dataset.step_ns else "most of "
-        by = f"{ms(saved.ns)} per step; queued work covers {most}it in the window"
-    if saved.rare:
-        return f"{who} {verb} {whom} in the window, and hardly in the steps before it."
-    if saved.ns <= 0:
-        return f"{who} {verb} {whom} in the window, and may do so without the profiler."
-    return f"{who} {verb} {whom} by {by}."
-
-
-def _node(dataset: Dataset, ranks: list[int]) -> str:
-    """The host whose ranks with a report are just these several, among others; else empty."""
-    of: dict[str, list[int]] = {}
-    for tables in dataset.tables:
-        of.setdefault(tables.info.host, []).append(tables.rank)
-    return next((name for name, on in of.items() if on == ranks and len(of) > 1 < len(on)), "")
+    late = _Late(dataset, [one])
+    return [finding(dataset, CODES[0], late.ranks, late.harmless(), late.tried(job.base))]
 
 
 def overlapped(found: Finding) -> bool:
