@@ -141,7 +141,7 @@ def like_longer_batches(dataset: Dataset) -> tuple[int, float] | None:
     others = job.peers.others(k)
     if len(others) != 1 or not beyond(more[k], more[others]):
         return None
-    saved = _tried(job, ((k, "gpu"),), job.base)
+    saved = _Late(dataset, [(k, "gpu")]).tried(job.base)
     enough = saved.most_ns >= limits.WARNING_FRAC * job.step_ns and not saved.rare
     return (dataset.ranks[k], float(more[k].mean())) if enough else None
 
@@ -185,13 +185,14 @@ def _stands_out(job: WhatIfs, excess_of: Excess, one: Member, apart: set[Member]
     margin = excess[k] - excess[others].max(axis=0, initial=0.0)
     if not len(others):
         return False
-    shown = _shown(job.dataset, job.dataset.ranks[k])
+    looked = _looked_late(job.dataset, job.dataset.ranks[k])
+    shown = [each for each in looked if each["delays"]]
     if shown and margin.mean() >= limits.HALF * _least_ns(shown[0]):
         return True
     if part == "gpu":
         if len(others) > 1 and _unlike_peers(job, k, others):
             return True
-        if not _looked_late(job.dataset, job.dataset.ranks[k]):
+        if not looked:
             more_ns, excess = excess[k].mean(), beyond_lengths(job)
             if excess[k].mean() < limits.HALF * more_ns:
                 return False
@@ -244,17 +245,11 @@ def unlike(mine: float, theirs: Floats, circle: int, chance: float = limits.CHAN
     return bool(mine - theirs.mean() > apart)
 
 
-def _shown(dataset: Dataset, rank: int) -> list[Suspect]:
-    """How flight recorders show that a rank delays others to the end, what is least late first."""
+def _looked_late(dataset: Dataset, rank: int) -> list[Suspect]:
+    """How the look, many steps before the window, has ended with this rank late; least first."""
     suspects = dataset.shallow["suspects"] if dataset.shallow else []
-    still = [s for s in suspects if s["rank"] == rank and s["delays"] and s["until_step"] is None]
+    still = [each for each in suspects if each["rank"] == rank and each["until_step"] is None]
     return sorted(still, key=_least_ns)
-
-
-def _looked_late(dataset: Dataset, rank: int) -> bool:
-    """Whether the look, many steps before the window, has ended with this rank late as well."""
-    suspects = dataset.shallow["suspects"] if dataset.shallow else []
-    return any(each["rank"] == rank and each["until_step"] is None for each in suspects)
 
 
 def _least_ns(one: Suspect) -> int:
@@ -427,10 +422,10 @@ class _Late:
     @property
     def _looked(self) -> str:
         """In how many steps the look has shown it late; empty where not, or in all of them."""
-        shown = _shown(self.dataset, self.ranks[0]) if len(self.ranks) == 1 else []
-        if not shown or not self.dataset.shallow:
-            return ""
-        return in_some(shown[0]["late_steps"], self.dataset.shallow["steps"])
+        late = _looked_late(self.dataset, self.ranks[0]) if len(self.ranks) == 1 else []
+        shown = [each["late_steps"] for each in late if each["delays"]]
+        look = self.dataset.shallow
+        return in_some(shown[0], look["steps"]) if shown and look else ""
 
     def _delays(self, saved: Saved, *, hidden: bool) -> str:
         """Who (all of a node, if that is named) delays whom by how much."""
