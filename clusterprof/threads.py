@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,12 +21,13 @@ AT_ONCE = 1 << 17
 _MOST = 4
 
 
-def begins(first: npt.NDArray[Any], most: int) -> npt.NDArray[np.intp]:
-    """Return where parts begin among things with elements that begin at `first` (ascending).
+def blocks(first: npt.NDArray[Any], most: int) -> list[tuple[int, int]]:
+    """Return ranges of things that begin within `most` elements.
 
-    The things of a part begin within `most` elements.
+    `first` [things + 1] is where the elements of each begin, ascending, and the last one's end.
     """
-    return np.flatnonzero(np.diff(first // most, prepend=-1))
+    begins = np.flatnonzero(np.diff(first[:-1] // most, prepend=-1))
+    return list(pairwise([*begins.tolist(), len(first) - 1]))
 
 
 def each(function: Callable[[A], B], items: Iterable[A]) -> list[B]:

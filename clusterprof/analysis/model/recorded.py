@@ -5,10 +5,8 @@ What a rank's own report tells comes from `by_report`; what its collectives wait
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import fields
 from functools import partial
-from itertools import pairwise, starmap
 
 import numpy as np
 
@@ -270,7 +268,7 @@ class _Moments:
         needed = np.zeros(self.moments, dtype=bool)
         for source, *_ in edges:
             needed[source] = True
-        needed[again[again >= 0]] = needed[self.prior(np.unique(begin[plain]))] = True
+        needed[again[again >= 0]] = needed[self.prior(begin[plain])] = True
         plain = plain[needed[self.ends + plain]]
         edges.add(self.prior(begin[plain]), self.ends + plain, QUEUED, plain)
         edges.add(root_of[self.part.launch_moment[plain]], self.ends + plain, LAUNCHED, plain)
@@ -307,11 +305,10 @@ class _Moments:
         lengths = (until - begin)[waits]
         return np.concatenate(beside), np.concatenate(which), np.stack(moments), lengths
 
-    def _some_ranks(self) -> Iterator[slice]:
+    def _some_ranks(self) -> list[slice]:
         """The rows of some ranks after those of others."""
-        first = np.flatnonzero(np.diff(self.part.rank, prepend=-1))
-        first = first[threads.begins(first, threads.AT_ONCE)]
-        return starmap(slice, pairwise([*first.tolist(), self.n]))
+        first = np.flatnonzero(np.diff(self.part.rank, prepend=-1, append=-1))
+        return [slice(*first[[k, until]]) for k, until in threads.blocks(first, threads.AT_ONCE)]
 
     def _freely(self, beside: Ints, run: Ints) -> Ints:
         """How long each activity runs where its rank waits in no collective beside it (ns).

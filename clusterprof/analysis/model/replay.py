@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha1
-from itertools import pairwise
 from weakref import finalize
 
 import numpy as np
@@ -164,13 +163,11 @@ class Replay(Recorded):
     @cached_property
     def blocks(self) -> list[Block]:
         """The job's ranks in parts, none of which has many activities."""
-        rows, hosts = np.searchsorted(self.rank, self.ranks), self.first_of_host
-        first = threads.begins(rows, threads.AT_ONCE)
-        of_hosts = pairwise([*hosts[first].tolist(), len(self.host_rank)])
-        of_rows = pairwise([*rows[first].tolist(), len(self.rank)])
+        rows = np.r_[np.searchsorted(self.rank, self.ranks), len(self.rank)]
+        hosts = np.r_[self.first_of_host, len(self.host_rank)]
         return [
-            Block(self, slice(*each), slice(*other))
-            for each, other in zip(of_hosts, of_rows, strict=True)
+            Block(self, slice(*hosts[[k, until]]), slice(*rows[[k, until]]))
+            for k, until in threads.blocks(rows, threads.AT_ONCE)
         ]
 
     def times(self, lengths: Lengths) -> Ints:

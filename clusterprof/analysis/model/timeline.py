@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -116,8 +115,7 @@ class Timelines:
 
         What is computed of each activity of a range takes 150 bytes meanwhile.
         """
-        first = threads.begins(self.first[:-1], most).tolist()
-        return list(pairwise([*first, len(self.tables)]))
+        return threads.blocks(self.first, most)
 
     def ran(self, k: int, until: int, *kinds: Sequence[int]) -> list[Intervals]:
         """When anything ran on the devices of the ranks `k` to before `until`, for each `kinds`."""
@@ -150,16 +148,13 @@ def wall_times(tables: RankTables) -> tuple[Ints, ...]:
     """
     names = ("start_ns", "end_ns", "launch_start_ns", "launch_end_ns")
     start, stop, *launches = (tables.activity[name] for name in names)
-    known = [
-        _by_the_next(tables, start, each) if 0 < each.null_count < len(each)
-        else pc.coalesce(each, start).to_numpy()
-        for each in launches
-    ]  # fmt: skip
-    return start.to_numpy(), stop.to_numpy(), *known
+    return start.to_numpy(), stop.to_numpy(), *(_launched(tables, start, each) for each in launches)
 
 
-def _by_the_next(tables: RankTables, start: pa.ChunkedArray, launch: pa.ChunkedArray) -> Ints:
+def _launched(tables: RankTables, start: pa.ChunkedArray, launch: pa.ChunkedArray) -> Ints:
     """Launches, the unknown ones as late as can be: a stream runs in the order of its launches."""
+    if not launch.null_count:
+        return np.asarray(launch.to_numpy())
     known = np.asarray(pc.is_valid(launch).to_numpy())
     stream = tables.activity["stream"].to_numpy()
     out = pc.coalesce(launch, start).to_numpy().copy()
