@@ -263,12 +263,12 @@ def _devices(r: _Reports) -> dict[str, Ints]:
     # an idle device begins at once: whatever takes longer waits for something else
     idle = launch > np.maximum(before, after_stream - STAMP_NS) + limits.REACTS_NS
     # the lower quartile: others may have waited for something that is not known
-    least = _by_rank(r, idle, latency, 1 - limits.STEADY_FRAC, STAMP_NS)
+    least = _by_rank(r, idle, latency, 1 - limits.STEADY_FRAC)
     # of a rank whose device hardly idles all may have
     least = np.where(least > limits.REACTS_NS, STAMP_NS, least)
     # kernels that waited for their launches would follow as those do that were queued
     busy = (launch < before) & (follow <= STAMP_NS) & ~fresh
-    gap = _by_rank(r, busy, follow, limits.HALF, STAMP_NS)
+    gap = _by_rank(r, busy, follow, limits.HALF)
     ready = np.stack([before + STAMP_NS, launch + least, after_stream])
     unexplained = np.maximum(start - ready.max(axis=0), 0)
     late, by = _behind_another(r, start - unexplained)
@@ -301,10 +301,10 @@ def _behind_another(r: _Reports, ready: Ints) -> tuple[Ints, Ints]:
     return late[found], by[found]
 
 
-def _by_rank(r: _Reports, chosen: Bools, values: Ints, part: float, otherwise: int) -> Ints:
-    """For each of `row` this quantile of its rank's `chosen` values; of none `otherwise`."""
+def _by_rank(r: _Reports, chosen: Bools, values: Ints, part: float) -> Ints:
+    """For each of `row` this quantile of its rank's `chosen` values; of none the stamps' error."""
     rank = r.rank[r.row]
-    out = np.full(len(r.begins), otherwise)
+    out = np.full(len(r.begins), STAMP_NS)
     known, found, _ = quantiles(rank[chosen], values[chosen], part)
     out[known] = found
     return out[rank]

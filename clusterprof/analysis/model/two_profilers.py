@@ -57,15 +57,11 @@ class Hosts:
             earlier = np.maximum(np.nanmedian(quiet[peers], axis=0) - whole[k], 0)
             late, early = self.by_step(np.stack([later, earlier]))
             kept = np.clip(early / np.maximum(late, 1), 0, 1)
-            less = later / np.maximum(quiet[k], 1) * (1 - kept[self._number_of_step])
+            less = later / np.maximum(quiet[k], 1) * (1 - kept[self.step])
             mine = np.flatnonzero(self.rank == k)
             spent = np.maximum(own[mine] - self.traced[mine], 0)
             out[mine] -= (spent * less[self.place[mine]]).astype(np.int64)
         return np.asarray(out)
-
-    @property
-    def _number_of_step(self) -> Ints:
-        return np.cumsum(np.diff(self.step, prepend=self.step[:1]) != 0)
 
     def _sums(self, own: Ints) -> tuple[Floats, Floats]:
         """What each host spends at each place, quiet and in all, [ranks, places] (ns)."""

@@ -83,18 +83,15 @@ def explanations(job: Replay, usual_ns: int | None, fetching: Ints) -> list[Untr
         _at_pace(job, more, usual_ns, fetching * faster) if more != ns else None
         for more in (typical_ns, max(low, least), high)
     )
+    # GPUs and transfers alone
+    idle = replace(job.lengths, own=np.minimum(job.lengths.own, 0))
     found = [hosts, typical, *others]
     if faster and typical:
         # that tracing costs nothing was never measured
         found = [typical, *others]
-    elif usual_ns - (least_ns := _idle_hosts(job)) < (slow - least_ns) / 2:
+    elif usual_ns - (needed_ns := window.pace(idle)) < (slow - needed_ns) / 2:
         found = [typical, hosts, *others]
     return [one for one in found if one]
-
-
-def _idle_hosts(job: Replay) -> float:
-    """The step (ns) that GPUs and transfers alone need."""
-    return float(job.pace(replace(job.lengths, own=np.minimum(job.lengths.own, 0))))
 
 
 def _as_often(job: Replay, usual_ns: int) -> Replay:

@@ -336,17 +336,14 @@ class WhatIfs:
     def differences(self, part: Part, lengths: Lengths) -> Floats:
         """How much more or less than its middle peer each rank takes, [ranks, steps] (ns)."""
         job, shape = self.job, (len(self.dataset.ranks), len(self.job.steps))
-        total = np.full(shape, np.nan)
-        total[job.ranks] = 0.0
         rows, rank, step, _ = self.parts[part]
         if part == "host":
-            took = (lengths.own - self._in_common)[rows]
+            took = lengths.own - self._in_common
         else:
-            took = np.minimum(lengths.run, job.freely)[rows]
-        first = self._begins[part]
-        if len(first):
-            at = rows[first]
-            total[rank[at], step[at]] += np.add.reduceat(took, first)
+            took = np.minimum(lengths.run, job.freely)
+        key = rank[rows] * np.int64(shape[1]) + step[rows]
+        total = np.bincount(key, took[rows], shape[0] * shape[1]).reshape(shape).astype(float)
+        total[np.setdiff1d(np.arange(shape[0]), job.ranks)] = np.nan
         # a rank that is its stage's only one is compared by what each launch takes
         count = np.maximum(np.bincount(job.host_rank, minlength=len(total)), 1)[:, None]
         mine = self.peers.differences(total)
@@ -354,20 +351,9 @@ class WhatIfs:
             each = self.peers.differences(total / count) * count
             mine = np.where(self.alone[:, None], each, mine)
         if part == "host" and self.unlike:
-            own = lengths.own - self._in_common
-            mine = self.unlike.by_step(self.unlike.later(own))
-        out = np.zeros((len(total), len(self.dataset.steady_steps)))
+            mine = self.unlike.by_step(self.unlike.later(took))
+        out = np.zeros((shape[0], len(self.dataset.steady_steps)))
         out[:, np.searchsorted(self.dataset.steady_steps, job.steps)] = mine
-        return out
-
-    @cached_property
-    def _begins(self) -> dict[Part, Ints]:
-        """Where each rank's steps begin among the places of each part, which are by both."""
-        out: dict[Part, Ints] = {}
-        for part, (rows, rank, step, _) in self.parts.items():
-            later = np.diff(rank[rows], prepend=-1) != 0
-            later |= np.diff(step[rows], prepend=-1) != 0
-            out[part] = np.flatnonzero(later)
         return out
 
     @cached_property
