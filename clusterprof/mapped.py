@@ -19,6 +19,12 @@ import pyarrow as pa
 #: and what were mapped at that address later would lose what it holds (`release`).
 _mapped: list[pa.Buffer] = []
 
+#: so much of it may be in memory (bytes): giving back takes a call for each rank's file, and is
+#: asked for after each rank that is looked at
+_MUCH = 1 << 26
+#: files' memory that was left when it was given back: programs are files as well (bytes)
+_left = 0
+
 
 def write(tables: Iterable[pa.Table], file: IO[bytes]) -> None:
     """Write tables, one Arrow stream after the other. Raises OSError (no space)."""
@@ -54,16 +60,31 @@ def moved(table: pa.Table) -> pa.Table:
 
 
 def release() -> None:
-    """Give back the memory of what was read; whoever looks again reads again."""
+    """Give back the memory of what was read, once it is much; whoever looks again reads again."""
+    if _mapped and _of_files() > _left + _MUCH:
+        _give_back()
+
+
+def trim() -> None:
+    """The same however much it is, and what was freed: the C library may keep a third of it all."""
+    if _mapped:
+        _give_back()
+        with contextlib.suppress(OSError, AttributeError):  # another C library than GNU's
+            ctypes.CDLL(None).malloc_trim(0)
+
+
+def _give_back() -> None:
+    global _left
     advise = ctypes.CDLL(None).madvise
     advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     for content in _mapped:
         advise(content.address, content.size, mmap.MADV_DONTNEED)
+    _left = _of_files()
 
 
-def trim() -> None:
-    """The same, and what was freed: the C library keeps what may be a third of a large merge."""
-    if _mapped:
-        release()
-        with contextlib.suppress(OSError, AttributeError):  # another C library than GNU's
-            ctypes.CDLL(None).malloc_trim(0)
+def _of_files() -> int:
+    """How much memory has what files hold (bytes); 0 where the system does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[2]) * mmap.PAGESIZE
+    except OSError:  # it takes back what it needs
+        return 0

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -37,6 +39,25 @@ def test_what_was_given_back_is_read_again(tmp_path: Path) -> None:
     file.unlink()
     mapped.trim()
     assert made[0].equals(TABLES[0])
+
+
+@pytest.mark.parametrize(("much", "stays"), [(1 << 40, True), (1 << 20, False)])
+def test_only_much_is_given_back_where_one_rank_after_the_other_is_read(
+    *, much: int, stays: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def in_memory() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[2]) * mmap.PAGESIZE
+
+    monkeypatch.setattr(mapped, "_MUCH", much)
+    with (tmp_path / "tables").open("wb") as file:
+        mapped.write([pa.table({"a": np.arange(4_000_000)})], file)
+    made = mapped.read(tmp_path / "tables")[0]
+    mapped.trim()
+    before = in_memory()
+    assert made["a"].to_numpy()[::512].sum() == np.arange(0, 4_000_000, 512).sum()
+    assert in_memory() - before > 24_000_000
+    mapped.release()
+    assert (in_memory() - before > 24_000_000) == stays
 
 
 def test_a_table_that_is_moved_is_the_same_and_its_file_has_no_name(
