@@ -18,8 +18,7 @@ OPERATION, MADE = "AllToAll", "exchange"
 
 def kernels(rank: Ints, start: Ints, stream: Ints) -> Ints:
     """Each call's kernel as a number, from 0: calls of one NCCL group share one."""
-    _, number = np.unique(np.stack([rank, start, stream]), axis=1, return_inverse=True)
-    return np.asarray(number.reshape(-1), dtype=np.int64)
+    return combined(rank, start, stream)
 
 
 def exchanges(rank: Ints, kernel: Ints, is_send: Bools, collective: Ints, matched: Bools) -> Bools:
