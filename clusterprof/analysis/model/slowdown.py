@@ -20,7 +20,6 @@ from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.accounts import call_of
 from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints
 from clusterprof.analysis.model.replay import Replay
-from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE
 from clusterprof.analysis.model.what_if import WhatIfs, what_ifs
 from clusterprof.results import Slowdown
 
@@ -28,8 +27,8 @@ from clusterprof.results import Slowdown
 _MOST = 200_000_000
 _AT_ONCE = _MOST // 100
 
-#: kinds of activities that are no known call
-_PLAIN = ("compute", "copy", "other communication")
+#: what activities are that are no known call, by the codes of `timeline.KINDS`
+_PLAIN = ("compute", "other communication", "copy", "copy")
 
 _Middle = Callable[..., Floats]
 
@@ -180,12 +179,9 @@ def _even(values: Ints, rank: Ints, step: Ints, middle: _Middle) -> Ints:
 
 def _kinds(dataset: Dataset, job: Replay) -> tuple[list[str], Ints]:
     """All kinds in order, and each activity's: compute, copy, or its collective's operation."""
-    operations = dataset.collectives.label.tolist()
-    names = sorted({*_PLAIN, *operations})
-    of = {name: k for k, name in enumerate(names)}
-    kind = np.where(job.kind == COMPUTE, of["compute"], of["copy"])
-    kind[job.kind == COLLECTIVE] = of["other communication"]
-    call = call_of(dataset, job)
-    called = np.asarray([of[each] for each in operations] or [0], dtype=np.int64)[call]
-    there, kind = places(np.where(call >= 0, called, kind))
+    operations, call = dataset.collectives.label.tolist(), call_of(dataset, job)
+    names = sorted({*operations, *_PLAIN})
+    of = np.asarray([names.index(each) for each in (*operations, *_PLAIN)])
+    plain = len(operations) + job.kind.astype(np.int64)
+    there, kind = places(of[np.where(call >= 0, call, plain)])
     return [names[k] for k in there.tolist()], kind
