@@ -76,6 +76,13 @@ def places(values: Ints) -> tuple[Ints, Ints]:
     return np.flatnonzero(there) + low, (np.cumsum(there) - 1)[values - low]
 
 
+def first_places(values: Ints, wanted: Ints) -> Ints:
+    """Return the place in `values` of each one wanted, of several the first; -1 where none is."""
+    order = np.argsort(values, kind="stable")
+    at = np.searchsorted(values[order], wanted)
+    return np.where(np.r_[values[order], -1][at] == wanted, np.r_[order, -1][at], -1)
+
+
 def narrow(values: Ints) -> npt.NDArray[Any]:
     """Return values in 32 bits where all of them fit."""
     least, most = values.min(initial=0), values.max(initial=0)

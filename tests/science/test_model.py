@@ -217,7 +217,7 @@ def test_of_calls_that_begin_at_once_each_has_the_kernel_on_its_stream() -> None
     dataset = dataset_of([first, *others])
     place = activity_of(dataset)
     assert (place >= 0).sum() > 50
-    streams = dataset.activities.streams(0, 4)[place]
+    streams = dataset.activities.column("stream")[place]
     assert (streams == dataset.collectives.stream)[place >= 0].all()
     kernels = np.stack([dataset.collectives.rank, dataset.collectives.kernel])
     assert np.unique(kernels, axis=1).shape[1] == np.unique(place).size - (place < 0).any()

@@ -147,7 +147,7 @@ def _no_straggler(dataset: Dataset, *, named: bool) -> list[Sentence]:
     apart = sorted({*dataset.ranks} - {*c.rank[several].tolist()})
     if len(apart) > len(dataset.ranks) - 2:
         why = "no collectives of these ranks match; profile ranks of one communicator."
-        if dataset.has_whole_graphs:
+        if dataset.activities.whole_graphs.any():
             why = f"CUDA graphs were recorded as wholes ({NODES} records what is in them)."
         return _plain("unknown", f"Stragglers {_OPEN}: {why}")
     if apart:

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from clusterprof import threads
 from clusterprof.align.clock import Clock
-from clusterprof.align.columns import places
+from clusterprof.align.columns import first_places, places
 from clusterprof.analysis.model.dataset import Dataset, Ints, once
 from clusterprof.analysis.model.intervals import union
 from clusterprof.analysis.model.replay import Replay
@@ -160,20 +160,15 @@ def activity_of(dataset: Dataset) -> Ints:
     kernels = np.flatnonzero(a.kind == COLLECTIVE)
     starts = axis.of(a.rank[kernels], a.start[kernels])
     wanted = axis.of(np.searchsorted(dataset.ranks, c.rank), c.aligned_start)
-    streams = a.streams(0, len(dataset.ranks))[kernels]
+    streams = a.column("stream")[kernels]
     _, start = places(np.r_[starts, wanted])
     known, stream = places(np.r_[streams, c.stream])
     both = start * known.size + stream
-    exact, begun = (_first(each[: kernels.size], each[kernels.size :]) for each in (both, start))
+    exact, begun = (
+        first_places(each[: kernels.size], each[kernels.size :]) for each in (both, start)
+    )
     found = np.where(exact >= 0, exact, begun)
     return np.where(c.has, np.r_[kernels, -1][found], -1)
-
-
-def _first(values: Ints, wanted: Ints) -> Ints:
-    """The place in `values` of each one that is wanted, of several the first; -1 where none is."""
-    order = np.argsort(values, kind="stable")
-    at = np.searchsorted(values[order], wanted)
-    return np.where(np.r_[values[order], -1][at] == wanted, np.r_[order, -1][at], -1)
 
 
 def call_of(dataset: Dataset, job: Replay) -> Small:

@@ -159,7 +159,7 @@ class _Reports:
         early = self.launch <= self.begins[self.rank, 0]
         row = np.flatnonzero(~early & (self.launch <= self.begins[self.rank, -1]))
         early = np.flatnonzero(early)
-        names, name = places(a.streams(k, until))
+        names, name = places(a.column("stream", k, until))
         streams, self.stream = places(self.rank * np.int64(len(names)) + name)
         #: each stream's rank, and when it became free of what was launched before the window
         self.of_stream = streams // max(len(names), 1)

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from clusterprof import exchanges
 from clusterprof.align.clock import Clock
-from clusterprof.align.columns import coded, integers, rows_by, texts
+from clusterprof.align.columns import coded, first_places, integers, rows_by, texts
 from clusterprof.analysis.model.intervals import Axis
 from clusterprof.analysis.model.timeline import Timelines, wall_times
 from clusterprof.mapped import release, trim
@@ -145,18 +145,16 @@ class Activities:
         """Which are CUDA graphs recorded as wholes: they may wait for other ranks, unseen."""
         return np.asarray(self.names == GRAPH, dtype=bool)[self.name]
 
-    def streams(self, k: int, until: int) -> Ints:
-        """The number of each one's stream in its report, of the ranks `k` to before `until`."""
-        tables = self._tables[k:until]
-        return np.concatenate([each.activity["stream"].to_numpy() for each in tables])
+    def column(self, name: str, k: int = 0, until: int | None = None) -> Ints:
+        """A column of integers of the reports, of the ranks `k` to before `until`; 0 for null."""
+        values = np.concatenate([integers(each.activity, name) for each in self._tables[k:until]])
+        release()
+        return values
 
     @property
     def size(self) -> Ints:
         """How many bytes each one copies."""
-        columns = (each.activity["size_bytes"] for each in self._tables)
-        sizes = np.concatenate([pc.fill_null(each, 0).to_numpy() for each in columns])
-        release()
-        return sizes
+        return self.column("size_bytes")
 
     def launches(self, k: int, until: int) -> tuple[Ints, Ints]:
         """When each one's launch, of ranks `k` to before `until`, began, and when it had ended."""
@@ -305,11 +303,6 @@ class Dataset:
         return Activities(self)
 
     @cached_property
-    def has_whole_graphs(self) -> bool:
-        """Whether a CUDA graph was recorded as a whole in the evidence steps."""
-        return bool(self.tables) and bool(self.activities.whole_graphs.any())
-
-    @cached_property
     def launches_graphs(self) -> bool:
         """Whether a rank launches CUDA graphs: what is in them nsys records if it is asked to."""
         return any(launches_graphs(each.host_calls) for each in self.tables)
@@ -326,9 +319,8 @@ class Dataset:
             values = pc.list_value_length(values)
         size = int(call.max(initial=0)) + 1
         key, wanted = rank * size + call, np.searchsorted(self.ranks, c.rank) * size + c.call
-        order = np.argsort(key, kind="stable")
-        at = order[np.searchsorted(key[order], wanted)]
-        return np.asarray(pc.fill_null(values, -1).to_numpy(), dtype=np.int64)[at]
+        every: Ints = np.r_[pc.fill_null(values, -1).to_numpy(), -1].astype(np.int64)
+        return every[first_places(key, wanted)]
 
 
 def calls_per_step(dataset: Dataset, rows: Ints) -> float:
