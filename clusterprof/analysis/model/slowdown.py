@@ -181,7 +181,8 @@ def _kinds(dataset: Dataset, job: Replay) -> tuple[list[str], Ints]:
     """All kinds in order, and each activity's: compute, copy, or its collective's operation."""
     operations, call = dataset.collectives.label.tolist(), call_of(dataset, job)
     names = sorted({*operations, *_PLAIN})
-    of = np.asarray([names.index(each) for each in (*operations, *_PLAIN)])
+    number = {name: k for k, name in enumerate(names)}
+    of = np.asarray([number[each] for each in (*operations, *_PLAIN)])
     plain = len(operations) + job.kind.astype(np.int64)
     there, kind = places(of[np.where(call >= 0, call, plain)])
     return [names[k] for k in there.tolist()], kind
