@@ -33,8 +33,10 @@ class HostCalls:
             _looked_for(tables.host_calls, on_host=bool(on_host))
             for tables, on_host in zip(dataset.tables, dataset.timelines.on_host, strict=True)
         ]
-        self.rank = np.repeat(np.arange(len(chosen)), [calls.num_rows for calls in chosen])
-        table = pa.concat_tables(chosen)
+        self.rank = np.repeat(np.arange(len(chosen)), [calls.num_rows for calls, _ in chosen])
+        #: whether each rank's report has calls of CUDA
+        self.has_cuda = np.asarray([cuda for _, cuda in chosen], dtype=bool)
+        table = pa.concat_tables([calls for calls, _ in chosen])
         times = np.stack([table[name].to_numpy() for name in ("start_ns", "end_ns")])
         self.start, self.stop = dataset.aligned(self.rank, times)
         self.kinds, self.kind = coded(table, "kind")
@@ -46,21 +48,21 @@ class HostCalls:
         return np.asarray(of_kind[self.kind] & matched(self.names, pattern)[self.name])
 
 
-def _looked_for(calls: pa.Table, *, on_host: bool) -> pa.Table:
-    """The rows of one rank's calls that `HostCalls` has."""
+def _looked_for(calls: pa.Table, *, on_host: bool) -> tuple[pa.Table, bool]:
+    """The rows of one rank's calls that `HostCalls` has, and whether there are any of CUDA."""
     (kinds, kind), (names, name) = coded(calls, "kind"), coded(calls, "name")
     of = {one: np.asarray([each == one for each in kinds], dtype=bool)[kind] for one in set(kinds)}
     none = np.zeros(len(kind), dtype=bool)
-    length = calls["end_ns"].to_numpy() - calls["start_ns"].to_numpy()
+    cuda, length = of.get("cuda", none), calls["end_ns"].to_numpy() - calls["start_ns"].to_numpy()
     # clocks differ in pace by millionths: what is long on one is half as long on any
-    wanted = of.get("cuda", none) & (2 * length >= limits.WAITING_CALL_NS)
+    wanted = cuda & (2 * length >= limits.WAITING_CALL_NS)
     if on_host:
         wanted = wanted | of.get("op", none)
     for one, pattern in (each for several in NAMED.values() for each in several):
         if one in of:
             wanted = wanted | (of[one] & matched(names, pattern)[name])
     columns = calls.select(["start_ns", "end_ns", "kind", "name"])
-    chosen = columns.take(pa.array(np.flatnonzero(wanted)))
+    chosen = columns.take(pa.array(np.flatnonzero(wanted))), bool(cuda.any())
     release()
     return chosen
 
@@ -83,9 +85,9 @@ def wait_calls(dataset: Dataset, k: int, until: int) -> tuple[Ints, Ints, Ints]:
     waits |= _queued(dataset, k, until, begin) >= _QUEUE
     found = union(begin[waits], end[waits])
     (rank, start), (_, stop) = axis.back(found.start), axis.back(found.end)
-    # a host without a GPU waits in its collectives, in each of several at once
-    mine, on_host = a.lines.rows(k, until), dataset.timelines.on_host
-    own = mine.start + np.flatnonzero((a.kind[mine] == COLLECTIVE) & on_host[a.rank[mine]])
+    # a host without CUDA calls waits in its collectives, in each of several at once
+    mine = a.lines.rows(k, until)
+    own = mine.start + np.flatnonzero((a.kind[mine] == COLLECTIVE) & ~calls.has_cuda[a.rank[mine]])
     return np.r_[rank, a.rank[own]], np.r_[start, a.start[own]], np.r_[stop, ends(dataset)[own]]
 
 
