@@ -359,7 +359,8 @@ class _Late:
         if left_out:
             if texts[0].endswith(")."):
                 texts[0] = f"{texts[0][:-2]}; spread, it saves {ms(saved.ns)})."
-            texts.append(f"The work spread over all ranks saves {ms(saved.ns)}.")
+            else:
+                texts.append(f"The work spread over all ranks saves {ms(saved.ns)}.")
             rows.append({"rank": self.ranks[0], "left_out_saves_ns_per_step": round(left_out.ns)})
         say = self._say(texts, "excess_ns_per_step", rows)
         return say._replace(hidden=hidden, costs=left_out)
