@@ -420,6 +420,6 @@ def test_of_two_ranks_lengths_that_hold_leave_open_whether_one_is_slow(seed: int
     results = studied_job(job).results
     assert not straggler_named(list(results["findings"]))
     assert re.match(
-        r"Stragglers cannot be determined: rank [01]'s GPU takes [\d.]+ ms longer, as longer",
+        r"No straggler is certain: rank [01]'s GPU takes [\d.]+ ms longer, as longer batches",
         results["verdict"],
     )

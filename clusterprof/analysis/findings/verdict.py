@@ -161,7 +161,7 @@ def _no_straggler(dataset: Dataset, *, named: bool) -> list[Sentence]:
         return _plain("unknown", f"Stragglers {_OPEN}: {why}")
     if not named and (found := like_longer_batches(dataset)):
         why = f"rank {found[0]}'s GPU takes {ms(found[1])} longer, as longer batches would."
-        return _plain("unknown", f"Stragglers {_OPEN}: {why}")
+        return _plain("none", f"No straggler is certain: {why}")
     # of two profilers the slower one makes its ranks come last
     if len(dataset.profilers(range(len(dataset.ranks)))) > 1:
         return []
