@@ -12,8 +12,9 @@ import re
 
 import numpy as np
 
+from clusterprof.analysis.findings.pace import job_of
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints
+from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints, once
 from clusterprof.analysis.model.timeline import COMPUTE, COPY
 from clusterprof.analysis.model.what_if import WhatIfs
 from clusterprof.words import base_name
@@ -27,25 +28,27 @@ COPIES = re.compile("(?i)mem(cpy|set)")
 def _kernels(dataset: Dataset) -> tuple[list[str], Ints]:
     """The names of what runs, as all profilers of the job write them; and which each name is."""
     names = list(dataset.activities.names)
-    if len(dataset.profilers(range(len(dataset.ranks)))) > 1:
+    if dataset.unlike_profilers:
         names = [each if COPIES.match(each) else base_name(each) for each in names]
     known, of = np.unique(np.asarray(names, dtype=object), return_inverse=True)
     return known.tolist(), of
 
 
-def beyond_lengths(job: WhatIfs) -> Floats:
+@once
+def beyond_lengths(dataset: Dataset) -> Floats:
     """By how much more than its middle peer's each rank's GPU computes at any length of batches.
 
     [ranks, steady-state steps] (ns), nowhere below 0.
     """
+    job = job_of(dataset)
     rows = job.work[job.job.kind[job.work] == COMPUTE]
     _, took, calls = by_name(job, rows, np.minimum(job.base.run, job.job.freely))
     more = _apart(job, calls)
     alike = ((more == 0) | job.alone[:, None, None]) & (calls > 0)
     slower = _slower(job, took, calls, alike.all(axis=2))[:, None] * took.sum(axis=1)
     added = np.where(job.alone[:, None], 0.0, _added(more, _apart(job, took)))
-    out = np.zeros((len(took), len(job.dataset.steady_steps)))
-    at = np.searchsorted(job.dataset.steady_steps, job.job.steps)
+    out = np.zeros((len(took), len(dataset.steady_steps)))
+    at = np.searchsorted(dataset.steady_steps, job.job.steps)
     out[:, at] = slower + added + _slower_copies(job)
     return out
 

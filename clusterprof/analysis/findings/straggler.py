@@ -193,7 +193,7 @@ def _stands_out(job: WhatIfs, excess_of: Excess, one: Member, apart: set[Member]
         if len(others) > 1 and _unlike_peers(job, k, others):
             return True
         if not looked:
-            more_ns, excess = excess[k].mean(), beyond_lengths(job)
+            more_ns, excess = excess[k].mean(), beyond_lengths(job.dataset)
             if excess[k].mean() < limits.HALF * more_ns:
                 return False
             margin = excess[k] - excess[others].max(axis=0, initial=0.0)

@@ -163,7 +163,7 @@ def _no_straggler(dataset: Dataset, *, named: bool) -> list[Sentence]:
         why = f"rank {found[0]}'s GPU takes {ms(found[1])} longer, as longer batches would."
         return _plain("none", f"No straggler is certain: {why}")
     # of two profilers the slower one makes its ranks come last
-    if len(dataset.profilers(range(len(dataset.ranks)))) > 1:
+    if dataset.unlike_profilers:
         return []
     return _always_last(dataset)
 

@@ -286,6 +286,11 @@ class Dataset:
         """What traced these ranks (their places)."""
         return {self.tables[place].info.profiler.partition(" ")[0] for place in places}
 
+    @property
+    def unlike_profilers(self) -> bool:
+        """Whether several profilers have recorded the ranks, each in its own way."""
+        return len(self.profilers(range(len(self.ranks)))) > 1
+
     def aligned(self, place: Ints, time: Ints) -> Ints:
         """Times of ranks (their places) on the reference rank's clock; `time` is [n] or [m, n]."""
         ranks = np.asarray(self.ranks, dtype=np.int64)

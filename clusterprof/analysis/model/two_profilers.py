@@ -65,13 +65,21 @@ class Hosts:
 
     def _sums(self, own: Ints) -> tuple[Floats, Floats]:
         """What each host spends at each place, quiet and in all, [ranks, places] (ns)."""
-        count = len(self.peers.of), len(self.step)
-        key = self.rank.astype(np.int64) * count[1] + self.place
-        quiet = own - np.minimum(self.traced, own)
-        sums = [np.bincount(key, v, count[0] * count[1]).reshape(count) for v in (quiet, own)]
-        there = np.bincount(self.rank, minlength=count[0]) > 0
-        quiet_ns, whole_ns = (np.where(there[:, None], each, np.nan) for each in sums)
+        count, quiet = len(self.peers.of), own - np.minimum(self.traced, own)
+        there = np.bincount(self.rank, minlength=count) > 0
+        quiet_ns, whole_ns = (
+            np.where(there[:, None], _at_places(self.rank, self.place, count, each), np.nan)
+            for each in (quiet, own)
+        )
         return quiet_ns, whole_ns
+
+
+def _at_places(rank: Ints, place: Ints, ranks: int, values: Ints) -> Floats:
+    """The sums of the moments' `values`, [ranks, places]."""
+    count = int(place.max(initial=0)) + 1
+    key = rank.astype(np.int64) * count + place
+    sums = np.bincount(key, values, ranks * count).reshape(ranks, count)
+    return np.asarray(sums, dtype=float)
 
 
 def places(job: Replay, step: Ints, phase: Ints) -> tuple[Ints, Ints]:
@@ -116,10 +124,8 @@ def as_others(job: Replay, place: Ints, unnamed: Bools, part: Ints) -> Ints:
     unnamed one no more of it than it takes there.
     """
     own, rank = job.lengths.own, job.host_rank
-    count = int(place.max(initial=0)) + 1
     named = np.setdiff1d(job.ranks, np.flatnonzero(unnamed))
-    spent = [np.bincount(place[rank == k], part[rank == k], count) for k in named.tolist()]
-    usual = np.median(spent, axis=0)
-    whole = np.bincount(rank * np.int64(count) + place, own, len(unnamed) * count)
-    share = np.minimum(usual[place] / np.maximum(whole[rank * np.int64(count) + place], 1), 1)
+    spent, whole = (_at_places(rank, place, len(unnamed), each) for each in (part, own))
+    usual = np.median(spent[named], axis=0)
+    share = np.minimum(usual[place] / np.maximum(whole[rank, place], 1), 1)
     return np.asarray(np.where(unnamed[rank], (own * share).astype(np.int64), part))

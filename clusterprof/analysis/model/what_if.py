@@ -367,7 +367,7 @@ class WhatIfs:
     @cached_property
     def _places(self) -> tuple[Ints, Ints] | None:
         """Where hosts are in a step (`two_profilers.places`); None: all have one profiler."""
-        if len(self.dataset.profilers(range(len(self.dataset.ranks)))) < 2:
+        if not self.dataset.unlike_profilers:
             return None
         return two_profilers.places(self.job, self.step_of_host, self.host_phase)
 
