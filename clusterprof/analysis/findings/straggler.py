@@ -89,11 +89,14 @@ def stragglers(dataset: Dataset) -> list[tuple[Member, ...]]:
             if all(_stands_out(job, excess, one, {*members, *named}) for one in members)
         }
         saves = {members: saved.most_ns for members, saved in tried.items()}
+        one_by_one = {
+            members: sum(max(saves.get((member,), 0.0), 0.0) for member in members)
+            for members in tried if len(members) > 1
+        }  # fmt: skip
+        # several that save little more than one by one are named one by one
         worth = [
-            members for members in tried
-            if (beyond_each := saves[members] - _one_by_one(saves, members)) >= least
-            # several that save little more than one by one are named one by one
-            and beyond_each >= limits.HALF * saves[members]
+            members for members, ns in saves.items()
+            if ns - one_by_one.get(members, 0.0) >= max(least, limits.HALF * ns)
         ]  # fmt: skip
         if not worth:
             break
@@ -101,12 +104,6 @@ def stragglers(dataset: Dataset) -> list[tuple[Member, ...]]:
         lengths = tried[out[-1]].without
         named |= set(out[-1])
     return out
-
-
-def _one_by_one(saves: Mapping[tuple[Member, ...], float], members: tuple[Member, ...]) -> float:
-    """What several save one by one (ns); of one nothing."""
-    each = (max(saves.get((member,), 0.0), 0.0) for member in members)
-    return sum(each) if len(members) > 1 else 0.0
 
 
 def hidden_by_profilers(dataset: Dataset) -> bool:
@@ -180,31 +177,30 @@ def _stands_out(job: WhatIfs, excess_of: Excess, one: Member, apart: set[Member]
     peers by more than these differ, or by what no length of batches explains.
     """
     k, part = one
-    excess = excess_of[part]
-    others = np.setdiff1d(job.peers.others(k), [j for j, other in apart if other == part])
-    margin = excess[k] - excess[others].max(axis=0, initial=0.0)
+    excess, named_too = excess_of[part], [j for j, other in apart if other == part]
+    others = np.setdiff1d(job.peers.others(k), named_too)
     if not len(others):
         return False
     looked = _looked_late(job.dataset, job.dataset.ranks[k])
-    shown = [each for each in looked if each["delays"]]
+    shown = [suspect for suspect in looked if suspect["delays"]]
+    margin = excess[k] - excess[others].max(axis=0)
     if shown and margin.mean() >= limits.HALF * _least_ns(shown[0]):
         return True
-    if part == "gpu":
-        if len(others) > 1 and _unlike_peers(job, k, others):
-            return True
-        if not looked:
-            more_ns, excess = excess[k].mean(), beyond_lengths(job.dataset)
-            if excess[k].mean() < limits.HALF * more_ns:
-                return False
-            margin = excess[k] - excess[others].max(axis=0, initial=0.0)
     if part == "host":
-        paused = _paused(job, excess)
-        if more_often(_as_late(job, excess, one, apart), groups=1):
+        ranks = np.setdiff1d(np.arange(len(excess)), named_too)
+        if more_often(_as_late(job, excess[np.r_[k, ranks]]), groups=1):
             return True
-        regular = ~paused[others].any(axis=0)
+        regular = ~_paused(job, excess)[others].any(axis=0)
         if regular.mean() < limits.HALF:  # what is left are the steps in which it paused itself
             return False
-        margin, excess = margin[regular], excess[:, regular]
+        excess = excess[:, regular]
+    elif len(others) > 1 and _unlike_peers(job, k, others):
+        return True
+    elif not looked:
+        more_ns, excess = excess[k].mean(), beyond_lengths(job.dataset)
+        if excess[k].mean() < limits.HALF * more_ns:
+            return False
+    margin = excess[k] - excess[others].max(axis=0)
     runs = [slice(None), *(slice(at) for at in range(limits.FEW, len(margin)))]
     runs += [slice(-run.stop, None) for run in runs[1:]]
     # a job's chance is shared by all that is asked. Of equals either of two may be the later one;
@@ -257,16 +253,10 @@ def _least_ns(one: Suspect) -> int:
     return one["lateness_ns"] - one["bound_ns"]
 
 
-def _as_late(job: WhatIfs, excess: Floats, one: Member, apart: set[Member]) -> Floats:
-    """By how much hosts are late where it is about as much as the first ever is; else 0.
-
-    [ranks, steps] of it and of all ranks but those in `apart`: a pause of any host is one.
-    """
-    mine = excess[one[0]]
-    ranks = [k for k in range(len(excess)) if (k, one[1]) not in apart]
-    late = np.stack([mine, *excess[ranks]])
-    least = max(limits.HALF * mine.max(), limits.WARNING_FRAC * job.dataset.step_ns)
-    return np.where(late >= least, late, 0.0)
+def _as_late(job: WhatIfs, excess: Floats) -> Floats:
+    """By how much hosts are late where it is about as much as the first ever is; else 0."""
+    least = max(limits.HALF * excess[0].max(), limits.WARNING_FRAC * job.dataset.step_ns)
+    return np.where(excess >= least, excess, 0.0)
 
 
 def _paused(job: WhatIfs, excess: Floats) -> Bools:
@@ -319,12 +309,11 @@ class _Late:
 
     @cached_property
     def node(self) -> str:
-        """The host whose ranks with a report are just these several, among others; else empty."""
-        of: dict[str, list[int]] = {}
-        for tables in self.dataset.tables:
-            of.setdefault(tables.info.host, []).append(tables.rank)
-        only = (name for name, on in of.items() if on == self.ranks and len(of) > 1 < len(on))
-        return next(only, "")
+        """The host whose profiled ranks are just these several, among others; else empty."""
+        hosts = {tables.rank: tables.info.host for tables in self.dataset.tables}
+        node = hosts[self.ranks[0]]
+        ranks = [rank for rank, host in hosts.items() if host == node]
+        return node if ranks == self.ranks and 1 < len(ranks) < len(hosts) else ""
 
     def like_peers(self, lengths: Lengths) -> Lengths:
         """`lengths` where these hosts and GPUs take as long as their middle peers'."""
@@ -335,10 +324,7 @@ class _Late:
 
     def repaired(self, lengths: Lengths) -> Lengths:
         """The same where their peers do a part of what work is `moved`."""
-        left_out = self.like_peers(lengths)
-        if not self.moved:
-            return left_out
-        return job_of(self.dataset).spread(left_out, lengths, self.moved)
+        return job_of(self.dataset).spread(self.like_peers(lengths), lengths, self.moved)
 
     def tried(self, lengths: Lengths) -> Saved:
         """What `like_peers` saves."""
@@ -353,7 +339,7 @@ class _Late:
         # by what it would save to leave the work out that their repair spreads, they delay others
         tried = self.tried(saved.base) if self.moved else None
         left_out = replace(tried, long_run=saved.long_run) if tried else None
-        texts, rows = [self._delays(left_out or saved, hidden=hidden), *self._causes()], Evidence()
+        texts, rows = [self._delays(left_out or saved, hidden=hidden), *self.causes()], Evidence()
         if self.node:
             texts.append(f"They are {rank_list(self.ranks, limits.FEW)} of {named(self.node)}.")
         if left_out:
@@ -362,16 +348,8 @@ class _Late:
             else:
                 texts.append(f"The work spread over all ranks saves {ms(saved.ns)}.")
             rows.append({"rank": self.ranks[0], "left_out_saves_ns_per_step": round(left_out.ns)})
-        say = self._say(texts, "excess_ns_per_step", rows)
+        say = self.say(texts, "excess_ns_per_step", rows)
         return say._replace(hidden=hidden, costs=left_out)
-
-    def harmless(self) -> Words:
-        """One rank's host is late, and delays no other rank."""
-        more = ms(float(self._excess[0].mean()))
-        first = f"Rank {self.ranks[0]}'s host takes {more} longer per step than its peers', but "
-        texts = [f"{first}delays no other rank.", *self._causes()]
-        say = self._say(texts, "overlapped_ns_per_step", [])
-        return say._replace(at_most="info", confidence=limits.ASSUMED)
 
     @cached_property
     def _excess(self) -> list[Floats]:
@@ -386,7 +364,7 @@ class _Late:
             for (k, part), each in zip(self.members, self._excess, strict=False)
         ]  # fmt: skip
 
-    def _say(self, texts: Sequence[str], much: str, rows: Evidence) -> Words:
+    def say(self, texts: Sequence[str], much: str, rows: Evidence) -> Words:
         """These sentences, and what shows them: `much` is what the members' excess is called."""
         dataset, excess, first = self.dataset, self._excess, self.members[0][0]
         advice = [reason.advice or self.code.recommendation for reason in self._reasons]
@@ -409,7 +387,7 @@ class _Late:
             follow_up=closer if self.code is CODES[0] else "",
         )  # fmt: skip
 
-    def _causes(self) -> Iterator[str]:
+    def causes(self) -> Iterator[str]:
         """Why they are late: each cause once, with its ranks where these have several."""
         why: dict[str, list[int]] = {}
         for (k, _), reason in zip(self.members, self._reasons, strict=False):
@@ -461,13 +439,17 @@ def repairs(dataset: Dataset, *_: object) -> list[Repair]:
 def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
     """Return the rank whose host is much slower than its peers', though it delays no other rank."""
     job = job_of(dataset)
-    more = job.excess["host"].mean(axis=1)
-    one: Member = (int(np.argmax(more)), "host")
-    enough = more.max() >= limits.CRITICAL_FRAC * dataset.step_ns and not stragglers(dataset)
-    if not enough or not _stands_out(job, job.excess, one, {one}):
+    more_ns = job.excess["host"].mean(axis=1)
+    slowest: Member = (int(np.argmax(more_ns)), "host")
+    enough = more_ns.max() >= limits.CRITICAL_FRAC * dataset.step_ns and not stragglers(dataset)
+    if not enough or not _stands_out(job, job.excess, slowest, {slowest}):
         return []
-    late = _Late(dataset, [one])
-    return [finding(dataset, CODES[0], late.ranks, late.harmless(), late.tried(job.base))]
+    late = _Late(dataset, [slowest])
+    first = f"Rank {late.ranks[0]}'s host takes {ms(float(more_ns.max()))} longer per step than "
+    texts = [f"{first}its peers', but delays no other rank.", *late.causes()]
+    words = late.say(texts, "overlapped_ns_per_step", [])
+    words = words._replace(at_most="info", confidence=limits.ASSUMED)
+    return [finding(dataset, CODES[0], late.ranks, words, late.tried(job.base))]
 
 
 def overlapped(found: Finding) -> bool:
