@@ -1,9 +1,14 @@
 """All finding modules of this package, the codes that their findings carry, and all findings.
 
 A module of this package is a finding module if it has `CODES` (what its findings are called),
-`TIER` (what they are weighed after), and `repairs`, which proposes what may be repaired, or `find`,
-which returns findings that nothing is replayed for. Nothing else lists the modules: the study,
-`clusterprof explain` and `docs/findings.md` all read them here.
+`TIER` (what they are weighed after), and one or both of
+
+- `repairs(dataset, lengths, before)`: the `Repair`s that it proposes in `lengths`, which the
+  repairs `before` leave;
+- `find(dataset, found)`: findings that nothing is replayed for, after those of the modules before.
+
+Nothing else lists the modules: the study, `clusterprof explain` and `docs/findings.md` all read
+them here.
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ import pkgutil
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
@@ -22,42 +27,13 @@ from clusterprof.analysis.findings.finding import Code, Repair, Tier, finding
 from clusterprof.analysis.findings.pace import job_of
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import LEAST_STEADY, Dataset
-from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.what_if import Saved, what_ifs
 from clusterprof.results import Combined, Finding
 
-
-class Module(Protocol):
-    """What every finding module of this package has."""
-
-    CODES: tuple[Code, ...]
-    TIER: Tier
-
-
 #: a finding's code and ranks, and what its repair saves
 _Weighed = tuple[tuple[str, tuple[int, ...]], Saved]
-
-
-@runtime_checkable
-class RepairModule(Module, Protocol):
-    """One whose findings are causes that can be repaired."""
-
-    def repairs(
-        self, dataset: Dataset, lengths: Lengths, before: Sequence[Repair]
-    ) -> Sequence[Repair]:
-        """What may be repaired in `lengths`, which the repairs `before` leave; by turns."""
-
-
-@runtime_checkable
-class FindingModule(Module, Protocol):
-    """One that has findings which nothing is replayed for."""
-
-    def find(self, dataset: Dataset, found: Sequence[Finding]) -> list[Finding]:
-        """Return the module's findings; `found` are those of the modules before it."""
-
-
 #: the finding modules in the order in which they run
-MODULES: list[Module] = []
+MODULES: list[Any] = []
 #: every code that a finding can carry
 CODES: dict[str, Code] = {}
 
@@ -65,7 +41,7 @@ CODES: dict[str, Code] = {}
 def load() -> None:
     """Fill MODULES and CODES from the package's modules (once more: after one was added)."""
     names = sorted(m.name for m in pkgutil.iter_modules(findings.__path__) if m.name != "registry")
-    every: list[Any] = [import_module(f"{findings.__name__}.{name}") for name in names]
+    every = [import_module(f"{findings.__name__}.{name}") for name in names]
     MODULES[:] = sorted((m for m in every if hasattr(m, "CODES")), key=lambda m: m.TIER)
     CODES.clear()
     CODES.update({code.code: code for module in MODULES for code in module.CODES})
@@ -92,7 +68,7 @@ def all_findings(dataset: Dataset) -> tuple[list[Finding], list[str]]:
         for repair, saved in (weigh(dataset) if job else ())
     ]
     for module in MODULES if job else [all_ranks, profiler_overhead]:
-        if isinstance(module, FindingModule):
+        if hasattr(module, "find"):
             found += module.find(dataset, found)
     return sorted(_each_once(found), key=lambda f: -f["saved_ns_per_step"]), warnings
 
@@ -121,21 +97,22 @@ def weigh(dataset: Dataset) -> list[tuple[Repair, Saved]]:
     lengths, step_ns = job.base, max(dataset.step_ns, 1.0)
     for tier in Tier:
         before, enough = [repair for repair, _ in out], dict[Repair, bool]()
-        modules = [m for m in MODULES if m.TIER is tier and isinstance(m, RepairModule)]
-        left = [[*module.repairs(dataset, lengths, before)] for module in modules]
+        modules = [m for m in MODULES if m.TIER is tier and hasattr(m, "repairs")]
+        left: list[list[Repair]] = [[*m.repairs(dataset, lengths, before)] for m in modules]
         while any(left):
-            ready = [one for of in left for one in of if one.turn == of[0].turn]
+            ready = [one for of in left for one in of if one.turn == min(rest.turn for rest in of)]
             saved = {one: job.saved(one.apply(lengths), lengths, one.ranks) for one in ready}
             enough = {one: saved[one].most_ns >= one.least * step_ns for one in ready} | enough
             # first what is too little to change anything for the others
             small = [one for one in ready if not enough[one]]
             best = small[0] if small else max(ready, key=lambda one: saved[one].certain_ns)
             left = [[one for one in of if one is not best] for of in left]
-            if enough[best]:
-                alone = job.saved(best.apply(job.base), job.base, best.ranks)
-                out.append((best, replace(saved[best], alone=alone)))
+            if not enough[best]:
+                continue
+            alone = job.saved(best.apply(job.base), job.base, best.ranks)
+            out.append((best, replace(saved[best], alone=alone)))
             # what the job hardly has outside the window leaves the others what they are
-            if enough[best] and not saved[best].rare:
+            if not saved[best].rare:
                 repaired = (*lengths.repaired, (best.code.code, best.ranks))
                 lengths = replace(saved[best].without, repaired=repaired)
     job.repaired = lengths.repaired
