@@ -16,7 +16,7 @@ import numpy as np
 from clusterprof import words
 from clusterprof.analysis.findings.pace import job_of, of_saving, pace_ns, recurrence, when
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.dataset import Bools, Dataset
+from clusterprof.analysis.model.dataset import Bools, Dataset, Floats
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.what_if import Interval, Saved
 from clusterprof.results import Finding, Recurrence, Saving, Severity
@@ -72,10 +72,8 @@ class Words(NamedTuple):
     at_least: Severity = "info"
     #: where something else than the window tells it
     recurrence: Recurrence | None = None
-    #: the only steady-state step in which it happens: work that is queued may be late in the next
-    only: int | None = None
-    #: what it costs, where its repair saves less
-    costs: Saved | None = None
+    #: what it costs in each steady-state step (ns), where that is not what its repair saves there
+    costs: Floats | None = None
     #: queued work covers it in the window: its saving is stated for the long run
     hidden: bool = False
 
@@ -115,11 +113,7 @@ def finding(
     if saved:
         saved = replace(saved, long_run=saved.long_run or say.hidden)
         # no step can cost more than it lasts
-        costs = say.costs or saved
-        each = np.full_like(saved.each, costs.ns) if say.hidden else costs.each
-        if say.only is not None:
-            each = np.where(np.asarray(dataset.steady_steps) == say.only, each.sum(), 0.0)
-        each = np.clip(each, 0.0, dataset.durations)
+        each = np.clip(saved.each if say.costs is None else say.costs, 0.0, dataset.durations)
         # nor can its repair save more than the step where one rank's times are wrong
         saved_ns, lies = min(saved.ns, saved.of_ns), job_of(dataset).interval(saved, ranks)
         if saved.long_run and not saved.known:

@@ -13,6 +13,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
+from clusterprof.align.columns import rows_by
 from clusterprof.analysis.findings import causes
 from clusterprof.analysis.findings.finding import Code, Repair, Tier, Words
 from clusterprof.analysis.findings.follow_up import capture, operators
@@ -99,9 +100,15 @@ CODES = (
     ),
 )
 
-#: a wait inside the step is worth an information from here on (it saves more where hosts are
-#: slower): at 2% the `.item()` of pairs/both and pairs/item-late-host (1.1 and 0.7%) is not named
-_SYNC_FRAC = 0.005
+#: the share of a step from which on a cause is a finding, and its turn
+_WEIGHED = {
+    "host.busy": (limits.LAUNCH_FRAC, 0),
+    # it saves more where hosts are slower: at 2% the `.item()` of pairs/both and
+    # pairs/item-late-host (1.1 and 0.7%) is not named
+    "host.sync": (0.005, 1),
+    "host.launch_bound": (limits.LAUNCH_FRAC, 2),
+    "gpu.idle": (limits.LAUNCH_FRAC, 3),
+}
 
 
 @dataclass(frozen=True)
@@ -110,30 +117,21 @@ class _Cause:
 
     job: WhatIfs
     code: str
-    #: the share of the step from which on it is a finding
-    least: float
     #: the hosts' own time that is its, [host moments] (ns)
     own: Ints
     #: host moments whose wait is cut, or none
     waits: Ints
-    #: whether GPUs' unexplained delays are left out
-    explained: bool = False
-    #: what stops a host comes before what it waits for, and that before launches
-    turn: int = 0
+
+    @property
+    def explained(self) -> bool:
+        """Whether GPUs' unexplained delays are left out."""
+        return self.code == "gpu.idle"
 
     def without(self, lengths: Lengths) -> Lengths:
         woken = lengths.woken.copy()
         woken[self.waits] = NEVER
         explained = self.explained or lengths.explained
         return replace(lengths, own=lengths.own - self.own, woken=woken, explained=explained)
-
-    @property
-    def large(self) -> bool:
-        """Whether it is long enough to save anything: no step saves more than all lose in it."""
-        job = self.job.job
-        lost = int(self.own.sum()) + (int(job.unexplained.sum()) if self.explained else 0)
-        least = self.least * self.job.dataset.step_ns * len(job.steps)
-        return bool(len(self.waits)) or lost >= least
 
     @cached_property
     def spent(self) -> Floats:
@@ -163,23 +161,26 @@ class _Cause:
     @cached_property
     def ranks(self) -> list[int]:
         """The ranks whose hosts spend most in it: the same in each step, or another one."""
-        chosen = self.spent >= limits.HALF * self.spent.max()
-        if self.own.any():
-            chosen |= self.long.any(axis=1)
+        chosen = (self.spent >= limits.HALF * self.spent.max()) | self.long.any(axis=1)
         return [self.job.dataset.ranks[k] for k in np.flatnonzero(chosen)]
 
     def idle(self) -> Floats:
         """What each rank's GPU idles per step (ns) while its host is in it."""
-        job, n = self.job.job, len(self.job.dataset.ranks)
+        job, dataset = self.job.job, self.job.dataset
+        a, axis, n = dataset.activities, dataset.axis, len(dataset.ranks)
         begin, end = job.host_spans
         # a pause of the job without the profiler may be longer than what was recorded of it
         taken = np.minimum(self.own / np.maximum(job.lengths.own, 1), 1)
-        mine = np.flatnonzero(self.own > 0)
-        of, begin, end = job.host_rank[mine], begin[mine], end[mine]
-        free = end - begin - _busy(self.job.dataset, of, begin, end)
-        idle = np.bincount(of, free * taken[mine], n)
-        if self.explained:
-            idle = idle + np.bincount(job.rank, job.unexplained, n)
+        idle = np.bincount(job.rank, job.unexplained * self.explained, n)
+        for k, until in a.lines.blocks():
+            first, stop = np.searchsorted(job.host_rank, (k, until))
+            mine, rows = first + np.flatnonzero(self.own[first:stop] > 0), a.lines.rows(k, until)
+            if not len(mine):
+                continue
+            ran = union(*(axis.of(a.rank[rows], times[rows]) for times in (a.start, a.stop)))
+            rank, spans = job.host_rank[mine], (begin[mine], end[mine])
+            free = spans[1] - spans[0] - ran.within(*(axis.of(rank, times) for times in spans))
+            idle += np.bincount(rank, free * taken[mine], n)
         return np.asarray(idle / len(job.steps))
 
 
@@ -189,53 +190,39 @@ def repairs(dataset: Dataset, lengths: Lengths, *_: object) -> list[Repair]:
     codes = {code.code: code for code in CODES}
     return [
         Repair(
-            codes[cause.code],
-            tuple(cause.ranks),
-            cause.without,
-            partial(_words, cause),
-            cause.least,
-            turn=cause.turn,
+            codes[cause.code], tuple(cause.ranks), cause.without, partial(_words, cause),
+            *_WEIGHED.get(cause.code, (limits.LEAST_FRAC, 0)),
         )
-        for cause in _causes(dataset, job_of(dataset), lengths)
-        if cause.large
-    ]
+        for cause in _causes(job_of(dataset), lengths)
+    ]  # fmt: skip
 
 
-def _causes(dataset: Dataset, job: WhatIfs, lengths: Lengths) -> Iterator[_Cause]:
+def _causes(job: WhatIfs, lengths: Lengths) -> Iterator[_Cause]:
     """All that may cost time, in order. Each part of a host's own time belongs to one cause."""
     replay, none = job.job, np.zeros(0, dtype=np.int64)
     nothing = np.zeros_like(replay.lengths.own)
     share = np.divide(lengths.own, np.maximum(replay.lengths.own, 1))
-    parts = job.named
-    rest = replay.lengths.own - sum(parts.values())
-    for code, part in parts.items():
-        if part.any():
-            yield _Cause(job, code, limits.LEAST_FRAC, (part * share).astype(np.int64), none)
-    sync = _Cause(job, "host.sync", _SYNC_FRAC, nothing, _value_waits(dataset, job), turn=1)
-    if dataset.on_host:
-        yield sync
+    for code, part in job.named.items():
+        yield _Cause(job, code, (part * share).astype(np.int64), none)
+    yield _Cause(job, "host.sync", nothing, _value_waits(job))
+    if job.dataset.on_host:
         return
-    usual = np.zeros(len(dataset.ranks))
-    hosts = np.split(rest, replay.first_of_host[1:])
-    for k, here in zip(replay.ranks.tolist(), hosts, strict=True):
-        # nothing is left of a host that is always in named calls
-        if (here > 0).any():
-            usual[k] = np.median(here[here > 0])
+    rest = replay.lengths.own - sum(job.named.values())
+    some, usual = np.flatnonzero(rest > 0), np.zeros(len(job.dataset.ranks))
+    for rank, rows in rows_by(replay.host_rank[some]).items():
+        usual[rank] = np.median(rest[some[rows]])
     # the rank's middle launch is a small part of a pause: without it simulated hosts that are slow
     # in each launch, of up to two milliseconds, are said to pause
     long = rest > np.maximum(limits.PAUSE_NS, usual[replay.host_rank] / limits.LAUNCH_FRAC)
     more = (rest * share).astype(np.int64)
-    yield _Cause(job, "host.busy", limits.LAUNCH_FRAC, np.where(long, more, 0), none)
-    yield sync
-    yield _Cause(
-        job, "host.launch_bound", limits.LAUNCH_FRAC, np.where(long, 0, more), none, turn=2
-    )
-    yield _Cause(job, "gpu.idle", limits.LAUNCH_FRAC, nothing, none, explained=True, turn=3)
+    yield _Cause(job, "host.busy", np.where(long, more, 0), none)
+    yield _Cause(job, "host.launch_bound", np.where(long, 0, more), none)
+    yield _Cause(job, "gpu.idle", nothing, none)
 
 
-def _value_waits(dataset: Dataset, job: WhatIfs) -> Ints:
+def _value_waits(job: WhatIfs) -> Ints:
     """The host moments at which a wait for a small copy to the host ends."""
-    replay, a, axis = job.job, dataset.activities, dataset.axis
+    replay, a, axis = job.job, job.dataset.activities, job.dataset.axis
     values = a.to_host & (a.size < limits.LARGE_BYTES)
     stop = np.sort(axis.of(a.rank[values], a.stop[values]))
     ends = np.setdiff1d(np.flatnonzero(replay.host_root), replay.first)
@@ -253,6 +240,8 @@ def _words(cause: _Cause, saved: Saved) -> Words:
         rank = dataset.ranks[most]
         window = ", in the window" if another_pace(dataset) else ""
         text += f" GPUs idle up to {ms(float(idle[most]))} per step in it (rank {rank}{window})."
+    # work that is queued may be late in the step after the only one in which a rank pauses
+    once = np.asarray(dataset.steady_steps) == cause.once
     # what shows more when ranks are profiled again
     options = {
         "host.gil": ("--trace", "cuda,nvtx,python-gil", "--cpu-sampling"),
@@ -272,19 +261,8 @@ def _words(cause: _Cause, saved: Saved) -> Words:
             for k, rank in enumerate(dataset.ranks[: limits.MOST])
         ],
         follow_up=capture(dataset, ranks[:2], *options) if options else "",
-        only=cause.once,
+        costs=np.where(once, saved.each.sum(), 0.0) if once.any() else None,
     )
-
-
-def _busy(dataset: Dataset, of: Ints, begin: Ints, end: Ints) -> Ints:
-    """How much of each span (`of` a rank's place, in order) anything runs on its device (ns)."""
-    a, axis, out = dataset.activities, dataset.axis, np.zeros_like(begin)
-    for k, until in a.lines.blocks():
-        here, rows = slice(*np.searchsorted(of, (k, until))), a.lines.rows(k, until)
-        if here.start < here.stop:
-            ran = union(*(axis.of(a.rank[rows], each[rows]) for each in (a.start, a.stop)))
-            out[here] = ran.within(*(axis.of(of[here], each[here]) for each in (begin, end)))
-    return out
 
 
 def _summary(cause: _Cause, worst: int, saved: str) -> str:

@@ -182,13 +182,15 @@ def _stands_out(job: WhatIfs, excess_of: Excess, one: Member, apart: set[Member]
     if not len(others):
         return False
     looked = _looked_late(job.dataset, job.dataset.ranks[k])
-    shown = [suspect for suspect in looked if suspect["delays"]]
+    shown_ns = [late["lateness_ns"] - late["bound_ns"] for late in looked if late["delays"]]
     margin = excess[k] - excess[others].max(axis=0)
-    if shown and margin.mean() >= limits.HALF * _least_ns(shown[0]):
+    if shown_ns and margin.mean() >= limits.HALF * min(shown_ns):
         return True
     if part == "host":
-        ranks = np.setdiff1d(np.arange(len(excess)), named_too)
-        if more_often(_as_late(job, excess[np.r_[k, ranks]]), groups=1):
+        # by how much it and all that are not named are late where it is about as much as it ever is
+        late = excess[np.r_[k, np.setdiff1d(np.arange(len(excess)), named_too)]]
+        least = max(limits.HALF * late[0].max(), limits.WARNING_FRAC * job.dataset.step_ns)
+        if more_often(np.where(late >= least, late, 0.0), groups=1):
             return True
         regular = ~_paused(job, excess)[others].any(axis=0)
         if regular.mean() < limits.HALF:  # what is left are the steps in which it paused itself
@@ -242,21 +244,9 @@ def unlike(mine: float, theirs: Floats, circle: int, chance: float = limits.CHAN
 
 
 def _looked_late(dataset: Dataset, rank: int) -> list[Suspect]:
-    """How the look, many steps before the window, has ended with this rank late; least first."""
+    """How the look, many steps before the window, has ended with this rank late."""
     suspects = dataset.shallow["suspects"] if dataset.shallow else []
-    still = [each for each in suspects if each["rank"] == rank and each["until_step"] is None]
-    return sorted(still, key=_least_ns)
-
-
-def _least_ns(one: Suspect) -> int:
-    """By how much a suspect delays the others at least."""
-    return one["lateness_ns"] - one["bound_ns"]
-
-
-def _as_late(job: WhatIfs, excess: Floats) -> Floats:
-    """By how much hosts are late where it is about as much as the first ever is; else 0."""
-    least = max(limits.HALF * excess[0].max(), limits.WARNING_FRAC * job.dataset.step_ns)
-    return np.where(excess >= least, excess, 0.0)
+    return [one for one in suspects if one["rank"] == rank and one["until_step"] is None]
 
 
 def _paused(job: WhatIfs, excess: Floats) -> Bools:
@@ -335,10 +325,10 @@ class _Late:
         # work that was queued before the window covers most of it so far
         least_ns = limits.LEAST_FRAC * self.dataset.step_ns
         hidden = saved.window_ns < (least_ns if saved.known else saved.long_ns / 2)
-        saved = replace(saved, long_run=saved.long_run or hidden)
+        long_run = saved.long_run or hidden
+        saved = replace(saved, long_run=long_run)
         # by what it would save to leave the work out that their repair spreads, they delay others
-        tried = self.tried(saved.base) if self.moved else None
-        left_out = replace(tried, long_run=saved.long_run) if tried else None
+        left_out = replace(self.tried(saved.base), long_run=long_run) if self.moved else None
         texts, rows = [self._delays(left_out or saved, hidden=hidden), *self.causes()], Evidence()
         if self.node:
             texts.append(f"They are {rank_list(self.ranks, limits.FEW)} of {named(self.node)}.")
@@ -349,36 +339,35 @@ class _Late:
                 texts.append(f"The work spread over all ranks saves {ms(saved.ns)}.")
             rows.append({"rank": self.ranks[0], "left_out_saves_ns_per_step": round(left_out.ns)})
         say = self.say(texts, "excess_ns_per_step", rows)
-        return say._replace(hidden=hidden, costs=left_out)
+        costs = left_out or saved
+        each = np.full_like(costs.each, costs.ns) if hidden else costs.each
+        return say._replace(hidden=hidden, costs=each)
 
     @cached_property
-    def _excess(self) -> list[Floats]:
-        """By how much longer than their middle peers the first take, each [steps] (ns)."""
-        return [job_of(self.dataset).excess[part][k] for k, part in self.members[: limits.MOST]]
-
-    @cached_property
-    def _reasons(self) -> list[causes.Reason]:
+    def _shown(self) -> list[tuple[int, Part, Floats, causes.Reason]]:
+        """The first of them: by how much longer than its middle peer each takes (ns), and why."""
+        dataset, excess = self.dataset, job_of(self.dataset).excess
         return [
-            causes.late_host(self.dataset, k, each) if part == "host" or self.dataset.on_host
-            else causes.busy_gpu(self.dataset, k)
-            for (k, part), each in zip(self.members, self._excess, strict=False)
+            (k, part, excess[part][k], causes.late_host(dataset, k, excess[part][k])
+             if part == "host" or dataset.on_host else causes.busy_gpu(dataset, k))
+            for k, part in self.members[: limits.MOST]
         ]  # fmt: skip
 
     def say(self, texts: Sequence[str], much: str, rows: Evidence) -> Words:
         """These sentences, and what shows them: `much` is what the members' excess is called."""
-        dataset, excess, first = self.dataset, self._excess, self.members[0][0]
-        advice = [reason.advice or self.code.recommendation for reason in self._reasons]
+        dataset, (first, _, excess, _) = self.dataset, self._shown[0]
+        advice = [reason.advice or self.code.recommendation for *_, reason in self._shown]
         both = [dataset.ranks[first], dataset.ranks[0 if first else 1]]
         closer = capture(dataset, both, *operators(dataset), "--cpu-sampling")
-        steady = (excess[0] > limits.HALF * excess[0].mean()).mean() >= limits.STEADY_FRAC
+        steady = (excess > limits.HALF * excess.mean()).mean() >= limits.STEADY_FRAC
         return Words(
             " ".join(texts),
             [
-                *({"rank": dataset.ranks[k], "part": part, much: round(float(each.mean()))}
-                  for (k, part), each in zip(self.members, excess, strict=False)),
+                *({"rank": dataset.ranks[k], "part": part, much: round(float(more_ns.mean()))}
+                  for k, part, more_ns, _ in self._shown),
                 *rows,
                 *_latest(dataset, dataset.ranks[first]),
-                *(row for reason in self._reasons for row in reason.evidence),
+                *(row for *_, reason in self._shown for row in reason.evidence),
             ],
             limits.MEASURED if steady else limits.ASSUMED,
             rank=None if len(self.ranks) > 1 else self.ranks[0],
@@ -390,7 +379,7 @@ class _Late:
     def causes(self) -> Iterator[str]:
         """Why they are late: each cause once, with its ranks where these have several."""
         why: dict[str, list[int]] = {}
-        for (k, _), reason in zip(self.members, self._reasons, strict=False):
+        for k, *_, reason in self._shown:
             why.setdefault(reason.why, []).append(self.dataset.ranks[k])
         for text, on in why.items():
             where = f" on {rank_list(on, limits.FEW)}" if len(why) > 1 < len(self.ranks) else ""
@@ -402,7 +391,8 @@ class _Late:
     def _looked(self) -> str:
         """In how many steps the look has shown it late; empty where not, or in all of them."""
         late = _looked_late(self.dataset, self.ranks[0]) if len(self.ranks) == 1 else []
-        shown = [each["late_steps"] for each in late if each["delays"]]
+        late.sort(key=lambda one: one["lateness_ns"] - one["bound_ns"])
+        shown = [one["late_steps"] for one in late if one["delays"]]
         look = self.dataset.shallow
         return in_some(shown[0], look["steps"]) if shown and look else ""
 
