@@ -25,15 +25,6 @@ _START_NS = 10_000
 COPIES = re.compile("(?i)mem(cpy|set)")
 
 
-def _kernels(dataset: Dataset) -> tuple[list[str], Ints]:
-    """The names of what runs, as all profilers of the job write them; and which each name is."""
-    names = list(dataset.activities.names)
-    if dataset.unlike_profilers:
-        names = [each if COPIES.match(each) else base_name(each) for each in names]
-    known, of = np.unique(np.asarray(names, dtype=object), return_inverse=True)
-    return known.tolist(), of
-
-
 @once
 def beyond_lengths(dataset: Dataset) -> Floats:
     """By how much more than its middle peer's each rank's GPU computes at any length of batches.
@@ -43,10 +34,13 @@ def beyond_lengths(dataset: Dataset) -> Floats:
     job = job_of(dataset)
     rows = job.work[job.job.kind[job.work] == COMPUTE]
     _, took, calls = by_name(job, rows, np.minimum(job.base.run, job.job.freely))
-    more = _apart(job, calls)
+    more, longer = _apart(job, calls), _apart(job, took)
     alike = ((more == 0) | job.alone[:, None, None]) & (calls > 0)
     slower = _slower(job, took, calls, alike.all(axis=2))[:, None] * took.sum(axis=1)
-    added = np.where(job.alone[:, None], 0.0, _added(more, _apart(job, took)))
+    # of what it has more of, as many are other forms of the same work as it has less of others
+    net = more.sum(axis=1).clip(0.0) / np.maximum(more.clip(0.0).sum(axis=1), 1.0)
+    added = net * np.where(more > 0, longer, 0.0).sum(axis=1).clip(0.0)
+    added[job.alone] = 0.0
     out = np.zeros((len(took), len(dataset.steady_steps)))
     at = np.searchsorted(dataset.steady_steps, job.job.steps)
     out[:, at] = slower + added + _slower_copies(job)
@@ -58,11 +52,14 @@ def by_name(job: WhatIfs, rows: Ints, lengths: Ints) -> tuple[list[str], Floats,
 
     Of the activities `rows` of the replay, whose `lengths` are. Both [ranks, names, steps].
     """
-    every, of = _kernels(job.dataset)
-    named = of[job.dataset.activities.name[job.job.activity[rows]]]
-    names, name = np.unique(named, return_inverse=True)
-    took, calls = (_sums(job, rows, each, name, len(names)) for each in (lengths[rows], None))
-    return [every[k] for k in names], took, calls
+    activities = job.dataset.activities
+    names = list(activities.names)
+    if job.dataset.unlike_profilers:  # as all profilers of the job write them
+        names = [name if COPIES.match(name) else base_name(name) for name in names]
+    every, code = np.unique(np.asarray(names, dtype=object), return_inverse=True)
+    used, of = np.unique(code[activities.name[job.job.activity[rows]]], return_inverse=True)
+    took, calls = (_sums(job, rows, each, of, len(used)) for each in (lengths[rows], None))
+    return every[used].tolist(), took, calls
 
 
 def _sums(job: WhatIfs, rows: Ints, each: Ints | None, of: Ints, count: int) -> Floats:
@@ -107,13 +104,3 @@ def _slower(job: WhatIfs, took: Floats, calls: Floats, alike: Bools) -> Floats:
     as_long = (asked & (likelier > apart * enough[:, None])).any(axis=1)
     part = weight.sum(axis=1) / np.maximum(took.sum(axis=(1, 2)), 1.0)
     return np.asarray(np.where(as_long, 0.0, part * (1 - np.exp(-all_))))
-
-
-def _added(more: Floats, longer: Floats) -> Floats:
-    """What the kernels take that a rank runs besides those of its middle peer, [ranks, steps] (ns).
-
-    Of those that it has more of as many are other forms of the same work as it has less of others.
-    """
-    gained = more.clip(0.0).sum(axis=1)
-    added = more.sum(axis=1).clip(0.0) / np.maximum(gained, 1.0)
-    return np.asarray(added * np.where(more > 0, longer, 0.0).sum(axis=1).clip(0.0))
