@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from clusterprof.analysis.findings.beyond_lengths import by_name
 from clusterprof.analysis.findings.finding import Code, Evidence, Repair, Tier, Words, finding
 from clusterprof.analysis.findings.pace import job_of, of_step, of_window
 from clusterprof.analysis.groups.schedule import schedule
@@ -58,10 +59,20 @@ def repairs(dataset: Dataset, lengths: Lengths, *_: object) -> list[Repair]:
     total = np.bincount(job.job.rank[work], lengths.run[work], len(job.stage))
     computes = total / len(job.job.steps)
     usual = [float(computes[np.searchsorted(dataset.ranks, g)].mean()) for g in known.groups]
-    most = int(np.argmax(usual))
+    most, least = int(np.argmax(usual)), int(np.argmin(usual))
     if usual[most] - float(np.mean(usual)) < limits.LEAST_FRAC * dataset.step_ns:
         return []
-    words = partial(_uneven, dataset, known, usual)
+    slow, fast = (f"stage {known.numbers[stage]}" for stage in (most, least))
+
+    def words(saved: Saved) -> Words:
+        return Words(
+            rank=known.groups[most][0],
+            summary=f"{slow.capitalize()} computes {ms(usual[most])} per step, {fast} "
+            f"{ms(usual[least])}. Equal stages would save up to {of_step(dataset, saved)}.",
+            evidence=_stage_rows(known, "compute_ns_per_step", usual),
+            advice=f"Move layers from {slow} to {fast}, or give {slow} more ranks.",
+        )
+
     return [Repair(CODES[1], tuple(known.groups[most]), partial(_even, job), words)]
 
 
@@ -70,67 +81,45 @@ def _known(dataset: Dataset) -> Stages | None:
     return known if known is not None and len(known.groups) > 1 else None
 
 
-def _uneven(dataset: Dataset, known: Stages, usual: list[float], saved: Saved) -> Words:
-    """Stages of unequal work in words; `usual` is what each computes per step (ns)."""
-    most, least = int(np.argmax(usual)), int(np.argmin(usual))
-    slow, fast = (f"stage {known.numbers[at]}" for at in (most, least))
-    return Words(
-        rank=known.groups[most][0],
-        summary=f"{slow.capitalize()} computes {ms(usual[most])} per step, {fast} "
-        f"{ms(usual[least])}. Equal stages would save up to {of_step(dataset, saved)}.",
-        evidence=_stage_rows(known, "compute_ns_per_step", usual),
-        advice=f"Move layers from {slow} to {fast}, or give {slow} more ranks.",
-    )
-
-
 def _even(job: WhatIfs, base: Lengths) -> Lengths:
     """The lengths where all stages compute and launch as much as the mean of them."""
-    replayed, ranks, count = job.job, job.job.ranks, len(job.stage)
-    call, passed = call_of(job.dataset, replayed), job.dataset.collectives.between_stages
-    inside = (replayed.kind == COLLECTIVE) & ~((call >= 0) & passed[call])
-    shares = (replayed.kind == COMPUTE, inside)
-    _, of = np.unique(job.stage[ranks], return_inverse=True)
-
-    def of_stages(total: np.ndarray) -> Floats:
-        return np.asarray(np.bincount(of, total[ranks]) / np.bincount(of), dtype=float)
-
-    launches = of_stages(np.bincount(replayed.rank[shares[0]], minlength=count))
-    hosts = of_stages(np.bincount(replayed.host_rank, base.own, count))
+    replayed, stage = job.job, np.zeros_like(job.stage)
+    stage[replayed.ranks] = np.unique(job.stage[replayed.ranks], return_inverse=True)[1]
+    count = np.bincount(stage[replayed.ranks])
+    host_stage, stages_of = stage[replayed.host_rank], stage[replayed.rank]
+    compute = replayed.kind == COMPUTE
+    launches = np.bincount(stages_of[compute], minlength=len(count)) / count
+    hosts = np.bincount(host_stage, base.own) / count
     more = launches - launches.mean()
     # what a launch takes: by how much more the hosts that launch more take
-    each = max(float(more @ hosts) / max(float(more @ more), 1.0), 0.0)
-    own, run = np.ones(count), base.run.astype(float)
-    own[ranks] = 1 - np.minimum(each * more / np.maximum(hosts, 1), 1)[of]
+    launch_ns = max(float(more @ hosts) / max(float(more @ more), 1.0), 0.0)
+    own = base.own * (1 - np.minimum(launch_ns * more / np.maximum(hosts, 1), 1))[host_stage]
     # a stage's own collectives grow with its layers as its kernels do
-    slower = _slower(job, base, of)
-    for share, long in zip(shares, (slower, np.ones_like(slower)), strict=True):
-        took = of_stages(np.bincount(replayed.rank[share], run[share], count))
-        times = np.ones(count)
-        equal = (took / long).sum() / (1 / long).sum()
-        times[ranks] = (equal / np.maximum(took, 1))[of]
-        run[share] *= times[replayed.rank[share]]
-    hosts_own = base.own * own[replayed.host_rank]
-    return replace(base, own=hosts_own.astype(np.int64), run=run.astype(np.int64))
+    call, passed = call_of(job.dataset, replayed), job.dataset.collectives.between_stages
+    inside = (replayed.kind == COLLECTIVE) & ~((call >= 0) & passed[call])
+    run, alike = base.run.astype(float), np.ones(len(count))
+    for rows, slower in ((compute, _slower(job, base, stage)), (inside, alike)):
+        took = np.bincount(stages_of[rows], run[rows], len(count)) / count
+        equal = (took / slower).sum() / (1 / slower).sum()
+        run[rows] *= (equal / np.maximum(took, 1))[stages_of[rows]]
+    return replace(base, own=own.astype(np.int64), run=run.astype(np.int64))
 
 
 def _slower(job: WhatIfs, base: Lengths, stage: Ints) -> Floats:
     """How many times as long each stage takes for the same kernels as all do, [stages].
 
     A layer that moves takes what layers take there: a GPU that waits more clocks higher. By at most
-    as much as clocks differ. `stage` is that of each replayed rank.
+    as much as clocks differ. `stage` is that of each profiled rank.
     """
-    replayed, every = job.job, job.dataset.activities
-    kernels, cells = np.flatnonzero(replayed.kind == COMPUTE), (len(every.names), stage.max() + 1)
-    rank = replayed.rank[kernels]
-    at = stage[np.searchsorted(replayed.ranks, rank)]
-    key = every.name[replayed.activity[kernels]] * cells[1] + at
-    took = np.bincount(key, base.run[kernels], cells[0] * cells[1]).reshape(cells)
-    mean = took / np.maximum(np.bincount(key, minlength=took.size).reshape(cells), 1)
-    everywhere = (mean > 0).all(axis=1)
+    _, *values = by_name(job, np.flatnonzero(job.job.kind == COMPUTE), base.run)
+    members = np.arange(stage.max() + 1)[:, None] == stage
+    took, calls = (members.astype(float) @ by_step.sum(axis=2) for by_step in values)
+    mean = took / np.maximum(calls, 1)
+    everywhere = (mean > 0).all(axis=0)
     if not everywhere.any():
-        return np.ones(cells[1])
-    relative = mean[everywhere] / mean[everywhere].mean(axis=1, keepdims=True)
-    slower = np.average(relative, axis=0, weights=took[everywhere].min(axis=1))
+        return np.ones(len(mean))
+    relative = mean[:, everywhere] / mean[:, everywhere].mean(axis=0)
+    slower = np.average(relative, axis=1, weights=took[:, everywhere].min(axis=0))
     return np.clip(slower, 1 / MOST_SLOWER, MOST_SLOWER)
 
 
