@@ -22,9 +22,8 @@ from clusterprof.analysis.groups.peers import median_of_others
 from clusterprof.analysis.groups.topology import topology, whole
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.accounts import call_of
-from clusterprof.analysis.model.dataset import Dataset, Floats, Ints, parts
+from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints, parts
 from clusterprof.analysis.model.graph import first_of
-from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.what_if import Saved
 from clusterprof.words import ms
 from clusterprof.words import ranks as rank_list
@@ -72,7 +71,7 @@ class _Siblings:
         begins = np.flatnonzero(np.diff(self._step, prepend=-1))
         return np.asarray(np.add.reduceat(compared, begins, axis=1))
 
-    def slow(self, questions: int) -> Ints:
+    def slow(self, questions: int) -> Bools:
         """Which of them take twice as long as the middle sibling, beyond chance.
 
         Chance is that of so many communicators. Where more than half do, the others are quick.
@@ -80,27 +79,17 @@ class _Siblings:
         took, usual = self.per_step(self.took), self.per_step(self.usual)
         slow = took.mean(axis=1) > np.maximum(usual.mean(axis=1) / limits.HALF, 0)
         if not 0 < slow.sum() <= limits.HALF * len(slow):
-            return np.zeros(0, dtype=np.int64)
+            return np.zeros_like(slow)
         excess, chance = took - usual, limits.CHANCE / questions
-        margin = excess - excess[~slow].max(axis=0)
-        return np.asarray(
-            [k for k in np.flatnonzero(slow) if beyond(margin[k], excess[~slow], chance)],
-            dtype=np.int64,
-        )
+        margins = excess - excess[~slow].max(axis=0)
+        late = [beyond(margin, excess[~slow], chance) for margin in margins]
+        return np.asarray(slow & late, dtype=bool)
 
 
 def repairs(dataset: Dataset, *_: object) -> list[Repair]:
     """Propose `straggler.link`, one for each kind of communicators of which some are slow."""
-    siblings = _siblings(dataset)
-    questions = sum(len(each.communicators) for each in siblings)
-    slow = [(each, each.slow(questions)) for each in siblings]
-    return [_repair(dataset, each, some) for each, some in slow if len(some)]
-
-
-def _siblings(dataset: Dataset) -> list[_Siblings]:
-    """All that are compared with each other."""
     c, rows = dataset.collectives, _transfers(dataset)
-    _, operation = np.unique(c.operation[rows].astype(str), return_inverse=True)
+    operation = np.unique(c.operation[rows].astype(str), return_inverse=True)[1]
     same = np.stack([c.communicators[0][rows], c.step[rows], operation.reshape(-1), c.size[rows]])
     order = np.lexsort((integers(dataset.placed, "order")[rows], *same))
     fresh = np.r_[True, (np.diff(same[:, order], axis=1) != 0).any(axis=0)][: len(rows)]
@@ -108,7 +97,10 @@ def _siblings(dataset: Dataset) -> list[_Siblings]:
     place[order] = np.arange(len(rows)) - first_of(fresh)
     call = np.stack([*same[1:], place])
     kinds = parts(np.arange(len(rows)), _shapes(dataset)[same[0]])
-    return [_Siblings(dataset, rows[mine], call[:, mine]) for mine in kinds]
+    siblings = [_Siblings(dataset, rows[kind], call[:, kind]) for kind in kinds]
+    questions = sum(len(kind.communicators) for kind in siblings)
+    slow = [(kind, kind.slow(questions)) for kind in siblings]
+    return [_repair(dataset, kind, some) for kind, some in slow if some.any()]
 
 
 def _transfers(dataset: Dataset) -> Ints:
@@ -143,36 +135,34 @@ def _shapes(dataset: Dataset) -> Ints:
     return out
 
 
-def _repair(dataset: Dataset, siblings: _Siblings, slow: Ints) -> Repair:
+def _repair(dataset: Dataset, siblings: _Siblings, slow: Bools) -> Repair:
     """Transfers of the slow ones take what those of the middle sibling take, if that is less."""
     c, job = dataset.collectives, job_of(dataset).job
-    mine, times = np.isin(siblings.at[0], slow), np.ones(c.collective.max() + 1)
+    mine, times = slow[siblings.at[0]], np.ones(c.collective.max() + 1)
     usual, took = (values[siblings.at][mine] for values in (siblings.usual, siblings.took))
     times[c.collective[siblings.rows[mine]]] = np.where(usual < took, usual / took, 1)
     call = call_of(dataset, job)
-    members = np.flatnonzero(job.joined & (call >= 0))
-    of_member = times[c.collective[call[members]]]
-
-    def as_siblings(lengths: Lengths) -> Lengths:
-        run = lengths.run.copy()
-        run[members] = run[members] * of_member
-        return replace(lengths, run=run)
-
-    of = np.isin(c.communicators[0], siblings.communicators[slow])
-    ranks = tuple(np.unique(c.rank[of]).tolist())
-    return Repair(CODES[0], ranks, as_siblings, partial(_words, dataset, ranks, siblings, slow))
+    factor = np.where(job.joined & (call >= 0), times[c.collective[call]], 1)
+    slow_rows = np.isin(c.communicators[0], siblings.communicators[slow])
+    ranks = tuple(np.unique(c.rank[slow_rows]).tolist())
+    return Repair(
+        CODES[0],
+        ranks,
+        lambda lengths: replace(lengths, run=(lengths.run * factor).astype(np.int64)),
+        partial(_words, dataset, ranks, siblings, slow),
+    )
 
 
 def _words(
-    dataset: Dataset, ranks: tuple[int, ...], siblings: _Siblings, slow: Ints, saved: Saved
+    dataset: Dataset, ranks: tuple[int, ...], siblings: _Siblings, slow: Bools, saved: Saved
 ) -> Words:
     took, usual = (siblings.per_step(v)[slow].mean() for v in (siblings.took, siblings.usual))
-    others, names = len(siblings.communicators) - len(slow), dataset.collectives.communicators[1]
+    others, names = int((~slow).sum()), dataset.collectives.communicators[1]
     chosen = [names[code] for code in siblings.communicators[slow].tolist()]
     kinds = {each["communicator"]: each["kind"] for each in topology(dataset)["groups"]}
     kind = kinds.get(chosen[0], "unknown")
     what = f"{kind} " * (kind != "unknown") + "communicator"
-    they = f"{len(slow)} {what}s transfer each" if len(slow) > 1 else f"{what} transfers"
+    they = f"{len(chosen)} {what}s transfer each" if len(chosen) > 1 else f"{what} transfers"
     hosts = {dataset.tables[dataset.place[rank]].info.host for rank in ranks}
     node = f" All are on {named(*hosts)}." if len(hosts) == 1 and all(hosts) else ""
     middle = "its sibling" if others == 1 else f"the middle one of {others} siblings"
