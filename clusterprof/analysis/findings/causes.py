@@ -35,6 +35,11 @@ COLLECT_TOGETHER = (
 LEAVE_THE_LOCK = (
     "Move the other threads' work into processes, or into native code that releases the GIL."
 )
+#: why a host is late that is in these for longest, and what to do about it
+_SPECIAL = {
+    COLLECTOR: ("the garbage collector runs", COLLECT_TOGETHER),
+    LOCKED: (f"its host waits for {LOCKED}", LEAVE_THE_LOCK),
+}
 #: why a GPU takes longer (its copies, more work, or the same work), and what to do about it
 _BUSY = (
     ("its copies take longer", "Look at what it copies, and from which memory."),
@@ -102,28 +107,26 @@ def late_host(dataset: Dataset, k: int, each: Floats) -> Reason:
         return Reason("cannot be determined: no call, range or operator explains half of it", [])
     began = [time.when(cause, *span) for span in np.stack(spans, axis=1)[late].tolist()]
     aligned = dataset.clock.align(dataset.ranks[k], np.asarray(began, dtype=np.int64))
+    call, took, peers_took = time.names[cause], mine[cause], usual[cause]
     rows: Evidence = [
         {
-            "rank": dataset.ranks[k], "step": dataset.steady_steps[step], "time_ns": begin,
-            "host": {**time.names[cause]._asdict(), "duration_ns": took}, "peers_ns": peer,
+            "rank": dataset.ranks[k], "step": dataset.steady_steps[step],
+            "time_ns": int(aligned[n]),
+            "host": {**call._asdict(), "duration_ns": took[n].item()},
+            "peers_ns": round(peers_took[n]),
         }
-        for step, begin, took, peer in zip(
-            late.tolist(), aligned.tolist(), mine[cause].tolist(),
-            np.rint(usual[cause]).astype(int).tolist(), strict=True,
-        )
+        for n, step in enumerate(late[: limits.MOST])
     ]  # fmt: skip
-    why, advice = _why(time.names[cause])
-    numbers = f"{ms(mine[cause].mean())}, its peers {ms(usual[cause].mean())}"
-    return Reason(f"{why} ({numbers})", rows[: limits.MOST], advice)
+    why, advice = _SPECIAL.get(call.name, (f"its host {' '.join(_where(call))}", ""))
+    numbers = f"{ms(took.mean())}, its peers {ms(peers_took.mean())}"
+    return Reason(f"{why} ({numbers})", rows, advice)
 
 
 def _later(dataset: Dataset, k: int) -> Reason:
     """Where a host is later than its peers, of which another profiler records other calls."""
-    job = job_of(dataset)
-    in_time = (
-        job.base.own if job.unlike is None else job.unlike.in_time(job.base.own, np.array([k]))
-    )
-    length, where = pause(dataset, k, job.base.own - in_time)
+    own, unlike = job_of(dataset).base.own, job_of(dataset).unlike
+    assert unlike is not None
+    length, where = pause(dataset, k, own - unlike.in_time(own, np.array([k])))
     if not where:
         return Reason("cannot be determined: another profiler records its peers", [])
     return Reason(f"its host pauses {where} ({ms(length)})", [])
@@ -150,15 +153,6 @@ def _where(call: Named) -> tuple[str, str]:
         return "pauses", _LONG_NAME.sub(r"\1…", call.name)
     name = named(call.name)
     return ("blocks", f"in {name}") if call.kind in ("os", "cuda") else ("is", f"in '{name}'")
-
-
-def _why(call: Named) -> tuple[str, str]:
-    """Why a host was late that was in this for longest, and what to do where that is special."""
-    if call.name == COLLECTOR:
-        return "the garbage collector runs", COLLECT_TOGETHER
-    if call.name == LOCKED:
-        return f"its host waits for {LOCKED}", LEAVE_THE_LOCK
-    return f"its host {' '.join(_where(call))}", ""
 
 
 @once
