@@ -43,7 +43,7 @@ def verdict(dataset: Dataset, findings: Sequence[Finding]) -> list[Sentence]:
     if by_look and count < LEAST_STEADY:
         return headline(by_look[0], 2)
     if not dataset.ranks:
-        return _looked_at(dataset) or _plain("unknown", "No report could be read.")
+        return _looked_at(dataset)
     if count < LEAST_STEADY:
         few = f"Not enough steady-state steps ({count} of {LEAST_STEADY})."
         if not dataset.timelines.has_steps.any():
@@ -53,14 +53,14 @@ def verdict(dataset: Dataset, findings: Sequence[Finding]) -> list[Sentence]:
     late = [f for f in findings if f["code"].startswith("straggler.") and not overlapped(f)]
     start = _no_straggler(dataset, named=bool(late))
     none = "No stragglers among the profiled ranks." if some else "No stragglers."
-    leading = [f for f in late if f in weighty]
-    enough = max([limits.WARNING_FRAC * pace_ns(dataset), *map(_saved, weighty)])
-    if (job := what_ifs(dataset)) and job.unseen_ns > enough:
+    most_ns = max((f["saved_ns_per_step"] for f in weighty), default=0)
+    enough_ns = max(limits.WARNING_FRAC * pace_ns(dataset), most_ns)
+    if (job := what_ifs(dataset)) and job.unseen_ns > enough_ns:
         window, step = ms(dataset.step_ns), ms(pace_ns(dataset))
         text = f"The window shows {window} of each {step} step: the rest {_OPEN}."
-        start = _plain("unknown", text)
-        late, leading = [], []
-    if leading and _saved(leading[0]) >= limits.HALF * _saved(weighty[0]):
+        start, late = _plain("unknown", text), []
+    leading = [f for f in late if f in weighty]
+    if leading and leading[0]["saved_ns_per_step"] >= limits.HALF * most_ns:
         return headline(leading[0], 2)
     # of these what no step log tells the frequency of, or what may be waiting for unprofiled ranks
     large = [f for f in findings if severity(f["saved_least_ns"] / pace_ns(dataset)) != "info"]
@@ -96,10 +96,10 @@ def headline(found: Finding, most: int) -> list[Sentence]:
 
 
 def _looked_at(dataset: Dataset) -> list[Sentence]:
-    """The first line where no rank was profiled; nothing without flight recorders."""
+    """The first line where no rank was profiled."""
     shallow = dataset.shallow
     if shallow is None:
-        return []
+        return _plain("unknown", "No report could be read.")
     steps = f"{len(shallow['steps'])} steps of {ms(shallow['step_ns'])}"
     count = f"{len(shallow['ranks'])} ranks, {steps}"
     if shallow["by"] == "nothing" or not shallow["steps"]:
@@ -119,10 +119,6 @@ def _also(found: Finding) -> Sentence:
     """What comes second in the first line."""
     (also,) = headline(found, 1)
     return {**also, "text": f"Also, {also['text'][0].lower()}{also['text'][1:]}"}
-
-
-def _saved(found: Finding) -> int:
-    return found["saved_ns_per_step"]
 
 
 def _too_few(dataset: Dataset, found: Finding) -> list[Sentence]:
@@ -163,9 +159,7 @@ def _no_straggler(dataset: Dataset, *, named: bool) -> list[Sentence]:
         why = f"rank {found[0]}'s GPU takes {ms(found[1])} longer, as longer batches would."
         return _plain("none", f"No straggler is certain: {why}")
     # of two profilers the slower one makes its ranks come last
-    if dataset.unlike_profilers:
-        return []
-    return _always_last(dataset)
+    return [] if dataset.unlike_profilers else _always_last(dataset)
 
 
 def _always_last(dataset: Dataset) -> list[Sentence]:
