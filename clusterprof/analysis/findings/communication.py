@@ -106,23 +106,21 @@ def repairs(dataset: Dataset, _: Lengths, before: Sequence[Repair] = ()) -> list
     least, separable = limits.LEAST_FRAC * dataset.step_ns, whole(dataset)
     # the only profiled member of a communicator matches no other
     known = c.has & (c.matched | ~separable)
-    for each in before:
-        if each.calls is not None:
-            known &= ~each.calls
+    for repair in before:
+        if repair.calls is not None:
+            known &= ~repair.calls
     # tensor groups are many communicators of one kind: they are one finding
     label = np.where(c.between_stages, _BOTH, c.label)
     transfer, steady = spent[:, EXPOSED] - spent[:, WAITING], np.isin(c.step, dataset.steady_steps)
-    out = []
+    proposals = []
     for operation, separate in dict.fromkeys(zip(label[known], separable[known], strict=True)):
         mine = known & (label == operation) & (separable == separate)
-        most = np.bincount(c.rank, transfer * mine).max()
-        if most >= least * len(dataset.steady_steps):
+        if np.bincount(c.rank, transfer * mine).max() >= least * len(dataset.steady_steps):
             ranks = np.unique(c.rank[mine & steady])
             words = partial(_words, dataset, str(operation), np.flatnonzero(mine))
             apply = partial(_without, dataset, mine)
-            out.append((most, Repair(CODES[0], tuple(ranks.tolist()), apply, words)))
-    out.sort(key=lambda each: -each[0])
-    return [each for _, each in out[: limits.MOST]]
+            proposals.append(Repair(CODES[0], tuple(ranks.tolist()), apply, words))
+    return proposals
 
 
 def _without(dataset: Dataset, mine: Bools, base: Lengths) -> Lengths:

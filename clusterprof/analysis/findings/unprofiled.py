@@ -65,7 +65,7 @@ def _beyond_quickest(dataset: Dataset) -> Floats:
                 # where one small call a step waits each time, the quickest has waited too; but a
                 # small message takes no longer than a large one
                 usual = np.minimum(usual, others.min(initial=np.inf))
-            elif _all_wait(dataset, rows, transfer[rows]):
+            elif _all_wait(dataset, rows, transfer):
                 usual = np.minimum(usual, others.min() if len(others) else 0.0)
             long = transfer[rows] > limits.LONGER * usual + limits.WAITING_CALL_NS
             extra[rows] = np.where(long, transfer[rows] - usual, 0.0)
@@ -73,29 +73,29 @@ def _beyond_quickest(dataset: Dataset) -> Floats:
 
 
 def _all_wait(dataset: Dataset, rows: Ints, transfer: Floats) -> bool:
-    """Whether calls of one kind last as long as a late rank computes between them.
+    """Whether the calls `rows`, of one kind, last as long as a late rank computes between them.
 
     A rank that comes late to a step's first call comes late to all others: the first lasts longer
     than all others, beyond chance, these fill the time until the last one's end, and the replay in
     which they transfer at once takes as long from the first to the last.
     """
     job, c = job_of(dataset).job, dataset.collectives
-    took, call = np.zeros(len(c.rank)), call_of(dataset, job)
-    took[rows] = transfer
+    call = call_of(dataset, job)
     members = np.flatnonzero(job.joined & np.isin(call, rows))
     members = members[np.lexsort((c.start[call[members]], job.rank[members], job.step[members]))]
     of = job.step[members] * len(dataset.ranks) + job.rank[members]
-    each = [group for group in parts(members, of) if len(group) > 1]
-    if not each:
+    groups = [group for group in parts(members, of) if len(group) > 1]
+    if not groups:
         return False
-    first, last = (np.asarray([group[at] for group in each]) for at in (0, -1))
-    longest = np.asarray([took[call[group[1:]]].max() for group in each])
-    steps = parts(np.arange(len(each)), job.step[first])
-    longer = np.asarray([(took[call[first]] - longest)[here].min() for here in steps])
-    if not beyond(longer, np.asarray([[longest[here].max() for here in steps]])):
+    first, last = (np.asarray([group[place] for group in groups]) for place in (0, -1))
+    others = [transfer[call[group[1:]]] for group in groups]
+    longer = transfer[call[first]] - [took.max() for took in others]
+    steps = parts(np.arange(len(groups)), job.step[first])
+    longer_by_step = np.asarray([longer[step].min() for step in steps])
+    if not beyond(longer_by_step, longer_by_step[None]):
         return False
     lasted = (c.end[call[last]] - c.end[call[first]]).mean()
-    filled = np.mean([took[call[group[1:]]].sum() for group in each])
+    filled = np.mean([took.sum() for took in others])
     ends = job.times(replace(job.lengths, run=np.where(np.isin(call, rows), 0, job.lengths.run)))
     at_once = (ends[job.ends + last] - ends[job.ends + first]).mean()
     apart = max(abs(filled - lasted), abs(at_once - lasted))
@@ -114,26 +114,20 @@ def repairs(dataset: Dataset, *_: object) -> list[Repair]:
     return [_repair(dataset, of == k, extra) for k in most if waited[k] > 0]
 
 
-def _waited(dataset: Dataset, mine: Bools, extra: Floats) -> Floats:
-    """How long all ranks wait at once in the calls `mine`, at least: [steady-state steps] (ns)."""
-    c, each, steps = dataset.collectives, [], dataset.steady_steps
+def _repair(dataset: Dataset, calls: Bools, extra: Floats) -> Repair:
+    """The calls of one communicator last `extra` less (ns, per row)."""
+    c, job, steps = dataset.collectives, job_of(dataset).job, np.asarray(dataset.steady_steps)
+    mine, waited = calls & np.isin(c.step, steps), []
     known = np.flatnonzero(mine & c.has)
     for rows in parts(known, c.rank[known]):
         begin = np.minimum(c.start[rows] + c.wait[rows], c.end[rows])
         end = np.minimum(begin + extra[rows].astype(np.int64), c.end[rows])
         # calls of several threads or of one group wait at once, and count once
-        spans = [union(begin[here], end[here]) for here in (c.step[rows] == s for s in steps)]
-        each.append([(one.end - one.start).sum() for one in spans])
-    return np.asarray(np.min(each, axis=0), dtype=float)
-
-
-def _repair(dataset: Dataset, calls: Bools, extra: Floats) -> Repair:
-    """The calls of one communicator last `extra` less (ns, per row)."""
-    c, job = dataset.collectives, job_of(dataset).job
-    mine = calls & np.isin(c.step, dataset.steady_steps)
+        spans = [union(begin[here], end[here]) for here in c.step[rows] == steps[:, None]]
+        waited.append([(span.end - span.start).sum() for span in spans])
     # all members wait at once, or no other rank is late
-    hit = _waited(dataset, mine, extra) > limits.WARNING_FRAC * dataset.step_ns
-    late = mine & (extra > 0) & np.isin(c.step, np.asarray(dataset.steady_steps)[hit])
+    hit = np.min(waited, axis=0) > limits.WARNING_FRAC * dataset.step_ns
+    late = mine & (extra > 0) & np.isin(c.step, steps[hit])
     call = call_of(dataset, job)
     # the only profiled member waits as well, and matches no other
     waits = np.where((call >= 0) & late[call], extra[call], 0).astype(np.int64)
