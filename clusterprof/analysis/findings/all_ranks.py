@@ -58,7 +58,9 @@ def _finding(dataset: Dataset, shallow: ShallowResults, some: list[Suspect]) -> 
     ranks, worst, step_ns = [each["rank"] for each in some], some[0], shallow["step_ns"]
     saved = min(worst["lateness_ns"], step_ns) if worst["delays"] else 0
     bound = worst["bound_ns"] if worst["delays"] else 0
-    to_the_end = worst["until_step"] is None and worst["late_steps"] is None
+    first, last, late_steps = worst["since_step"] or 0, worst["until_step"], worst["late_steps"]
+    candidates = shallow["steps"] if late_steps is None else late_steps
+    steps = [step for step in candidates if step >= first and (last is None or step <= last)]
     # several groups may have one name
     peers = [
         rank for e in shallow["groups"]
@@ -73,11 +75,11 @@ def _finding(dataset: Dataset, shallow: ShallowResults, some: list[Suspect]) -> 
         confidence=limits.MEASURED if worst["delays"] else limits.ASSUMED,
         rank=ranks[0] if len(ranks) == 1 else None,
         follow_up=capture(dataset, [*sorted(ranks)[:2], *peers[:1]], profiler=lighter(dataset)),
-        recurrence="persistent" if to_the_end else "intermittent",
+        recurrence="persistent" if last is None and late_steps is None else "intermittent",
     )
     return finding(dataset, CODES[0], sorted(ranks), say) | {
-        "severity": severity((saved - worst["bound_ns"]) / max(step_ns, 1)),
-        "steps": [step for step in shallow["steps"] if _late(worst, step)],
+        "severity": severity((saved - bound) / max(step_ns, 1)),
+        "steps": steps,
         "cost_ns_per_step": saved,
         "share_of_step": round(saved / max(step_ns, 1), 4),
         "saved_ns_per_step": saved,
@@ -86,14 +88,6 @@ def _finding(dataset: Dataset, shallow: ShallowResults, some: list[Suspect]) -> 
         "saved_most_ns": min(saved + bound, step_ns),
         "saved_uncertainty_ns": bound,
     }
-
-
-def _late(one: Suspect, step: int) -> bool:
-    """Whether a step is one of those in which a suspect is late."""
-    if one["late_steps"] is not None:
-        return step in one["late_steps"]
-    first, last = one["since_step"], one["until_step"]
-    return (first is None or step >= first) and (last is None or step <= last)
 
 
 def _summary(shallow: ShallowResults, some: list[Suspect]) -> str:

@@ -83,8 +83,8 @@ def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
 
 
 def missing(dataset: Dataset) -> int:
-    """By how many steps a window must be longer to hold enough steady-state ones."""
-    return max(LEAST_STEADY + 1 - len(dataset.steady_steps), 1)
+    """By how many steps a window must be longer to hold enough steady-state ones, and one more."""
+    return LEAST_STEADY + 1 - len(dataset.steady_steps)
 
 
 def stay(times: StepTimes) -> bool | None:
@@ -110,8 +110,6 @@ def _stalls(dataset: Dataset) -> Parts:
 def _longer_steps(dataset: Dataset) -> Parts:
     """Steps inside the window and around it, of profiled ranks and of others."""
     for whose, times in _groups(dataset).items():
-        if times is None:
-            continue
         before, inside, after = times["before_ns"], times["inside_ns"], times["after_ns"]
         around = [ns for ns in (before, after) if ns is not None]
         if inside is None or not around:
@@ -130,10 +128,11 @@ def _longer_steps(dataset: Dataset) -> Parts:
         yield "; ".join(texts), [row]
 
 
-def _groups(dataset: Dataset) -> dict[str, StepTimes | None]:
+def _groups(dataset: Dataset) -> dict[str, StepTimes]:
     """By the step logs of a run; else only what the reports know of the steps before."""
     if cost := dataset.capture:
-        return {"profiled ranks": cost["profiled"], "unprofiled ranks": cost["unprofiled"]}
+        unprofiled = {"unprofiled ranks": cost["unprofiled"]} if cost["unprofiled"] else {}
+        return {"profiled ranks": cost["profiled"], **unprofiled}
     inside = round(float(np.median(dataset.durations))) if len(dataset.durations) else None
     times = StepTimes(
         before_ns=dataset.usual_step_ns, inside_ns=inside, after_ns=None, after_uncertainty_ns=None
@@ -147,18 +146,17 @@ def _desynchronised(dataset: Dataset) -> Parts:
     known = (d.has_steps & (np.asarray(bounds) < UNBOUNDED_NS))[d.rank]
     step = int(d.step[known & (np.diff(d.rank, prepend=-1) != 0)].max(initial=0))
     rows = np.flatnonzero(known & (d.step == step))
-    times = dataset.aligned(d.rank[rows], d.host_begin[rows]).tolist()
-    begins = list(zip(times, [dataset.ranks[k] for k in d.rank[rows]], strict=True))
-    (first, _), (last, late) = min(begins, default=(0, 0)), max(begins, default=(0, 0))
-    if len(begins) < 2 or last - first < limits.HALF * dataset.step_ns:
+    times = dataset.aligned(d.rank[rows], d.host_begin[rows])
+    if len(rows) < 2 or (spread := int(np.ptp(times))) < limits.HALF * dataset.step_ns:
         return
+    latest = d.rank[rows[times == times.max()]][-1]
     excluded = [s for s in dataset.steps if s not in dataset.steady_steps]
     text = (
-        f"its start desynchronised the ranks by {ms(last - first)}; "
+        f"its start desynchronised the ranks by {ms(spread)}; "
         f"{counted(len(excluded), 'step')} of {len(dataset.steps)} excluded from findings"
     )
-    row = {"step": step, "rank": late, "time_ns": last, "spread_ns": last - first}
-    yield text, [{**row, "excluded_steps": excluded}]
+    row = {"step": step, "rank": dataset.ranks[latest], "time_ns": int(times.max())}
+    yield text, [{**row, "spread_ns": spread, "excluded_steps": excluded}]
 
 
 def _slower_hosts(dataset: Dataset) -> Parts:
@@ -166,13 +164,12 @@ def _slower_hosts(dataset: Dataset) -> Parts:
     job = what_ifs(dataset)
     if job is None or not job.untraced[0].overhead_ns:
         return
-    one = job.untraced[0]
-    slower = job.job.lengths.own - one.own
-    more = np.bincount(job.job.host_rank, slower, len(dataset.ranks))
-    each = duration(one.overhead_ns)
-    text = f"tracing is taken to add {each} to each launch, which is left out of savings"
-    if one.slower > 1 + limits.LEAST_FRAC:
-        text += f"; outside, where GPUs wait less, kernels are {percent(one.slower - 1)} slower"
+    pace = job.untraced[0]
+    more = np.bincount(job.job.host_rank, job.job.lengths.own - pace.own, len(dataset.ranks))
+    launch = duration(pace.overhead_ns)
+    text = f"tracing is taken to add {launch} to each launch, which is left out of savings"
+    if pace.slower > 1 + limits.LEAST_FRAC:
+        text += f"; outside, where GPUs wait less, kernels are {percent(pace.slower - 1)} slower"
     rows = [
         {"rank": rank, "slower_ns_per_step": round(ns / len(job.job.steps))}
         for rank, ns in zip(dataset.ranks[: limits.MOST], more.tolist(), strict=False)
