@@ -196,11 +196,11 @@ def _steps(ops: pd.DataFrame, made: Graph, of: np.ndarray, takes: np.ndarray) ->
     waits = np.zeros(made.moments, dtype=bool)
     waits[made.order[made.target]] = True
     known[:, ~waits] = 0
-    times = made.times(length[:, made.edge], known)
+    known[:, made.order] = made.one_pass(length[:, made.edge], known[:, made.order])
     ends = ops.index[ops["optype"] == "optimizer"].to_numpy()
     steps, place = np.unique(ops["step"].to_numpy()[ends], return_inverse=True)
     out = np.zeros((len(takes), len(steps)), dtype=np.int64)
-    np.maximum.at(out.T, place, times[:, 2 * ends + 1].T)
+    np.maximum.at(out.T, place, known[:, 2 * ends + 1].T)
     return out
 
 

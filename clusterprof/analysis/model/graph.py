@@ -1,7 +1,7 @@
 """A graph of moments: each is as late as the latest that it waits for, plus that edge's length.
 
-The model behind every saving: `Graph.times` computes all moments in one pass forwards, and another
-pass with other lengths answers what would have been (a what-if). One takes any number side by side.
+The model behind every saving: `Graph.one_pass` computes all moments, and another pass with other
+lengths answers what would have been (a what-if). One takes any number of them side by side.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from clusterprof.align.columns import first_places, places
 from clusterprof.analysis.model.dataset import Bools, Ints
 from clusterprof.analysis.model.timeline import Small
 
@@ -32,12 +33,11 @@ class Graph:
         self, moments: int, source: Ints, target: Ints, others: Sequence[int] | Ints = ()
     ) -> None:
         self.moments = moments
-        has = np.zeros(moments, dtype=bool)
-        has[source] = has[target] = has[np.asarray(others, dtype=np.int64)] = True
-        known = self._known = np.flatnonzero(has)
+        known, where = places(np.r_[source, target, np.asarray(others, dtype=np.int64)])
+        self._known = known
         #: how many places there are: one for each in `order`, and one for all other moments
         self.size = len(known) + 1
-        source, target = (np.searchsorted(known, each) for each in (source, target))
+        source, target, _ = np.split(where, [len(source), 2 * len(source)])
         depth = depths(len(known), source, target)
         order = np.argsort(np.maximum(depth, 0), kind="stable")
         place = np.empty_like(order)
@@ -57,23 +57,15 @@ class Graph:
 
     def place(self, moments: Ints) -> Ints:
         """Return where these moments, of any shape, are in `order`; of others the last place."""
-        at = np.searchsorted(self._known, moments)
-        there = np.r_[self._known, -1][at] == moments
-        return np.where(there, np.r_[self._place, self.size - 1][at], self.size - 1)
-
-    def times(self, length: Ints, known: Ints) -> Ints:
-        """Return when each moment is.
-
-        `length` is [edges] or [what-ifs, edges] (ns), in the order of `edge`; `known`
-        [moments] or [what-ifs, moments] has the times of moments that wait for nothing, and
-        NEVER for all others, or the least time of a moment that also waits.
-        """
-        out: Ints = known.copy()
-        out[..., self.order] = self.one_pass(length, known[..., self.order])
-        return out
+        return np.asarray(np.r_[self._place, self.size - 1][first_places(self._known, moments)])
 
     def one_pass(self, length: Ints, times: Ints) -> Ints:
-        """The same with both in `order`; `times`, which may have more, is written to."""
+        """Return when each moment is, in `times`: which may have more, and is written to.
+
+        `length` is [edges] or [what-ifs, edges] (ns), in the order of `edge`; `times` is [moments]
+        or [what-ifs, moments], in `order`, with the times of moments that wait for nothing, and
+        NEVER for all others, or the least time of a moment that also waits.
+        """
         for low, high, first, last, begin in self.pieces:
             reached: Ints = times.take(self.source[low:high], axis=-1)
             reached += length[..., low:high]
