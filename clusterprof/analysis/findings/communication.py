@@ -129,7 +129,7 @@ def _without(dataset: Dataset, mine: Bools, base: Lengths) -> Lengths:
     They take what they slow it by. What they wait for a profiled rank stays.
     """
     replayed = job_of(dataset).job
-    call, run = call_of(dataset, replayed), base.run.copy()
+    call, run = call_of(dataset)[replayed.activity], base.run.copy()
     rows = np.flatnonzero((call >= 0) & mine[call])
     waits = np.where(replayed.joined[rows], 0, dataset.collectives.wait[call[rows]])
     run[rows] -= ((1 - _SLOWS) * np.maximum(run[rows] - waits, 0)).astype(np.int64)

@@ -109,7 +109,7 @@ def _transfers(dataset: Dataset) -> Ints:
     The member that comes last waits for none: its own clock has nothing but the transfer.
     """
     c, replayed = dataset.collectives, job_of(dataset).job
-    call = call_of(dataset, replayed)
+    call = call_of(dataset)[replayed.activity]
     rows = np.unique(call[replayed.joined & (call >= 0)])
     rows = rows[whole(dataset)[rows] & (c.size[rows] > 0)]
     rows = rows[np.lexsort(((c.end - c.start)[rows], c.collective[rows]))]
@@ -141,7 +141,7 @@ def _repair(dataset: Dataset, siblings: _Siblings, slow: Bools) -> Repair:
     mine, times = slow[siblings.at[0]], np.ones(c.collective.max() + 1)
     usual, took = (values[siblings.at][mine] for values in (siblings.usual, siblings.took))
     times[c.collective[siblings.rows[mine]]] = np.where(usual < took, usual / took, 1)
-    call = call_of(dataset, job)
+    call = call_of(dataset)[job.activity]
     factor = np.where(job.joined & (call >= 0), times[c.collective[call]], 1)
     slow_rows = np.isin(c.communicators[0], siblings.communicators[slow])
     ranks = tuple(np.unique(c.rank[slow_rows]).tolist())

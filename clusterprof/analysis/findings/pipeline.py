@@ -95,7 +95,7 @@ def _even(job: WhatIfs, base: Lengths) -> Lengths:
     launch_ns = max(float(more @ hosts) / max(float(more @ more), 1.0), 0.0)
     own = base.own * (1 - np.minimum(launch_ns * more / np.maximum(hosts, 1), 1))[host_stage]
     # a stage's own collectives grow with its layers as its kernels do
-    call, passed = call_of(job.dataset, replayed), job.dataset.collectives.between_stages
+    call, passed = call_of(job.dataset)[replayed.activity], job.dataset.collectives.between_stages
     inside = (replayed.kind == COLLECTIVE) & ~((call >= 0) & passed[call])
     run, alike = base.run.astype(float), np.ones(len(count))
     for rows, slower in ((compute, _slower(job, base, stage)), (inside, alike)):

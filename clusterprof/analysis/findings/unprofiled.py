@@ -80,7 +80,7 @@ def _all_wait(dataset: Dataset, rows: Ints, transfer: Floats) -> bool:
     which they transfer at once takes as long from the first to the last.
     """
     job, c = job_of(dataset).job, dataset.collectives
-    call = call_of(dataset, job)
+    call = call_of(dataset)[job.activity]
     members = np.flatnonzero(job.joined & np.isin(call, rows))
     members = members[np.lexsort((c.start[call[members]], job.rank[members], job.step[members]))]
     of = job.step[members] * len(dataset.ranks) + job.rank[members]
@@ -128,7 +128,7 @@ def _repair(dataset: Dataset, calls: Bools, extra: Floats) -> Repair:
     # all members wait at once, or no other rank is late
     hit = np.min(waited, axis=0) > limits.WARNING_FRAC * dataset.step_ns
     late = mine & (extra > 0) & np.isin(c.step, steps[hit])
-    call = call_of(dataset, job)
+    call = call_of(dataset)[job.activity]
     # the only profiled member waits as well, and matches no other
     waits = np.where((call >= 0) & late[call], extra[call], 0).astype(np.int64)
     # what is in three of four steps is no congestion; else it must cost a lot

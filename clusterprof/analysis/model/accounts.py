@@ -19,7 +19,6 @@ from clusterprof.align.clock import Clock
 from clusterprof.align.columns import first_places, places
 from clusterprof.analysis.model.dataset import Dataset, Ints, once
 from clusterprof.analysis.model.intervals import union
-from clusterprof.analysis.model.replay import Replay
 from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE, COPY, MEMSET, Small, Timelines
 from clusterprof.results import ComputeAbsent
 from clusterprof.tables import required
@@ -57,54 +56,38 @@ def accounts(d: Timelines, ranks: Sequence[int], placed: pa.Table, clock: Clock)
     start = d.axis.of(of, pc.fill_null(placed["start_ns"], 0).to_numpy())
     stop = start + pc.fill_null(placed["wait_ns"], 0).to_numpy()
 
-    def spent(ranks: tuple[int, int]) -> Ints:
-        k, until = ranks
-        rows = slice(*np.searchsorted(d.rank, ranks))
-        mine = np.flatnonzero((of >= k) & (of < until))
-        return _spent(d, k, until, (d.begin[rows], d.end[rows]), (start[mine], stop[mine]))
+    def spent(block: tuple[int, int]) -> dict[str, Ints]:
+        """What the steps of some ranks last, and what is spent in them."""
+        steps, mine = slice(*np.searchsorted(d.rank, block)), (of >= block[0]) & (of < block[1])
+        compute, communication, copies = d.ran(*block, (COMPUTE,), (COLLECTIVE,), (COPY, MEMSET))
+        started, launch = d.on_axis((0, 3), *block)[:, d.kind[d.rows(*block)] == COMPUTE]
+        launched, waits = union(launch, started) | compute, union(start[mine], stop[mine])
+        either = compute | communication
+        sets = (compute, either, either | copies, compute | waits, launched)
+        begin, end = d.begin[steps], d.end[steps]
+        computes, both, busy, waiting, some = (each.within(begin, end) for each in sets)
+        return {
+            "duration_ns": end - begin,
+            "compute_ns": computes,
+            "exposed_communication_ns": both - computes,
+            "exposed_copy_ns": busy - both,
+            "idle_ns": end - begin - busy,
+            "communication_ns": communication.within(begin, end),
+            "exposed_wait_ns": waiting - computes,
+            "unlaunched_ns": end - begin - some,
+            "blocking_ns": both - computes - (launched | communication).within(begin, end) + some,
+        }
 
-    parts = threads.each(spent, d.blocks())
-    compute, communication, either, busy, waiting, unlaunched, blocking = np.concatenate(
-        parts, axis=1
-    )
-    _, begin = d.axis.back(d.begin)
-    duration = d.end - d.begin
+    parts, (_, begin) = threads.each(spent, d.blocks()), d.axis.back(d.begin)
     columns = {
         "rank": numbers[d.rank],
         "step": d.step,
         "begin_ns": begin,
-        "end_ns": begin + duration,
+        "end_ns": begin + d.end - d.begin,
         "aligned_begin_ns": clock.align(numbers[d.rank], begin),
-        "duration_ns": duration,
-        "compute_ns": compute,
-        "exposed_communication_ns": either - compute,
-        "exposed_copy_ns": busy - either,
-        "idle_ns": duration - busy,
-        "communication_ns": communication,
-        "exposed_wait_ns": waiting - compute,
-        "unlaunched_ns": unlaunched,
-        "blocking_ns": blocking,
+        **{name: np.concatenate([part[name] for part in parts]) for name in parts[0]},
     }
     return pa.table(columns).cast(ACCOUNTS)
-
-
-def _spent(
-    d: Timelines, k: int, until: int, steps: tuple[Ints, Ints], waits: tuple[Ints, Ints]
-) -> Ints:
-    """What the ranks from `k` to before `until` spend in each of their steps, [7, steps] (ns).
-
-    In compute, communication, either of them, anything, in compute or waits; and without compute
-    while none of it is launched, or while some is and communication runs.
-    """
-    compute, communication, copies = d.ran(k, until, (COMPUTE,), (COLLECTIVE,), (COPY, MEMSET))
-    either = compute | communication
-    started, launch = d.on_axis((0, 3), k, until)[:, d.kind[d.rows(k, until)] == COMPUTE]
-    launched = compute | union(launch, started)
-    every = (compute, communication, either, either | copies, compute | union(*waits))
-    found = [each.within(*steps) for each in every]
-    some, apart = (each.within(*steps) for each in (launched, launched | communication))
-    unlaunched, blocking = steps[1] - steps[0] - some, some + found[2] - apart - found[0]
-    return np.stack([*found, unlaunched, blocking])
 
 
 def compute_absent(dataset: Dataset) -> list[ComputeAbsent]:
@@ -137,7 +120,7 @@ COMMUNICATION, EXPOSED, WAITING = range(3)
 
 
 @once
-def calls(dataset: Dataset) -> Small:
+def call_of(dataset: Dataset) -> Small:
     """The row of the placed table of each of `dataset.activities`, -1 where it has none.
 
     Of several calls in one kernel the first.
@@ -171,11 +154,6 @@ def activity_of(dataset: Dataset) -> Ints:
     return np.where(c.has, np.r_[kernels, -1][found], -1)
 
 
-def call_of(dataset: Dataset, job: Replay) -> Small:
-    """The row of the placed table of each activity of the replay, -1 where it has none."""
-    return calls(dataset)[job.activity]
-
-
 @once
 def by_call(dataset: Dataset) -> Ints:
     """Communication, its exposed part, and the waiting in that (ns), of the evidence steps.
@@ -184,7 +162,7 @@ def by_call(dataset: Dataset) -> Ints:
     counted once, in the call that began first, so that sums over a rank's calls are what its
     accounts say.
     """
-    c, d, call = dataset.collectives, dataset.activities.lines, calls(dataset)
+    c, d, call = dataset.collectives, dataset.activities.lines, call_of(dataset)
     member = np.searchsorted(dataset.ranks, c.rank)
     waits, steady = d.axis.of(member, c.start), np.isin(d.step, dataset.evidence_steps)
 

@@ -58,9 +58,9 @@ def _size(job: Replay) -> int:
 
 
 def _entry(even: _Even) -> Slowdown:
-    job, dataset = even.job, even.model.dataset
-    kinds, known = even.names, job.ranks
-    each = _size(job) * (len(kinds) + 3 + len(known)) <= _MOST
+    job, dataset, kinds, size = even.job, even.model.dataset, even.names, len(even.model.stage)
+    each = _size(job) * (len(kinds) + 3 + len(job.ranks)) <= _MOST
+    ranks = job.ranks.tolist() if each else []
     (hosts, activities), (no_host, no_activity) = even.kept(True), even.kept(False)
     actual, ideal, host, *rest = even.pace(
         [
@@ -68,26 +68,26 @@ def _entry(even: _Even) -> Slowdown:
             (no_host, no_activity),
             (hosts, no_activity),
             *((no_host, even.kinds == k) for k in range(len(kinds))),
-            *(even.kept(np.arange(len(dataset.ranks)) == k) for k in (known if each else [])),
+            *(even.kept(np.arange(size) == k) for k in ranks),
         ]
     ).tolist()
     if actual < (1 - limits.VARIES_FRAC) * ideal:
         return _none("with the same work on all ranks steps would take longer than they do")
     by_kind = dict(zip(["host", *kinds], [host, *rest], strict=False))
-    by_rank = dict(zip(known.tolist(), rest[len(kinds) :], strict=False))
-    shares = {}
-    # they are shares of the slowdown: of less than what steps vary by they would be noise
-    if actual > (1 + limits.VARIES_FRAC) * ideal:
-        # M_W is of the slowest 3% of the ranks, as published
-        slowest = sorted(by_rank, key=lambda k: -by_rank[k])[: math.ceil(0.03 * len(by_rank))]
-        stage = even.model.stage
-        slow = np.isin(np.arange(len(stage)), slowest)
-        for name, ranks in (("M_W", slow), ("M_S", (stage == stage.max()) & stage.any())):
-            if ranks.any():
-                (left,) = even.pace([even.kept(~ranks)]).tolist()
-                # quick ranks that are not ideal may leave less than all of it
-                share = min((actual - left) / (actual - ideal), 1.0)
-                shares[name] = round(share, 4) + 0.0  # no -0.0
+    by_rank = dict(zip(ranks, rest[len(kinds) :], strict=True))
+
+    def share(slow: Bools) -> float | None:
+        """How much of the slowdown goes where these ranks are ideal; None: there is none."""
+        # of less than what steps vary by shares would be noise
+        if actual <= (1 + limits.VARIES_FRAC) * ideal or not slow.any():
+            return None
+        (left,) = even.pace([even.kept(~slow)]).tolist()
+        # quick ranks that are not ideal may leave less than all of it
+        return float(round(min((actual - left) / (actual - ideal), 1.0), 4) + 0.0)  # no -0.0
+
+    # M_W is of the slowest 3% of the ranks, as published
+    slowest = sorted(ranks, key=lambda k: -by_rank[k])[: math.ceil(0.03 * len(ranks))]
+    stage = even.model.stage
     return {
         "S": round(actual / ideal, 4),
         "ideal_step_ns": round(ideal),
@@ -95,9 +95,9 @@ def _entry(even: _Even) -> Slowdown:
         "S_w": [
             {"rank": dataset.ranks[k], "slowdown": round(t / ideal, 4)} for k, t in by_rank.items()
         ],
-        "M_W": shares.get("M_W"),
-        "M_S": shares.get("M_S"),
-        "left_out": "" if each else f"S_w and M_W: {len(known)} ranks are many",
+        "M_W": share(np.isin(np.arange(size), slowest)),
+        "M_S": share((stage == stage.max()) & stage.any()),
+        "left_out": "" if each else f"S_w and M_W: {len(job.ranks)} ranks are many",
     }
 
 
@@ -179,10 +179,8 @@ def _even(values: Ints, rank: Ints, step: Ints, middle: _Middle) -> Ints:
 
 def _kinds(dataset: Dataset, job: Replay) -> tuple[list[str], Ints]:
     """All kinds in order, and each activity's: compute, copy, or its collective's operation."""
-    operations, call = dataset.collectives.label.tolist(), call_of(dataset, job)
-    names = sorted({*operations, *_PLAIN})
-    number = {name: k for k, name in enumerate(names)}
-    of = np.asarray([number[each] for each in (*operations, *_PLAIN)])
+    operations, call = dataset.collectives.label, call_of(dataset)[job.activity]
+    names, code = np.unique(np.r_[operations, _PLAIN].astype(str), return_inverse=True)
     plain = len(operations) + job.kind.astype(np.int64)
-    there, kind = places(of[np.where(call >= 0, call, plain)])
-    return [names[k] for k in there.tolist()], kind
+    there, kind = places(code[np.where(call >= 0, call, plain)])
+    return names[there].tolist(), kind

@@ -152,23 +152,29 @@ class WhatIfs:
         self.stage = stage_of(dataset)
         self.ties = tied(dataset)
         self.peers: Peers = peers(dataset, self.stage)
-        places = range(len(dataset.ranks))
         #: ranks that are compared with other stages only
         self.alone = np.asarray(
-            [not (self.stage[self.peers.others(k)] == self.stage[k]).any() for k in places]
+            [stage not in self.stage[self.peers.others(k)] for k, stage in enumerate(self.stage)]
         )
+        #: where the steps that are replayed are among those in steady state
+        self.steps = np.searchsorted(dataset.steady_steps, job.steps)
         self.step_of_host: Small = np.clip(job.host_step, 0, len(job.steps) - 1)
         #: activities that are no member of a collective, in the order of their launches
         whole = dataset.activities.whole_graphs[job.activity]
         work = np.flatnonzero(~job.joined & (job.kind != COLLECTIVE) & ~whole)
         work = work[np.argsort(job.launch_moment[work], kind="stable")]
         self.work: Small = work.astype(np.int32)
-        self.host_phase, phase = self._phases()
+        launches = np.zeros(len(job.host_rank), dtype=np.int32)
+        launches[job.launch_moment[job.kind == COLLECTIVE]] = 1
+        step = job.host_rank * len(job.steps) + self.step_of_host
+        so_far = running_sum(launches, first_of(np.diff(step, prepend=-1) != 0))
+        #: how many collectives each moment's host has launched before it in its step
+        self.host_phase: Small = (so_far - launches).astype(np.int32)
         moments = np.arange(len(job.host_rank), dtype=np.int32)
         #: of each part: all places that are compared, and the rank, the step and the phase of each
         self.parts: dict[Part, tuple[Small, ...]] = {
             "host": (moments, job.host_rank, self.step_of_host, self.host_phase),
-            "gpu": (self.work, job.rank, job.step, phase),
+            "gpu": (self.work, job.rank, job.step, self.host_phase[job.launch_moment]),
         }  # fmt: skip
         capture = dataset.capture
         before = capture["profiled"]["before_ns"] if capture else None
@@ -182,6 +188,11 @@ class WhatIfs:
         #: what each step takes longer outside the window (ns) than anything recorded explains
         unseen = max((usual or 0) - pace, 0.0)
         self.unseen_ns = unseen if unseen > limits.VARIES_FRAC * (usual or 0) else 0.0
+        #: each steady-state step's share of the long run; None: all come equally often
+        self.shares: Floats | None = None
+        if self.job.shares is not None:
+            self.shares = np.zeros(len(dataset.steady_steps))
+            self.shares[self.steps] = self.job.shares
         #: what findings repair (codes and ranks), in order
         self.repaired: tuple[tuple[str, tuple[int, ...]], ...] = ()
         #: what they save, by their codes, ranks and savings (ns)
@@ -208,49 +219,26 @@ class WhatIfs:
             out["input.stall"] = fetched
         return out
 
-    def _phases(self) -> tuple[Small, Small]:
-        """How many collectives each moment's host has launched before it in its step."""
-        job = self.job
-        launches = np.zeros(len(job.host_rank), dtype=np.int32)
-        launches[job.launch_moment[job.kind == COLLECTIVE]] = 1
-        key = job.host_rank * (self.step_of_host.max(initial=0) + 1) + self.step_of_host
-        first = first_of(np.diff(key, prepend=-1) != 0)
-        phase = (running_sum(launches, first) - launches).astype(np.int32)
-        return phase, phase[job.launch_moment]
-
-    @property
-    def shares(self) -> Floats | None:
-        """Each steady-state step's share of the long run; None: all come equally often."""
-        if self.job.shares is None:
-            return None
-        out = np.zeros(len(self.dataset.steady_steps))
-        out[np.searchsorted(self.dataset.steady_steps, self.job.steps)] = self.job.shares
-        return out
-
-    def _for(self, ranks: Sequence[int] | None) -> Ints:
-        """Whom a repair of these ranks is for: all that are tied to one of them, by their places.
-
-        What the others wait for is not recorded: with them in the mean, it would be a part of what
-        each of those saves that says nothing.
-        """
-        repaired = self.ties[np.isin(self.dataset.ranks, ranks or ())]
-        mine = np.isin(self.ties[self.job.ranks], repaired)
-        return np.flatnonzero(mine if mine.any() else ~mine)
-
     def _steps(self, lengths: Lengths, of: Some = EVERY) -> tuple[Floats, float]:
         """Each steady-state step of the window, and the long run's step (ns), of some ranks."""
         marks, pace = self.job.long_run(lengths)[0][of], self.job.pace(lengths, of)
         each = np.diff(marks, axis=1).mean(axis=0)
         # a steady-state step apart from the others is taken to be as long as they are
         out = np.full(len(self.dataset.steady_steps), each.mean())
-        out[np.searchsorted(self.dataset.steady_steps, self.job.steps)] = each
+        out[self.steps] = each
         return out, float(pace) + self.unseen_ns
 
     def saved(
         self, lengths: Lengths, base: Lengths | None = None, ranks: Sequence[int] = ()
     ) -> Saved:
-        """What `lengths`, a repair of `ranks`, saves against `base` (else the job's own)."""
-        base, of = base or self.base, self._for(ranks)
+        """What `lengths`, a repair of `ranks`, saves against `base` (else the job's own).
+
+        The mean is of those that are tied to one of `ranks`: what the others wait for is not
+        recorded, and what each of them saves would say nothing.
+        """
+        base, repaired = base or self.base, self.ties[np.isin(self.dataset.ranks, ranks)]
+        mine = np.isin(self.ties[self.job.ranks], repaired)
+        of = np.flatnonzero(mine | ~mine.any())
         (before, long), (after, long_after) = (self._steps(each, of) for each in (base, lengths))
         likeliest, *more = self.untraced
 
@@ -300,7 +288,7 @@ class WhatIfs:
         bound = np.minimum(bound, round(self.step_ns))
         mine = np.isin(self.dataset.ranks, ranks)
         ahead = np.where(mine | mine.all(), bound, -bound)
-        call = call_of(self.dataset, job)
+        call = call_of(self.dataset)[job.activity]
         known = np.flatnonzero(job.joined & (call >= 0))
         last = np.searchsorted(self.dataset.ranks, c.last_rank[call[known]])
         took, after = saved.base.run[known], saved.without.run[known]
@@ -353,7 +341,7 @@ class WhatIfs:
         if part == "host" and self.unlike:
             mine = self.unlike.by_step(self.unlike.later(took))
         out = np.zeros((shape[0], len(self.dataset.steady_steps)))
-        out[:, np.searchsorted(self.dataset.steady_steps, job.steps)] = mine
+        out[:, self.steps] = mine
         return out
 
     @cached_property
