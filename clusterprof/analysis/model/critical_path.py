@@ -136,17 +136,15 @@ def critical_path(dataset: Dataset) -> CriticalPath | None:
     if model is None or not len(model.job.rank) or not tied:
         return None
     job, base = model.job, model.base
-    found, steps = path(job, base), len(job.steps)
-    if not len(found.rank):
+    pieces, steps = path(job, base), len(job.steps)
+    if not len(pieces.rank):
         return None
     on_path = np.zeros((len(dataset.ranks), len(WHAT)))
-    np.add.at(on_path, (found.rank, found.what), found.length)
+    np.add.at(on_path, (pieces.rank, pieces.what), pieces.length)
     of_activity = job.rank * np.int64(len(WHAT)) + OF_KIND[job.kind]
     spent = np.bincount(of_activity, base.run, on_path.size).reshape(on_path.shape)
     spent[:, HOST] = np.bincount(job.host_rank, base.own, len(on_path))
-    known = job.ranks
-    mean = spent[known].mean(axis=0)
-    whole = on_path.sum(axis=0)
+    mean, whole = spent[job.ranks].mean(axis=0), on_path.sum(axis=0)
     imbalance = np.maximum(whole - mean, 0)
     imbalance[IDLE] = 0
     parts: list[PathPart] = [
@@ -154,14 +152,14 @@ def critical_path(dataset: Dataset) -> CriticalPath | None:
             "what": name,
             "path_ns": round(whole[k] / steps),
             "mean_ns": round(mean[k] / steps),
-            "imbalance_gpu_ns": round(imbalance[k] * len(known) / steps),
+            "imbalance_gpu_ns": round(imbalance[k] * len(job.ranks) / steps),
         }
         for k, name in enumerate(WHAT)
     ]
     of_ranks: Any = [
         {"rank": dataset.ranks[k]}
         | {f"{name}_ns": round(on_path[k, w] / steps) for w, name in enumerate(WHAT)}
-        for k in known.tolist()
+        for k in job.ranks.tolist()
     ]
     return {
         "steps": job.steps.tolist(),
@@ -169,5 +167,5 @@ def critical_path(dataset: Dataset) -> CriticalPath | None:
         "without_profiler": model.known,
         "parts": parts,
         "ranks": of_ranks,
-        "unexplained_ns": round(found.unexplained.sum() / steps),
+        "unexplained_ns": round(pieces.unexplained.sum() / steps),
     }

@@ -144,30 +144,23 @@ def _at_pace(job: Replay, tracing_ns: int, usual_ns: int, fetching: Ints) -> Unt
     def clocked(times: float) -> Untraced:
         return _made(job, tracing_ns, times)
 
-    return _stretched(fetched, _MOST_PREFETCHED, usual_ns, 0.01) or _stretched(
-        clocked, MOST_SLOWER, usual_ns, 0.002
-    )
+    def enough(times: float) -> bool:
+        return longer(times).pace() >= usual_ns
 
-
-def _stretched(
-    made: Callable[[float], Untraced], most: float, usual_ns: int, within: float
-) -> Untraced | None:
-    """What is `made` of the least factor, up to `most`, by which the step is the usual one."""
-    if made(most).pace() < usual_ns * (1 - limits.VARIES_FRAC):
-        return None
-    return made(_least(lambda times: made(times).pace() >= usual_ns, 1.0, most, within))
+    for longer, most, within in ((fetched, _MOST_PREFETCHED, 0.01), (clocked, MOST_SLOWER, 0.002)):
+        if longer(most).pace() >= usual_ns * (1 - limits.VARIES_FRAC):
+            return longer(_least(enough, 1.0, most, within))
+    return None
 
 
 def _made(job: Replay, tracing_ns: int, slower: float = 1.0) -> Untraced:
     own, run = job.lengths.own, job.lengths.run
     if tracing_ns:
         own = np.where(own > 0, np.maximum(own - tracing_ns, own // 5), own)
-
-    def longer(values: Ints) -> Ints:
-        return np.where(job.kind == COMPUTE, (values * slower).astype(np.int64), values)
-
     if slower > 1:
-        job, run = replace(job, freely=longer(job.freely)), longer(run)
+        times = np.where(job.kind == COMPUTE, slower, 1.0)
+        run, freely = ((values * times).astype(np.int64) for values in (run, job.freely))
+        job = replace(job, freely=freely)
     return Untraced(job, replace(job.lengths, own=own, run=run), tracing_ns, own, slower)
 
 
