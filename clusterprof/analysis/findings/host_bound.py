@@ -225,7 +225,7 @@ def _value_waits(job: WhatIfs) -> Ints:
     replay, a, axis = job.job, job.dataset.activities, job.dataset.axis
     values = a.to_host & (a.size < limits.LARGE_BYTES)
     stop = np.sort(axis.of(a.rank[values], a.stop[values]))
-    ends = np.setdiff1d(np.flatnonzero(replay.host_root), replay.first)
+    ends = np.setdiff1d(np.flatnonzero(replay.host_root), replay.first_of_host)
     end = axis.of(replay.host_rank[ends], replay.host_at[ends])
     last = np.r_[stop, NEVER][np.searchsorted(stop, end + STAMP_NS) - 1]
     return np.asarray(ends[last >= end - limits.REACTS_NS])

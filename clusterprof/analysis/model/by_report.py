@@ -6,7 +6,7 @@ searched by time lies on one `Axis`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Literal
@@ -18,7 +18,6 @@ from clusterprof.analysis.model import host_activity, limits
 from clusterprof.analysis.model.accounts import activity_of
 from clusterprof.analysis.model.dataset import Bools, Dataset, Ints
 from clusterprof.analysis.model.graph import NEVER
-from clusterprof.analysis.model.replay import ELSEWHERE, FOLLOWING, LAUNCHING, Recorded
 from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE, Small
 from clusterprof.mapped import release
 
@@ -28,58 +27,70 @@ STAMP_NS = 2_000
 #: a window of 13 days is none; two thousand such times add up to a moment, and not to `NEVER`
 _LONGEST_NS = -NEVER >> 11
 
+#: codes of `Part.unexplained_in`: what lies before an activity from the one before it on its
+#: stream, what does from its launch, and else
+FOLLOWING, LAUNCHING, ELSEWHERE = range(3)
+
 _Side = Literal["left", "right"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part(Recorded):
-    """What some ranks' moments waited for: of the whole job once parts are joined. -1 is none."""
+class Part:
+    """What some ranks' moments waited for: of the whole job once parts are joined.
 
-    #: activities: their streams among those that are used, and which came before each on its own
+    Times are on the reference clock (ns). There is one of each thing for each moment or activity of
+    the job, so they are as narrow as they can be: nothing may be multiplied in their types.
+    """
+
+    #: activities launched in the window, by rank, stream and start: places in the dataset, of their
+    #: ranks, of the steps, and of their streams among those that are used in the window
+    activity: Small
+    rank: Small
+    step: Small
     stream: Small
-    previous: Small
-    start: Ints
-    stop: Ints
+    kind: Small
+    #: the moment at which the host launched each
+    launch_moment: Small
+    #: the length from the activity before it on its stream, and from its launch
+    before: Small
+    latency: Small
+    #: what no recorded length explains of each (ns), and in which of both it is, if in any
+    unexplained: Small
+    unexplained_in: Small
     #: what else waits: which of them, for which activity, how long after it, unexplained of that
     waiting: Ints
     other: Ints
     after: Ints
     after_unexplained: Ints
+    #: hosts' moments: when each was, place of the rank, and of the step
+    host_at: Ints
+    host_rank: Small
+    host_step: Small
     #: hosts' moments at which a step begins, or the last ends, [ranks, steps + 1]
-    marks: Ints
-    #: moments at which a wait ends, the activity that it waited for, and how long after that
+    step_begins: Ints
+    #: those at which a wait ends, the activity that it waited for, and how long after that
     woken: Ints
     woken_by: Ints
     woken_ns: Ints
-    #: activities launched before the window, their ends, and which stand for them a round later
+    #: activities launched before the window, by rank and launch, and their ends
     early: Ints
     early_stop: Ints
-    early_again: Ints
-    #: streams that are used in the window: place of the rank, when they became free, and what was
-    #: launched last on each before every mark, [streams, steps + 1]
+    #: streams: place of the rank, and when they became free
     stream_rank: Ints
     stream_free: Ints
-    stream_last: Ints
-    #: how many activities of the dataset its ranks have
-    activities: int
 
 
-#: fields of `Part` that are places among its activities, its streams, its hosts' moments, or those
-#: in the window: in a job each is as much further on as its part is
-_PLACES = (
-    ("activity", "other", "woken_by", "early"),
-    ("stream",),
-    ("launch_moment", "marks", "woken"),
-    ("previous", "waiting", "early_again", "stream_last"),
-)
+#: fields of `Part` that are places among its streams, its hosts' moments, or its activities in the
+#: window: in a job each is as much further on as its part is
+_PLACES = (("stream",), ("launch_moment", "step_begins", "woken"), ("waiting",))
 
 
 def joined(parts: Sequence[Part]) -> Part:
     """Return one part of all ranks; `parts` come in order, and are used up."""
-    sizes = [(p.activities, len(p.stream_rank), len(p.host_at), len(p.rank)) for p in parts]
-    before = np.cumsum([(0, 0, 0, 0), *sizes], axis=0).tolist()
-    out: dict[str, Any] = {"activities": before[-1][0]}
-    for each in fields(Part)[:-1]:
+    sizes = [(len(p.stream_rank), len(p.host_at), len(p.rank)) for p in parts]
+    before = np.cumsum([(0, 0, 0), *sizes], axis=0).tolist()
+    out: dict[str, Any] = {}
+    for each in fields(Part):
         # what is joined need not be there twice
         values = [vars(part).pop(each.name) for part in parts]
         for among in (k for k, names in enumerate(_PLACES) if each.name in names):
@@ -92,42 +103,23 @@ def joined(parts: Sequence[Part]) -> Part:
 def part_of(dataset: Dataset, steps: Ints, chosen: Ints, ranks: tuple[int, int]) -> Part | None:
     """Return the part of those of `chosen` (places) from one of `ranks` to before the other."""
     r = _Reports(dataset, steps, chosen, *ranks)
+    row, early, first = r.row, r.early, r.rows.start
+    near, begin = np.r_[row, early], r.begins[:, 0].astype(float)
+    far = np.stack([r.start[near], r.stop[near]]) - begin[r.rank[near]]
+    window = r.begins[r.chosen] - begin[r.chosen, None]
     # times that are too far apart cannot be added up
-    if r.reach() > _LONGEST_NS:
+    if max(np.abs(each).max(initial=0.0) for each in (far, window)) > _LONGEST_NS:
         return None
-    row, early, hosts = r.row, r.early, _hosts(r)
     streams, stream = np.unique(r.stream[row], return_inverse=True)
     part = Part(
-        activity=row.astype(np.int32), rank=r.rank[row], kind=r.kind[row], start=r.start[row],
-        stop=r.stop[row], step=r.step(r.rank[row], r.launch[row], "left").astype(np.int32),
-        stream=stream.astype(np.int32), **hosts, **_devices(r),
-        early=early, early_stop=r.stop[early], early_again=_again(r, hosts["launch_moment"]),
-        stream_rank=r.of_stream[streams], stream_free=r.free[streams],
-        stream_last=_last_launched(r, hosts, r.of_stream[streams], stream),
-        activities=len(r.rank),
+        activity=(row + first).astype(np.int32), rank=r.rank[row], kind=r.kind[row],
+        step=r.step(r.rank[row], r.launch[row], "left").astype(np.int32),
+        stream=stream.astype(np.int32),
+        early=early + first, early_stop=r.stop[early], stream_rank=r.of_stream[streams],
+        stream_free=r.free[streams], **_hosts(r), **_devices(r),
     )  # fmt: skip
     release()
     return part
-
-
-def _again(r: _Reports, launch: Ints) -> Ints:
-    """Which of `row`, its last, stand a round later for what began before the window; or -1."""
-    order, rank = np.argsort(launch, kind="stable"), r.rank[r.row]
-    early = r.rank[r.early]
-    left = np.searchsorted(early, early, side="right") - np.arange(len(early))
-    same = np.searchsorted(rank, early, side="right") - left
-    known = same >= np.searchsorted(rank, early)
-    return np.asarray(np.r_[order, -1][np.where(known, same, -1)])
-
-
-def _last_launched(r: _Reports, hosts: Mapping[str, Ints], ranks: Ints, stream: Ints) -> Ints:
-    """What was launched last on each stream (of `ranks`) before each of its host's marks, or -1."""
-    launch, size = hosts["launch_moment"], len(hosts["host_at"]) + 1
-    order, number = np.lexsort((launch, stream)), np.arange(len(ranks))[:, None]
-    marks = hosts["marks"][np.searchsorted(r.chosen, ranks)]
-    last = np.searchsorted((stream * size + launch)[order], number * size + marks)
-    last = np.r_[order, -1][last - 1]
-    return np.where(np.r_[stream, -1][last] == number, last, -1)
 
 
 class _Reports:
@@ -167,13 +159,6 @@ class _Reports:
         np.maximum.at(self.free, self.stream[early], self.stop[early])
         self.row = row[np.lexsort((self.start[row], self.stream[row]))]
         self.early = early[np.lexsort((self.launch[early], self.rank[early]))]
-
-    def reach(self) -> float:
-        """How far from the window's begin a time of these reports is (ns)."""
-        rows, begin = np.r_[self.row, self.early], self.begins[:, 0].astype(float)
-        far = np.stack([self.start[rows], self.stop[rows]]) - begin[self.rank[rows]]
-        steps = self.begins[self.chosen] - begin[self.chosen, None]
-        return float(max(np.abs(each).max(initial=0.0) for each in (far, steps)))
 
     def step(self, rank: Ints, time: Ints, side: _Side) -> Ints:
         """The place among `steps` of each rank's `time`."""
@@ -231,21 +216,20 @@ def _hosts(r: _Reports) -> dict[str, Ints]:
     # a call that no activity's end explains has cost the host its own time
     waited = (by >= 0) & (r.stop[by] > begin) & (r.launch[by] < end)
     rank, begin, end, by = rank[waited], begin[waited], end[waited], by[waited]
+    # moments of one time in this order: ends of waits, launches, begins of steps, of waits
     marks = r.begins[r.chosen]
-    parts = [marks.ravel(), r.launch[r.row], begin, end]
-    of = [np.repeat(r.chosen, marks.shape[1]), r.rank[r.row], rank, rank]
-    at, of_moment = np.concatenate(parts), np.concatenate(of)
-    kind = np.repeat([2, 1, 3, 0], [len(p) for p in parts])
-    order = np.lexsort((kind, at, of_moment))
-    place = np.empty_like(order)
-    place[order] = np.arange(len(order))
-    marked, launches, _, ended = np.split(place, np.cumsum([len(p) for p in parts])[:-1])
-    at, rank = at[order], of_moment[order]
+    ranks = [rank, r.rank[r.row], np.repeat(r.chosen, marks.shape[1]), rank]
+    times = [end, r.launch[r.row], marks.ravel(), begin]
+    counts = [len(each) for each in times]
+    of_moment, at = np.concatenate(ranks), np.concatenate(times)
+    order = np.lexsort((np.repeat(np.arange(4), counts), at, of_moment))
+    ended, launches, marked, _ = np.split(np.argsort(order), np.cumsum(counts)[:-1])
+    at, of_moment = at[order], of_moment[order]
     return {
-        "host_at": at, "host_rank": rank.astype(np.int32),
-        "host_step": r.step(rank, at, "right").astype(np.int32),
-        "marks": marked.reshape(marks.shape), "launch_moment": launches.astype(np.int32),
-        "woken": ended, "woken_by": by,
+        "host_at": at, "host_rank": of_moment.astype(np.int32),
+        "host_step": r.step(of_moment, at, "right").astype(np.int32),
+        "step_begins": marked.reshape(marks.shape), "launch_moment": launches.astype(np.int32),
+        "woken": ended, "woken_by": by + r.rows.start,
         "woken_ns": np.maximum(end - r.stop[by], -limits.REACTS_NS),
     }  # fmt: skip
 
@@ -280,11 +264,10 @@ def _devices(r: _Reports) -> dict[str, Ints]:
     after, elsewhere = start[waiting] - r.stop[other], last[waiting] == ELSEWHERE
     after = np.where(elsewhere, after, np.minimum(after, STAMP_NS))
     return {
-        "previous": np.where(fresh, -1, np.arange(len(row)) - 1).astype(np.int32),
         "before": narrow(np.where(last == FOLLOWING, follow, np.minimum(follow, gap))),
         "latency": narrow(np.where(last == LAUNCHING, latency, np.minimum(latency, least))),
         "unexplained": narrow(unexplained), "unexplained_in": last,
-        "waiting": np.r_[waiting, late], "other": np.r_[other, by],
+        "waiting": np.r_[waiting, late], "other": np.r_[other, by] + r.rows.start,
         "after": np.r_[after, start[late] - r.stop[by]],
         "after_unexplained": np.r_[np.where(elsewhere, unexplained[waiting], 0), unexplained[late]],
     }  # fmt: skip

@@ -5,29 +5,33 @@ What a rank's own report tells comes from `by_report`; what its collectives wait
 
 from __future__ import annotations
 
-from dataclasses import fields
 from functools import partial
 
 import numpy as np
 
 from clusterprof import threads
+from clusterprof.align.columns import first_places
 from clusterprof.analysis.model import host_activity, limits
 from clusterprof.analysis.model.accounts import activity_of
-from clusterprof.analysis.model.by_report import Part, joined, part_of, quantiles
+from clusterprof.analysis.model.by_report import (
+    FOLLOWING,
+    LAUNCHING,
+    Part,
+    joined,
+    part_of,
+    quantiles,
+)
 from clusterprof.analysis.model.dataset import Bools, Dataset, Ints, once
 from clusterprof.analysis.model.graph import NEVER, Graph, depths, first_of
 from clusterprof.analysis.model.intervals import union
 from clusterprof.analysis.model.replay import (
-    FOLLOWING,
     LAUNCHED,
-    LAUNCHING,
     NONE,
     QUEUED,
     RUNNING,
     SINCE,
     WAKING,
     Lengths,
-    Recorded,
     Replay,
 )
 from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE, Small
@@ -56,7 +60,10 @@ def contradictions(dataset: Dataset) -> list[str]:
 @once
 def _replay(dataset: Dataset) -> tuple[Replay | None, int | None]:
     """The replay, and how many collectives were taken apart for it; None: there are no steps."""
-    steps, d = _longest_run(dataset), dataset.timelines
+    steady, d = np.asarray(dataset.steady_steps, dtype=np.int64), dataset.timelines
+    # the longest run of steady-state steps with no other step of any rank between them
+    apart = np.diff(np.searchsorted(dataset.steps, steady)) > 1
+    steps = max(np.split(steady, np.flatnonzero(apart) + 1), key=len)
     has = np.bincount(d.rank[np.isin(d.step, steps)], minlength=len(dataset.ranks))
     chosen = np.flatnonzero(has == len(steps))
     if not len(steps) or not len(chosen):
@@ -67,40 +74,27 @@ def _replay(dataset: Dataset) -> tuple[Replay | None, int | None]:
     parts = threads.each(partial(part_of, dataset, steps, chosen), ranges)
     if any(part is None for part in parts):
         return None, 0
-    every, none = joined([part for part in parts if part]), np.zeros(0, dtype=np.int64)
+    every, calls = joined([part for part in parts if part]), np.zeros(0, dtype=np.int64)
     del parts
     trim()
-    moments = _Moments(dataset, every, none, none)
+    moments = _Moments(dataset, every, calls, calls)
     job = moments.made(steps)
-    if not len(job.graph.circular):
-        return job, 0
-    # members of collectives that wait for each other in a circle wait for no other
-    apart, waits = moments.on_circles(job.graph)
-    job = _Moments(dataset, every, apart, waits).made(steps)
-    return (None if len(job.graph.circular) else job), len(apart)
-
-
-def _longest_run(dataset: Dataset) -> Ints:
-    """The longest run of steady-state steps with no other step of any rank between them."""
-    steady = np.asarray(dataset.steady_steps, dtype=np.int64)
-    if not len(steady):
-        return steady
-    every = np.asarray(dataset.steps)
-    apart = np.diff(np.searchsorted(every, steady)) > 1
-    runs = np.split(steady, np.flatnonzero(apart) + 1)
-    return max(runs, key=len)
+    if len(job.graph.circular):
+        # members of collectives that wait for each other in a circle wait for no other
+        calls, waits = moments.on_circles(job.graph)
+        job = _Moments(dataset, every, calls, waits).made(steps)
+    return (None if len(job.graph.circular) else job), len(calls)
 
 
 class _Calls:
     """Members of collectives that are whole in the window, one element per call."""
 
     def __init__(self, j: _Moments) -> None:
-        c, start, stop = j.dataset.collectives, j.part.start, j.part.stop
-        place_of: Small = np.full(j.part.activities + 1, -1, dtype=np.int32)
+        c, start, stop = j.dataset.collectives, j.start, j.stop
+        place_of: Small = np.full(len(j.dataset.activities.rank) + 1, -1, dtype=np.int32)
         place_of[j.part.activity] = np.arange(j.n)
-        place = np.where(c.matched, place_of[activity_of(j.dataset)], -1)
-        usable = c.matched & (c.synchronising | c.point_to_point)
-        usable &= ~np.isin(c.collective, j.apart)
+        place = place_of[activity_of(j.dataset)]
+        usable = (c.synchronising | c.point_to_point) & ~np.isin(c.collective, j.apart)
         rows = np.flatnonzero(c.matched & c.has)
         ids, number = np.unique(c.collective[rows], return_inverse=True)
         whole = np.bincount(number, place[rows] < 0, len(ids)) == 0
@@ -132,17 +126,19 @@ class _Calls:
         self.ids, self.arrival = ids, arrival
 
 
-class _Edges(list[tuple[Ints, ...]]):
-    """Edges as they are found: source, target, kind of length, its place among those, what is added
-    to it, and the unexplained part of that."""
+def _edges(
+    source: Ints,
+    target: Ints,
+    kind: int,
+    pick: Ints | int = 0,
+    plus: Ints | int = 0,
+    loose: Ints | int = 0,
+) -> Ints:
+    """Edges as columns, [6, edges]: a length of a kind, its place among those, and what is added.
 
-    def add(self, source: Ints, target: Ints, kind: int, *length: Ints | int) -> None:
-        length = (kind, *length, 0, 0, 0)[:4]
-        self.append((source, target, *(np.broadcast_to(v, source.shape) for v in length)))
-
-    def joined(self) -> tuple[Ints, ...]:
-        """All of them, one array for each of the six."""
-        return tuple(np.concatenate(each) for each in zip(*self, strict=True))
+    `loose` is the unexplained part of what is added.
+    """
+    return np.stack(np.broadcast_arrays(source, target, kind, pick, plus, loose))
 
 
 class _Moments:
@@ -157,121 +153,152 @@ class _Moments:
         self.apart, self.not_waiting = apart, waiting
         self.dataset, self.part = dataset, part
         self.n_host, self.n = len(part.host_at), len(part.activity)
+        self.start = dataset.activities.start[part.activity]
+        self.stop = np.maximum(host_activity.ends(dataset)[part.activity], self.start)
         self.calls = _Calls(self)
         counts = (
             self.n_host, self.n, self.n, len(part.early), len(part.stream_rank),
-            len(self.calls.arrival), part.marks.size,
+            len(self.calls.arrival), part.step_begins.size,
         )  # fmt: skip
         (
             self.starts, self.ends, self.earlies, self.begins, self.arrivals, self.marks,
             self.moments,
         ) = np.cumsum(counts).tolist()  # fmt: skip
         #: the moments at which steps begin, and the last ends, [ranks, steps + 1]
-        self.step_ends = np.arange(self.marks, self.moments).reshape(part.marks.shape)
-        #: the moments at which activities end; -1: launched after the window
-        self.end_of: Small = np.full(part.activities + 1, -1, dtype=np.int32)
+        self.step_ends = np.arange(self.marks, self.moments).reshape(part.step_begins.shape)
+        #: the moments at which activities of the dataset end; -1: launched after the window
+        self.end_of: Small = np.full(len(dataset.activities.rank), -1, dtype=np.int32)
         self.end_of[part.activity] = self.ends + np.arange(self.n)
         self.end_of[part.early] = self.earlies + np.arange(len(part.early))
-
-    def prior(self, rows: Ints) -> Small:
-        """The moment before each of these on its stream: the end of another, or the begin."""
-        previous = self.part.previous[rows]
-        begins = self.begins + self.part.stream[rows]
-        return np.asarray(np.where(previous >= 0, self.ends + previous, begins))
-
-    def loose(self, rows: Ints, edge: int) -> Ints:
-        """How much of what lies before these activities on an edge is unexplained."""
-        part = self.part
-        return np.where(part.unexplained_in[rows] == edge, part.unexplained[rows], 0)
+        #: waits of hosts that end after something known
+        self.wakes = np.flatnonzero(self.end_of[part.woken_by] >= 0)
+        #: host moments at which a wait ended, or the window began, and the last one up to each
+        self.root = np.zeros(self.n_host, dtype=bool)
+        self.root[part.woken[self.wakes]] = self.root[part.step_begins[:, 0]] = True
+        self.root_of = first_of(self.root)
+        #: activities that wait for the other members, and those that wait for more than queues
+        self.joined, self.special = np.zeros((2, self.n), dtype=bool)
+        self.joined[self.calls.member[self.calls.held]] = True
+        self.special[self.calls.member] = self.special[part.waiting] = True
+        #: where a run of activities begins that wait for nothing else
+        self.first_of_stream = np.diff(part.stream, prepend=-1) != 0
+        self.fresh = self.first_of_stream | self.special
+        self.fresh[1:] |= self.special[:-1] | (np.diff(self.root_of[part.launch_moment]) != 0)
 
     def made(self, steps: Ints) -> Replay:
         """The graph with its lengths."""
         part, calls = self.part, self.calls
-        by = self.end_of[part.woken_by]
-        known = by >= 0
-        wakes, by, after = (each[known] for each in (part.woken, by, part.woken_ns))
-        root = np.zeros(self.n_host, dtype=bool)
-        root[wakes] = root[part.marks[:, 0]] = True
-        own = np.where(root, 0, np.diff(part.host_at, prepend=part.host_at[:1]))
+        own = np.where(self.root, 0, np.diff(part.host_at, prepend=part.host_at[:1]))
         woken = np.zeros(self.n_host, dtype=np.int64)
-        woken[wakes] = after
-        held = calls.member[calls.held]
-        run = part.stop - part.start
-        run[held] = calls.transfer[calls.held]
-        joins, joined = np.zeros((2, self.n), dtype=bool)
-        joins[calls.member] = joins[part.waiting] = True
-        joined[held] = True
-        root_of = first_of(root)
-        fresh = (part.previous < 0) | joins
-        fresh[1:] |= joins[:-1] | (np.diff(root_of[part.launch_moment]) != 0)
+        woken[part.woken[self.wakes]] = part.woken_ns[self.wakes]
+        run = self.stop - self.start
+        run[calls.member[calls.held]] = calls.transfer[calls.held]
         first, first_ns, again = self._begins()
-        edges = _Edges()
-        self._add_hosts(edges, wakes, by, root_of)
-        self._add_starts(edges, np.flatnonzero(joins), root_of)
-        self._add_collectives(edges, np.flatnonzero(joins & ~joined))
-        self._add_step_ends(edges)
-        self._add_queues(edges, fresh, np.flatnonzero(~joins), root_of, again)
-        source, target, *lengths = edges.joined()
-        self.waits_for = source, target
+        edges = np.concatenate([*self._hosts(), *self._starts(), *self._collectives()], axis=1)
+        needed = np.zeros(self.moments, dtype=bool)
+        needed[edges[0]] = needed[again[again >= 0]] = True
+        edges = np.concatenate([edges, *self._queues(needed)], axis=1)
+        self.waits_for = source, target = edges[:2]
         graph = Graph(self.moments, source, target, first)
-        kind, pick, plus, loose = (each[graph.edge] for each in lengths)
+        kind, pick, plus, loose = edges[2:, graph.edge]
         beside, wait_beside, waits, waits_ns = self._beside_waits()
         return Replay(
-            **{each.name: getattr(part, each.name) for each in fields(Recorded)},
-            graph=graph, steps=steps, lengths=Lengths(own, run, woken),
-            kind_of_edge=kind.astype(np.int8), pick=pick, plus=plus, loose=loose, host_root=root,
-            joined=joined, fresh=fresh, first=first, first_ns=first_ns,
-            again=graph.place(again), marks=self.step_ends, freely=self._freely(beside, run),
-            beside=beside, wait_beside=wait_beside, waits=graph.place(waits), waits_ns=waits_ns,
+            **vars(self.part), graph=graph, steps=steps, lengths=Lengths(own, run, woken),
+            kind_of_edge=kind.astype(np.int8), pick=pick, plus=plus, loose=loose,
+            host_root=self.root, joined=self.joined, fresh=self.fresh, first=graph.place(first),
+            first_ns=first_ns, again=graph.place(again), marks=self.step_ends,
+            freely=self._freely(beside, run), beside=beside, wait_beside=wait_beside,
+            waits=graph.place(waits), waits_ns=waits_ns,
         )  # fmt: skip
 
-    def _add_hosts(self, edges: _Edges, wakes: Ints, by: Ints, root_of: Ints) -> None:
-        """A host's wait ends after what it waited for; its steps begin after its own time."""
-        edges.add(by, wakes, WAKING, wakes)
-        edges.add(root_of[wakes - 1], wakes, SINCE, wakes - 1)
-        inner = np.unique(self.part.marks[:, 1:])
-        inner = inner[root_of[inner] != inner]
-        edges.add(root_of[inner], inner, SINCE, inner)
+    def _begins(self) -> tuple[Ints, Ints, Ints]:
+        """Moments before the window, when they were, and which stand for them a round later.
 
-    def _add_starts(self, edges: _Edges, special: Ints, root_of: Ints) -> None:
-        """`special` activities start after their stream, their launch and other streams."""
-        part, launch = self.part, self.part.launch_moment[special]
-        edges.add(
-            self.prior(special), self.starts + special, NONE, 0,
-            part.before[special], self.loose(special, FOLLOWING),
-        )  # fmt: skip
-        edges.add(
-            root_of[launch], self.starts + special, SINCE, launch,
-            part.latency[special], self.loose(special, LAUNCHING),
-        )  # fmt: skip
+        For what was launched before it stands what was launched in it, from the last one on.
+        """
+        part, streams = self.part, self.begins + np.arange(len(self.part.stream_rank))
+        last = self.ends + np.flatnonzero(np.diff(part.stream, append=-1))
+        launched = np.full(self.n_host, -1)
+        launched[part.launch_moment] = self.ends + np.arange(self.n)
+        launched = launched[launched >= 0]
+        rank = self.dataset.activities.rank[part.early]
+        behind = np.searchsorted(rank, rank, side="right") - np.arange(len(rank))
+        place = np.searchsorted(part.rank, rank, side="right") - behind
+        again = np.where(place < np.searchsorted(part.rank, rank), -1, np.r_[launched, -1][place])
+        return (
+            np.r_[part.step_begins[:, 0], streams, self.earlies + np.arange(len(part.early))],
+            np.r_[part.host_at[part.step_begins[:, 0]], part.stream_free, part.early_stop],
+            np.r_[part.step_begins[:, -1], last, again],
+        )
+
+    def _hosts(self) -> list[Ints]:
+        """A host's wait ends after what it waited for; its steps begin after its own time.
+
+        A step ends with the host and, on each stream, with the last that it has launched.
+        """
+        part, marks, wakes = self.part, self.part.step_begins, self.part.woken[self.wakes]
+        inner = np.unique(marks[:, 1:])
+        inner = inner[~self.root[inner]]
+        ranks = np.searchsorted(part.host_rank[marks[:, 0]], part.stream_rank)
+        # how many were launched on each stream before each mark, and the last of these
+        shape = len(part.stream_rank), marks.shape[1]
+        key = part.stream * np.int64(shape[1]) + part.step + 1
+        launched = np.bincount(key, minlength=shape[0] * shape[1]).reshape(shape).cumsum(axis=1)
+        before = np.flatnonzero(self.first_of_stream)[:, None] - 1
+        begins = self.begins + np.arange(shape[0])[:, None]
+        last = np.where(launched > 0, self.ends + before + launched, begins)
+        return [
+            _edges(self.end_of[part.woken_by[self.wakes]], wakes, WAKING, wakes),
+            _edges(self.root_of[wakes - 1], wakes, SINCE, wakes - 1),
+            _edges(self.root_of[inner], inner, SINCE, inner),
+            _edges(marks.ravel(), self.step_ends.ravel(), NONE),
+            _edges(last.ravel(), self.step_ends[ranks].ravel(), NONE),
+        ]
+
+    def _starts(self) -> list[Ints]:
+        """What waits for more than queues starts after its stream, its launch, other streams."""
+        part, rows = self.part, np.flatnonzero(self.special)
+        starts, launch, loose = self.starts + rows, part.launch_moment[rows], part.unexplained[rows]
+        follows, launched = (
+            np.where(part.unexplained_in[rows] == where, loose, 0)
+            for where in (FOLLOWING, LAUNCHING)
+        )
         other, waiting = self.end_of[part.other], self.starts + part.waiting
-        known = (other >= 0) & ~np.isin(waiting, self.not_waiting)
-        edges.add(
-            other[known], waiting[known], NONE, 0,
-            part.after[known], part.after_unexplained[known],
-        )  # fmt: skip
+        true = (other >= 0) & ~np.isin(waiting, self.not_waiting)
+        after, unexplained = part.after[true], part.after_unexplained[true]
+        return [
+            _edges(self._prior(rows), starts, NONE, 0, part.before[rows], follows),
+            _edges(self.root_of[launch], starts, SINCE, launch, part.latency[rows], launched),
+            _edges(other[true], waiting[true], NONE, 0, after, unexplained),
+        ]
 
-    def _add_collectives(self, edges: _Edges, alone: Ints) -> None:
-        """A collective transfers once its last member has come; those `alone` wait for none."""
-        calls = self.calls
-        edges.add(self.starts + alone, self.ends + alone, RUNNING, alone)
-        last = self.arrivals + calls.number
-        edges.add(self.starts + calls.member[calls.gates], last[calls.gates], NONE)
-        held = calls.member[calls.held]
-        edges.add(last[calls.held], self.ends + held, RUNNING, held)
+    def _collectives(self) -> list[Ints]:
+        """A collective transfers once its last member has come; what waits for none just runs."""
+        calls, alone = self.calls, np.flatnonzero(self.special & ~self.joined)
+        last, held = self.arrivals + calls.number, calls.member[calls.held]
+        return [
+            _edges(self.starts + alone, self.ends + alone, RUNNING, alone),
+            _edges(self.starts + calls.member[calls.gates], last[calls.gates], NONE),
+            _edges(last[calls.held], self.ends + held, RUNNING, held),
+        ]
 
-    def _add_queues(
-        self, edges: _Edges, fresh: Bools, plain: Ints, root_of: Ints, again: Ints
-    ) -> None:
-        """Of the `plain` activities those that anything waits for end after their queue's begin."""
-        begin = first_of(fresh)
-        needed = np.zeros(self.moments, dtype=bool)
-        for source, *_ in edges:
-            needed[source] = True
-        needed[again[again >= 0]] = needed[self.prior(begin[plain])] = True
-        plain = plain[needed[self.ends + plain]]
-        edges.add(self.prior(begin[plain]), self.ends + plain, QUEUED, plain)
-        edges.add(root_of[self.part.launch_moment[plain]], self.ends + plain, LAUNCHED, plain)
+    def _queues(self, needed: Bools) -> list[Ints]:
+        """Of the other activities those that anything waits for end after their queue's begin."""
+        queued = np.flatnonzero(~self.special)
+        before = self._prior(first_of(self.fresh)[queued])
+        needed[before] = True
+        wanted = needed[self.ends + queued]
+        queued, before = queued[wanted], before[wanted]
+        launch = self.root_of[self.part.launch_moment[queued]]
+        return [
+            _edges(before, self.ends + queued, QUEUED, queued),
+            _edges(launch, self.ends + queued, LAUNCHED, queued),
+        ]
+
+    def _prior(self, rows: Ints) -> Small:
+        """The moment before each of these on its stream: the end of another, or the begin."""
+        begins = self.begins + self.part.stream[rows]
+        return np.asarray(np.where(self.first_of_stream[rows], begins, self.ends + rows - 1))
 
     def on_circles(self, graph: Graph) -> tuple[Ints, Ints]:
         """The collectives and the activities' starts that wait for each other in circles."""
@@ -288,15 +315,14 @@ class _Moments:
         A collective that waits occupies multiprocessors and memory, and slows what runs beside it.
         """
         part, calls, axis = self.part, self.calls, self.dataset.axis
-        begin, until = part.start[calls.member], calls.arrival[calls.number]
+        begin, until = self.start[calls.member], calls.arrival[calls.number]
         waits = np.flatnonzero(calls.held & (until - begin > limits.REACTS_NS))
         rank = part.rank[calls.member[waits]]
         order = np.lexsort((begin[waits], rank))
-        begins = axis.of(rank, begin[waits])[order]
-        ends = axis.of(rank, until[waits])[order]
+        begins, ends = (axis.of(rank, t[waits])[order] for t in (begin, until))
         beside, which = [waits[:0]], [waits[:0]]
         for rows in self._some_ranks():
-            middle = axis.of(part.rank[rows], (part.start[rows] + part.stop[rows]) // 2)
+            middle = axis.of(part.rank[rows], (self.start[rows] + self.stop[rows]) // 2)
             at = np.searchsorted(begins, middle, side="right") - 1
             inside = (at >= 0) & (middle < np.r_[ends, 0][at]) & (part.kind[rows] == COMPUTE)
             beside.append(rows.start + np.flatnonzero(inside))
@@ -317,20 +343,20 @@ class _Moments:
         its rank does beside none, of all the middle one, by time and the root of how many tell it.
         """
         alike, crowded, free = self._same_kernels()
-        out, (others, longer, count) = run.copy(), quantiles(alike[crowded], run[crowded], 0.5)
-        if len(others):
-            free &= others[np.minimum(np.searchsorted(others, alike), len(others) - 1)] == alike
-        if not len(others) or not free.any():
-            return np.asarray(out)
-        keys, alone, times = quantiles(alike[free], run[free], 0.5)
+        others, longer, count = quantiles(alike[crowded], run[crowded], limits.HALF)
+        free &= first_places(others, alike) >= 0
+        keys, alone, times = quantiles(alike[free], run[free], limits.HALF)
+        if not len(keys):
+            return run
         other = np.searchsorted(others, keys)
         factor = longer[other] / alone
         weight = np.minimum(alone, longer[other]) * np.sqrt(np.minimum(times, count[other]))
         order = np.argsort(factor)
         until = np.cumsum(weight[order])
         middle = factor[order][np.searchsorted(until, limits.HALF * until[-1])]
-        out[beside] = run[beside] / max(float(middle), 1.0)
-        return np.asarray(out)
+        freely = run.copy()
+        freely[beside] = run[beside] / max(float(middle), 1.0)
+        return np.asarray(freely)
 
     def _same_kernels(self) -> tuple[Ints, Bools, Bools]:
         """A number for each kernel, and whether collectives run beside all of it, or none of it.
@@ -342,7 +368,7 @@ class _Moments:
         out = np.zeros(self.n, dtype=np.int64)
         crowded, free = np.zeros((2, self.n), dtype=bool)
         for rows in self._some_ranks():
-            begin, end = (axis.of(part.rank[rows], t[rows]) for t in (part.start, part.stop))
+            begin, end = (axis.of(part.rank[rows], t[rows]) for t in (self.start, self.stop))
             busy = part.kind[rows] == COLLECTIVE
             kernel = np.flatnonzero((part.kind[rows] == COMPUTE) & (end > begin))
             kernel = kernel[np.argsort(begin[kernel], kind="stable")]
@@ -353,25 +379,5 @@ class _Moments:
             covered = union(begin[busy], end[busy]).within(begin[kernel], end[kernel])
             kernel += rows.start
             out[kernel], free[kernel] = alike, covered == 0
-            crowded[kernel] = covered == part.stop[kernel] - part.start[kernel]
+            crowded[kernel] = covered == self.stop[kernel] - self.start[kernel]
         return out, crowded, free
-
-    def _add_step_ends(self, edges: _Edges) -> None:
-        """A step ends with the host and, on each stream, with the last that it has launched."""
-        part, marks = self.part, self.part.marks
-        edges.add(marks.ravel(), self.step_ends.ravel(), NONE)
-        ranks = np.searchsorted(part.host_rank[marks[:, 0]], part.stream_rank)
-        begins = self.begins + np.arange(len(part.stream_rank))[:, None]
-        last = np.where(part.stream_last >= 0, self.ends + part.stream_last, begins)
-        edges.add(last.ravel(), self.step_ends[ranks].ravel(), NONE)
-
-    def _begins(self) -> tuple[Ints, Ints, Ints]:
-        """Moments before the window, when they were, and which stand for them a round later."""
-        part, again = self.part, self.part.early_again
-        streams = self.begins + np.arange(len(part.stream_rank))
-        last = self.ends + np.flatnonzero(np.diff(part.stream, append=-1))
-        return (
-            np.r_[part.marks[:, 0], streams, self.earlies + np.arange(len(part.early))],
-            np.r_[part.host_at[part.marks[:, 0]], part.stream_free, part.early_stop],
-            np.r_[part.marks[:, -1], last, np.where(again >= 0, self.ends + again, -1)],
-        )

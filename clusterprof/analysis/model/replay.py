@@ -10,6 +10,7 @@ latest over j of launch j plus the running times from j on (Lindley 1952).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,6 +20,7 @@ from weakref import finalize
 import numpy as np
 
 from clusterprof import threads
+from clusterprof.analysis.model.by_report import FOLLOWING, LAUNCHING, Part
 from clusterprof.analysis.model.dataset import Bools, Floats, Ints
 from clusterprof.analysis.model.graph import NEVER, Graph, first_of, running_maximum, running_sum
 from clusterprof.analysis.model.timeline import Small
@@ -34,10 +36,6 @@ EVERY = slice(None)
 #: kinds of lengths that edges pick from: the ends of queued activities, and of launched ones, the
 #: hosts' times since they were woken, running times, what a wake takes, and none
 QUEUED, LAUNCHED, SINCE, RUNNING, WAKING, NONE = range(6)
-
-#: codes of `Replay.unexplained_in`: what lies before an activity from the one before it on its
-#: stream, what does from its launch, and else
-FOLLOWING, LAUNCHING, ELSEWHERE = range(3)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,35 +70,7 @@ def _digest(array: Ints) -> bytes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recorded:
-    """A job's moments as the ranks' own reports tell them (reference clock, ns), rank by rank.
-
-    There is one of each thing for each moment or activity of the job, so they are as narrow as
-    they can be: nothing may be multiplied in their types.
-    """
-
-    #: activities launched in the window, by rank, stream and start: places in the dataset, of
-    #: their ranks, and of the steps
-    activity: Small
-    rank: Small
-    step: Small
-    kind: Small
-    #: the moment at which the host launched each
-    launch_moment: Small
-    #: the length from the activity before it on its stream, and from its launch
-    before: Small
-    latency: Small
-    #: what no recorded length explains of each (ns), and in which of both it is, if in any
-    unexplained: Small
-    unexplained_in: Small
-    #: hosts' moments: when each was, place of the rank, and of the step
-    host_at: Ints
-    host_rank: Small
-    host_step: Small
-
-
-@dataclass(frozen=True, kw_only=True)
-class Replay(Recorded):
+class Replay(Part):
     """A job's graph, and where each length is from."""
 
     graph: Graph
@@ -117,8 +87,8 @@ class Replay(Recorded):
     joined: Bools
     #: where a run of activities begins that wait for nothing else
     fresh: Bools
-    #: moments before the window, when they were, and the place in the graph's order of what stands
-    #: for each a round later
+    #: moments before the window, and what stands for each a round later, by their places in the
+    #: graph's order; and when they were
     first: Ints
     first_ns: Ints
     again: Ints
@@ -242,13 +212,8 @@ class Replay(Recorded):
     def one_pass(self, length: Ints, begin: Ints | None = None) -> Ints:
         """Return all moments' times with these lengths of edges, in the graph's order."""
         times = np.full((*length.shape[:-1], self.graph.size), NEVER)
-        times[..., self._first] = self.first_ns if begin is None else begin
+        times[..., self.first] = self.first_ns if begin is None else begin
         return self.graph.one_pass(length, times)
-
-    @cached_property
-    def _first(self) -> Ints:
-        """Where the moments before the window are in the graph's order."""
-        return self.graph.place(self.first)
 
     def pace(self, lengths: Lengths, of: Some = EVERY) -> np.ndarray:
         """Return the mean step (ns), [what-ifs], where the window's steps come again and again.
@@ -279,9 +244,13 @@ class Replay(Recorded):
         passes, rounds, before = self._passes(lengths), list[Ints](), list[Ints]()
         marks = self.graph.place(self.marks)
         window = passes(self.first_ns)[-1]
-        begin, change = self._emptied(window[..., self.again]), np.zeros(0, dtype=np.int64)
+        begin, change = window[..., self.again], np.zeros(0, dtype=np.int64)
+        # no GPU has more to do when the first host goes on
+        hosts = len(self.first_of_host)
+        goes_on = begin[..., :hosts].min(axis=-1, keepdims=True)
+        begin[..., hosts:] = np.minimum(begin[..., hosts:], goes_on)
         steps = max(self.marks.shape[1] - 1, 1)
-        settled = -(-SETTLE_STEPS // steps)
+        settled = math.ceil(SETTLE_STEPS / steps)
         for _ in range(2 * settled):
             found = passes(begin)
             rounds.append(found[-1][..., marks])
@@ -296,14 +265,6 @@ class Replay(Recorded):
         ends = [rounds[settled - 1][..., -1:], *(each[..., 1:] for each in rounds[settled:])]
         took = np.diff(np.concatenate(ends, axis=-1))
         return window[..., marks], took.reshape(*took.shape[:-1], settled, steps).mean(axis=-2)
-
-    def _emptied(self, begin: Ints) -> Ints:
-        """`begin` with empty queues: no GPU has more to do when the first host goes on."""
-        hosts = len(self.first_of_host)
-        first: Ints = begin.copy()
-        goes_on = begin[..., :hosts].min(axis=-1, keepdims=True)
-        first[..., hosts:] = np.minimum(begin[..., hosts:], goes_on)
-        return first
 
     def _goes_on(self, before: list[Ints], now: list[Ints]) -> bool:
         """Whether each moment is as much later in all rounds to come as it is in this one.
