@@ -50,10 +50,10 @@ class FlightCalls:
         """The call of each row."""
         return np.repeat(np.arange(self.begins.size), self.counts)
 
-    def rows(self, call: int) -> range:
+    def rows(self, call: int) -> Ints:
         """The rows of one call."""
         until = self.begins[call + 1] if call + 1 < self.begins.size else self.entries.num_rows
-        return range(int(self.begins[call]), int(until))
+        return np.arange(self.begins[call], until)
 
 
 def match(flight: Flight) -> FlightCalls:

@@ -12,13 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from itertools import chain
-from typing import Any
+from statistics import mode
 
 import numpy as np
 import pyarrow as pa
 
-from clusterprof.align.columns import Ints, coded, integers, places
+from clusterprof.align.columns import Ints, coded, integers
 from clusterprof.align.match.flight_calls import FlightCalls
+from clusterprof.exchanges import combined
 from clusterprof.results import CalledEntry, HangEntry
 
 
@@ -36,17 +37,22 @@ class Cause(str, Enum):
     STALLED = "stalled"
 
 
+#: in which columns of `ENTRIES` the members differ
 _UNLIKE = {
-    "operation": Cause.OTHER_OPERATION,
-    "sizes": Cause.OTHER_SIZE,
-    "types": Cause.OTHER_TYPE,
+    Cause.OTHER_OPERATION: ("operation",),
+    Cause.OTHER_SIZE: ("input_sizes", "output_sizes"),
+    Cause.OTHER_TYPE: ("input_types", "output_types"),
+}
+#: in which of them they may
+_UNEVEN = {
+    "AllToAll": ("input_sizes", "output_sizes"),
+    "Scatter": ("input_sizes", "input_types"),
+    "Gather": ("output_sizes", "output_types"),
+    "Broadcast": ("input_types",),
 }
 
 #: mistakes even where no rank waits: NCCL ends some, with wrong numbers
-_CERTAIN = (*_UNLIKE.values(), Cause.NO_RECEIVE)
-
-#: of these each member gives, or gets, another size
-_UNEVEN_INPUT, _UNEVEN_OUTPUT = ("AllToAll", "Scatter"), ("AllToAll", "Gather")
+_CERTAIN = (*_UNLIKE, Cause.NO_RECEIVE)
 
 
 @dataclass(frozen=True)
@@ -60,16 +66,25 @@ class Diagnosis:
 
 def diagnose(calls: FlightCalls) -> Diagnosis:
     """Return what the ranks wait for, and which calls are mistakes."""
-    job = _Job(calls)
-    found = {call: job.causes(call) for call in job.looked_at()}
-    roots = job.roots({call for call, causes in found.items() if any(causes)})
+    job, flight = _Job(calls), calls.flight
+    by_call = {call: job.causes(call) for call in job.looked_at()}
+    roots = job.roots([call for call, causes in by_call.items() if causes])
+    # a dump of few that is missing is most often of a process that died; of half of them, none
+    few = 2 * len(flight.absent) < len(flight.ranks)
+    doubt = {Cause.NO_DUMP.value: 0 if few else 2, Cause.STALLED.value: 3}
+
+    def order(entry: HangEntry) -> tuple[bool, int, int, int]:
+        """What is likeliest comes first."""
+        count = len(entry["waiting"])
+        return not count, doubt.get(entry["cause"], 1), -count, entry["sequence"]
+
     causes = [
-        each
-        for call in found
-        for each in found[call]
-        if (call in roots if each["waiting"] else each["cause"] in _CERTAIN)
+        entry
+        for call, causes in by_call.items()
+        for entry in causes
+        if (call in roots if entry["waiting"] else entry["cause"] in _CERTAIN)
     ]
-    return Diagnosis(sorted(causes, key=job.order), sorted(job.stuck_in))
+    return Diagnosis(sorted(causes, key=order), sorted(job.stuck_in))
 
 
 #: a cause, the ranks, and whether it is one of those
@@ -90,18 +105,11 @@ class _Job:
         order = np.lexsort((last_first, self.finished, self.rank))
         ranks, first = np.unique(self.rank[order], return_index=True)
         #: of each rank the first row that is not finished, else its last one
-        self.at = dict(zip(ranks.tolist(), order[first].tolist(), strict=True))
+        self.row_of = dict(zip(ranks.tolist(), order[first].tolist(), strict=True))
         #: of each rank that waits the call
         self.stuck_in = {
-            rank: int(self.of_row[row]) for rank, row in self.at.items() if not self.finished[row]
+            k: int(self.of_row[row]) for k, row in self.row_of.items() if not self.finished[row]
         }
-
-    def order(self, each: HangEntry) -> tuple[Any, ...]:
-        """What is likeliest comes first."""
-        # a dump of few that is missing is most often of a process that died; of half of them, none
-        few = 2 * len(self.absent) < len(self.flight.ranks)
-        unsure = {Cause.NO_DUMP: 0 if few else 2, Cause.STALLED: 3}.get(Cause(each["cause"]), 1)
-        return (not each["waiting"], unsure, -len(each["waiting"]), each["sequence"])
 
     def looked_at(self) -> list[int]:
         """Return the calls to look at: those in which a rank waits, each group's first that lacks a
@@ -110,28 +118,26 @@ class _Job:
         calls = self.calls
         if not calls.begins.size:
             return []
-        lowest = np.minimum.reduceat(self.kind, calls.begins)
-        unlike = (np.maximum.reduceat(self.kind, calls.begins) != lowest) & ~calls.p2p
-        lacking = (calls.counts < calls.expected) & ~calls.p2p
-        first = []
-        for rows in (np.flatnonzero(unlike), np.flatnonzero(lacking)):
-            lanes = calls.group[rows] << 32 | calls.restarts[rows]
-            first.append(rows[np.unique(lanes, return_index=True)[1]])
-        alone = np.flatnonzero(calls.p2p & (calls.counts < 2) & (calls.restarts == 0))
-        waiting = np.array([*self.stuck_in.values()], np.int64)
-        return [int(each) for each in np.unique(np.concatenate([*first, alone, waiting]))]
+        lowest, highest = (of.reduceat(self.kind, calls.begins) for of in (np.minimum, np.maximum))
+        lanes, lacking = calls.group << 32 | calls.restarts, calls.counts < calls.expected
+        looked_at = [*self.stuck_in.values()]
+        for wrong in (lowest < highest, lacking):
+            collectives = np.flatnonzero(wrong & ~calls.p2p)
+            first = np.unique(lanes[collectives], return_index=True)[1]
+            looked_at += collectives[first].tolist()
+        looked_at += np.flatnonzero(calls.p2p & lacking & (calls.restarts == 0)).tolist()
+        return sorted({*looked_at})
 
     def causes(self, call: int) -> list[HangEntry]:
         """Return why a call is open: none where its members only have to come to it."""
         group = self.flight.groups[int(self.calls.group[call])]
-        rows = np.array(self.calls.rows(call))
+        rows = self.calls.rows(call)
         joined = {*self.rank[rows].tolist()}
-        waiting = {each for each in joined if self.stuck_in.get(each) == call}
-        ((usual, _),) = Counter(self.kind[rows].tolist()).most_common(1)
+        waiting = {rank for rank in joined if self.stuck_in.get(rank) == call}
         reasons = (
             self._direct(rows, joined, waiting)
             if self.calls.p2p[call]
-            else self._collective(call, rows, joined, waiting)
+            else self._collective(call, joined, waiting)
         )
         return [
             HangEntry(
@@ -139,36 +145,30 @@ class _Job:
                 group=group.name,
                 description=group.description,
                 sequence=int(self.calls.sequence[call]),
-                operation=self.kinds["operation"][usual],
+                operation=self.kinds[mode(self.kind[rows].tolist())]["operation"],
                 ranks=sorted(ranks),
                 one_of=one_of,
                 waiting=sorted(waiting - ranks or waiting),
-                called=[
-                    self._called(each, rows) for each in sorted((joined | ranks) - self.absent)
-                ],
+                called=[self._called(k, rows) for k in sorted((joined | ranks) - self.absent)],
             )
             for cause, ranks, one_of in reasons
         ]
 
-    def _collective(
-        self, call: int, rows: Ints, joined: set[int], waiting: set[int]
-    ) -> list[_Reason]:
+    def _collective(self, call: int, joined: set[int], waiting: set[int]) -> list[_Reason]:
         """Return why a collective is open, who makes it so, and whether one of those does."""
-        calls = self.calls
-        group = self.flight.groups[int(calls.group[call])]
-        lane = (int(calls.group[call]), int(calls.restarts[call]))
-        lacking = {*(group.ranks or ())} - joined - calls.unknown.get(lane, frozenset())
-        if unlike := self._unlike(call, rows):
+        if unlike := self._unlike(call):
             return [unlike]
         if not waiting:
             return []
+        lane = (int(self.calls.group[call]), int(self.calls.restarts[call]))
+        group = self.flight.groups[lane[0]]
+        lacking = {*(group.ranks or ())} - joined - self.calls.unknown.get(lane, frozenset())
         absent = lacking & self.absent if group.complete else self.absent
-        reasons: list[_Reason] = []
-        if present := lacking - self.absent:
-            reasons.append((Cause.NEVER_JOINED, present, False))
-        if absent:
-            reasons.append((Cause.NO_DUMP, absent, len(absent) > 1))
-        return reasons or [(Cause.STALLED, set(), False)]
+        reasons: list[_Reason] = [
+            (Cause.NEVER_JOINED, lacking - self.absent, False),
+            (Cause.NO_DUMP, absent, len(absent) > 1),
+        ]
+        return [reason for reason in reasons if reason[1]] or [(Cause.STALLED, set(), False)]
 
     def _direct(self, rows: Ints, joined: set[int], waiting: set[int]) -> list[_Reason]:
         """Return what a send or a receive lacks, and whose it would be."""
@@ -176,16 +176,14 @@ class _Job:
             return [(Cause.STALLED, set(), False)] if joined == waiting else []
         row = int(rows[0])
         other = self._other_side(row)
-        if other is None or (other in self.absent and not waiting):
-            return []
-        if other in self.absent:
-            return [(Cause.NO_DUMP, {other}, False)]
         # without a later call that has both ranks the other dump may only be older
         later = self.of_row[(self.rank == self.rank[row]) & (self.record > self.record[row])]
-        if not waiting and not np.isin(later, self.of_row[self.rank == other]).any():
+        certain = waiting or np.isin(later, self.of_row[self.rank == other]).any()
+        if other is None or not certain:
             return []
-        sends = self.kinds["operation"][self.kind[row]] == "Send"
-        return [(Cause.NO_RECEIVE if sends else Cause.NO_SEND, {other}, False)]
+        sends = self.kinds[self.kind[row]]["operation"] == "Send"
+        present = Cause.NO_RECEIVE if sends else Cause.NO_SEND
+        return [(Cause.NO_DUMP if other in self.absent else present, {other}, False)]
 
     def _other_side(self, row: int) -> int | None:
         """Return the rank to which a row sends or from which it receives, if that is known."""
@@ -193,14 +191,15 @@ class _Job:
         peer = self.calls.entries["peer"][row].as_py()
         return ranks[peer] if peer is not None and peer < len(ranks) else None
 
-    def _unlike(self, call: int, rows: Ints) -> _Reason | None:
+    def _unlike(self, call: int) -> _Reason | None:
         """Return in what, and who called otherwise than most, or of as many than before."""
+        rows = self.calls.rows(call)
         kinds = self.kind[rows]
         counts = Counter(kinds.tolist())
         differing = (
             cause
-            for name, cause in _UNLIKE.items()
-            if len({self.kinds[name][kind] for kind in counts}) > 1
+            for cause, names in _UNLIKE.items()
+            if len({tuple(self.kinds[kind][name] for name in names) for kind in counts}) > 1
         )
         if not (cause := next(differing, None)):
             return None
@@ -221,20 +220,20 @@ class _Job:
         lane = (calls.group == calls.group[call]) & (calls.restarts == calls.restarts[call])
         before = np.flatnonzero(lane[:call] & ~calls.p2p[:call])
         kinds = self.kind[calls.begins[before]]
-        agreeing, found = np.arange(kinds.size - 1), False
+        agreeing, expected = np.arange(kinds.size - 1), None
         for back in range(kinds.size - 1):
-            longer = agreeing[agreeing >= back]
-            longer = longer[kinds[longer - back] == kinds[-1 - back]]
-            if not longer.size:
+            agreeing = agreeing[agreeing >= back]
+            agreeing = agreeing[kinds[agreeing - back] == kinds[-1 - back]]
+            if not agreeing.size:
                 break
-            agreeing, found = longer, True
-        return int(kinds[agreeing[-1] + 1]) if found else None
+            expected = int(kinds[agreeing[-1] + 1])
+        return expected
 
     def _called(self, rank: int, rows: Ints) -> CalledEntry:
         """Return a rank's part of a call; where it has none, what it waits in, or its last call."""
         mine = rows[self.rank[rows] == rank].tolist()
-        at = mine[0] if mine else self.at.get(rank)
-        row = {} if at is None else self.calls.entries.slice(at, 1).to_pylist()[0]
+        place = mine[0] if mine else self.row_of.get(rank)
+        row = {} if place is None else self.calls.entries.slice(place, 1).to_pylist()[0]
         return CalledEntry(
             rank=rank, joined=bool(mine), operation=row.get("operation", ""),
             sequence=row.get("sequence", -1), input_sizes=row.get("input_sizes", ""),
@@ -242,7 +241,7 @@ class _Job:
             line=row.get("frame"),
         )  # fmt: skip
 
-    def roots(self, calls: set[int]) -> list[int]:
+    def roots(self, calls: list[int]) -> list[int]:
         """Return those calls whose ranks wait in no other: or, in a circle, all that lack a member.
 
         A call waits for the calls in which its missing members wait, and for those in which
@@ -250,56 +249,42 @@ class _Job:
         """
         after: dict[int, set[int]] = {}
         for call in calls:
-            rows = np.array(self.calls.rows(call))
-            members = self.flight.groups[int(self.calls.group[call])].ranks or ()
-            sides = {*self.rank[rows].tolist(), self._other_side(int(rows[0]))}
-            involved = sides if self.calls.p2p[call] else {*members}
-            done = {*self.rank[rows[self.finished[rows]]].tolist()}
-            elsewhere = {
-                self.stuck_in.get(rank, call) for rank in involved - done if rank is not None
-            }
-            after[call] = elsewhere - {call}
+            rows = self.calls.rows(call)
+            group = self.flight.groups[int(self.calls.group[call])]
+            members: set[int | None] = {*(group.ranks or ())}
+            if self.calls.p2p[call]:
+                members = {*self.rank[rows].tolist(), self._other_side(int(rows[0]))}
+            waiting = members.difference(self.rank[rows[self.finished[rows]]].tolist())
+            after[call] = {self.stuck_in[k] for k in self.stuck_in.keys() & waiting} - {call}
         reached = {call: _reached(call, after) for call in {*after, *chain(*after.values())}}
         return [
             call
             for call in calls
-            if all(call in reached[each] for each in reached[call])
-            and (not reached[call] or self._lacks(call))
+            if all(call in reached[nearer] for nearer in reached[call])
+            and (
+                not reached[call]
+                or self.calls.rows(call).size < self.calls.expected[call]
+                or self._unlike(call)
+            )
         ]
-
-    def _lacks(self, call: int) -> bool:
-        """Return whether a call has not all of its members, or not alike."""
-        rows = np.array(self.calls.rows(call))
-        return rows.size < self.calls.expected[call] or self._unlike(call, rows) is not None
 
 
 def _reached(call: int, after: Mapping[int, set[int]]) -> set[int]:
     """Return what a call waits for, near or far."""
-    found, waiting = set[int](), [call]
+    reached, waiting = set[int](), [call]
     while waiting:
-        fresh = after.get(waiting.pop(), set()) - found
-        found |= fresh
+        fresh = after.get(waiting.pop(), set()) - reached
+        reached |= fresh
         waiting.extend(fresh)
-    return found
+    return reached
 
 
-def _kinds(entries: pa.Table) -> tuple[dict[str, list[str]], Ints]:
-    """Return the operations, sizes and types that occur, and which of them each row is of."""
+def _kinds(entries: pa.Table) -> tuple[list[dict[str, str]], Ints]:
+    """Return the different calls with what members must agree in, and which of them each row is."""
     names = ("operation", "input_sizes", "output_sizes", "input_types", "output_types")
-    columns = [coded(entries, name) for name in names]
-    kind = np.zeros(entries.num_rows, np.int64)
-    for texts, code in columns:
-        _, kind = places(kind * len(texts) + code)
+    kind = combined(*(coded(entries, name)[1] for name in names))
     _, first = np.unique(kind, return_index=True)
-    operation, inputs, outputs, input_types, output_types = (
-        texts[code[first]].tolist() for texts, code in columns
-    )
-    sizes = [
-        f"{'' if one in _UNEVEN_INPUT else given} {'' if one in _UNEVEN_OUTPUT else got}"
-        for one, given, got in zip(operation, inputs, outputs, strict=True)
-    ]
-    types = [
-        given if one == "Gather" else got if one in ("Scatter", "Broadcast") else f"{given}{got}"
-        for one, given, got in zip(operation, input_types, output_types, strict=True)
-    ]
-    return {"operation": operation, "sizes": sizes, "types": types}, kind
+    kinds = entries.select(names).take(pa.array(first)).to_pylist()
+    for row in kinds:
+        row.update(dict.fromkeys(_UNEVEN.get(row["operation"], ()), ""))
+    return kinds, kind
