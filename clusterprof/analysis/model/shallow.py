@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -47,27 +47,39 @@ _PAUSES_VARY = 0.3
 _PIPELINE = re.compile(r"(?i)(^|_)(pp|pipe|pipeline)(_|$)")
 
 
-@dataclass(frozen=True)
-class Waits:
-    """How long each rank waited in each step (ns), [ranks, steps]."""
+class Waits(NamedTuple):
+    """How long ranks waited in steps (ns), as arrays [ranks, steps]."""
 
     ranks: Ints
     steps: Ints
+    #: members' places in `ranks`, of the groups whose calls are known
+    groups: Mapping[str, Ints]
+    #: hosts may run ahead of their devices; else calls are made when their work is done (gloo)
+    ahead: bool
+    #: whether all of a rank's calls of a step are known
+    known: Bools
     #: all of a step's waits, of which some may have delayed nothing
     at_most_ns: Floats
     #: the part of them that delayed the rank's own work
     at_least_ns: Floats
     #: in sends and receives
     direct_ns: Floats
-    #: when it made the first and the last of a step's calls (ns from some origin on one clock, NaN
-    #: where that is not known); None where calls are made when their work is done (gloo)
-    called_ns: tuple[Floats, Floats] | None
+    #: when a rank made the first and the last of a step's calls (ns from some origin on one clock,
+    #: NaN where that is not known)
+    first_ns: Floats
+    last_ns: Floats
     #: by how much clocks may be wrong in one call of a step; 0 by durations
     bound_ns: Floats
-    #: whether all of a rank's calls of a step are known
-    known: Bools
-    #: members' places in `ranks`, of the groups whose calls are known
-    groups: Mapping[str, Ints]
+
+    def of(self, ranks: Ints | slice, steps: Ints | slice) -> Waits:
+        """The same of some ranks and steps, by their places."""
+        values: Sequence[Any] = [values[ranks][:, steps] for values in self[4:]]
+        return Waits(self.ranks[ranks], self.steps[steps], self.groups, self.ahead, *values)
+
+    @property
+    def own_ns(self) -> Floats:
+        """How long the members of a group wait: in sends and receives only beyond the least."""
+        return np.asarray(self.at_most_ns + self.direct_ns - self.direct_ns.min(axis=0))
 
 
 @dataclass(frozen=True)
@@ -94,14 +106,18 @@ def all_ranks(
     """
     calls = match(flight)
     table = shallow(calls, clock, steps)
-    found = waits(table, disturbed)
-    compared = found.steps[found.known.any(axis=0)]
+    job = waits(table, disturbed)
+    compared = job.steps[job.known.any(axis=0)]
     step_ns = mean_step(steps, compared)
-    named_ranks = suspects(found, step_ns)
-    known = table.filter(pc.is_valid(table["lateness_ns"]))
-    by: Literal["durations", "clock", "nothing"] = "nothing"
-    if known.num_rows:
-        by = "durations" if known["duration_ns"].null_count < known.num_rows else "clock"
+    named = suspects(job, step_ns)
+    known = table.filter(pc.is_valid(table["lateness_ns"])).unify_dictionaries()
+    late = known.filter(pc.is_valid(known["line"])).group_by(["rank", "line"])
+    # the last is the one with the calls to which the rank came latest, summed over all of them
+    by_lateness = late.aggregate([("lateness_ns", "sum")]).sort_by("lateness_ns_sum")
+    lines = dict(zip(*(by_lateness[name].to_pylist() for name in ("rank", "line")), strict=True))
+    by: Literal["durations", "clock", "nothing"] = "clock" if known.num_rows else "nothing"
+    if known["duration_ns"].null_count < known.num_rows:
+        by = "durations"
     results: ShallowResults = {
         "ranks": list(flight.ranks),
         "missing": flight.missing,
@@ -109,26 +125,17 @@ def all_ranks(
         "step_ns": round(step_ns),
         "by": by,
         "suspects": [
-            {**each, "host": hosts.get(each["rank"]), "line": _line(known, each["rank"])}
-            for each in named_ranks
+            {**each, "host": hosts.get(each["rank"]), "line": lines.get(each["rank"])}
+            for each in named
         ],
-        "nodes": by_node(named_ranks, hosts),
+        "nodes": by_node(named, hosts),
         "groups": [
-            {"name": each.name, "description": each.description, "ranks": list(each.ranks or ())}
-            for each in flight.groups
+            {"name": group.name, "description": group.description, "ranks": [*(group.ranks or ())]}
+            for group in flight.groups
         ],
-        "stages": [list(each) for each in stages(calls)],
+        "stages": [list(ranks) for ranks in stages(calls)],
     }
     return Shallow(results, table, integers(calls.entries, "enqueue_ns"))
-
-
-def _line(table: pa.Table, rank: int) -> str | None:
-    """The program's line of the calls to which a rank came latest, summed over all of them."""
-    mine = table.filter(pc.and_(pc.equal(table["rank"], rank), pc.is_valid(table["line"])))
-    if not mine.num_rows:
-        return None
-    lines, line = coded(mine, "line")
-    return str(lines[np.bincount(line, integers(mine, "lateness_ns")).argmax()])
 
 
 def waits(table: pa.Table, disturbed: Sequence[int] = ()) -> Waits:
@@ -146,112 +153,105 @@ def waits(table: pa.Table, disturbed: Sequence[int] = ()) -> Waits:
         for names in (("Send", "Recv"), COMPUTED, ("AllToAll",))
     )
 
-    def each(what: np.ufunc, values: Ints | Floats, start: float = 0.0) -> Floats:
+    def by_step(what: np.ufunc, values: Ints | Floats, start: float = 0.0) -> Floats:
         """What the values come to in each rank's step."""
-        found = np.full(ranks.size * steps.size, start)
-        what.at(found, row * steps.size + column, values.astype(float))
-        return found.reshape(ranks.size, steps.size)
+        reached = np.full(ranks.size * steps.size, start)
+        what.at(reached, row * steps.size + column, values.astype(float))
+        return reached.reshape(ranks.size, steps.size)
 
     enqueue = table["enqueue_ns"].to_numpy().astype(float)
     enqueue -= np.nanmin(enqueue) if np.isfinite(enqueue).any() else 0.0
     enqueue[direct] = np.nan
-    counts = each(np.add, np.ones_like(call))
+    counts = by_step(np.add, np.ones_like(call))
     usual = np.median(counts, axis=1, keepdims=True) if steps.size else counts
-    known = (counts > usual / 2) & (steps >= WARM_UP) & ~np.isin(steps, disturbed)
     names, of_group = coded(table, "group")
     pairs, _ = places((of_group * ranks.size + row)[~direct])
-    groups = {
-        str(names[place]): pairs[pairs // ranks.size == place] % ranks.size
-        for place in sorted(np.unique(of_group).tolist(), key=lambda place: names[place])
-    }
     return Waits(
         ranks,
         steps,
-        each(np.add, waited * ~direct),
-        np.maximum(each(np.maximum, waited * computed), each(np.add, waited * exchanged)),
-        each(np.add, waited * direct),
-        (each(np.fmin, enqueue, np.nan), each(np.fmax, enqueue, np.nan))
-        if table["duration_ns"].null_count < table.num_rows
-        else None,
-        each(np.maximum, integers(table, "bound_ns")),
-        known,
-        groups,
+        {
+            str(names[place]): pairs[pairs // ranks.size == place] % ranks.size
+            for place in sorted(np.unique(of_group).tolist(), key=lambda place: names[place])
+        },
+        ahead=table["duration_ns"].null_count < table.num_rows,
+        at_most_ns=by_step(np.add, waited * ~direct),
+        at_least_ns=np.maximum(
+            by_step(np.maximum, waited * computed), by_step(np.add, waited * exchanged)
+        ),
+        direct_ns=by_step(np.add, waited * direct),
+        first_ns=by_step(np.fmin, enqueue, np.nan),
+        last_ns=by_step(np.fmax, enqueue, np.nan),
+        bound_ns=by_step(np.maximum, integers(table, "bound_ns")),
+        known=(counts > usual / 2) & (steps >= WARM_UP) & ~np.isin(steps, disturbed),
     )
 
 
-def suspects(found: Waits, step_ns: float) -> list[Suspect]:
+def suspects(job: Waits, step_ns: float) -> list[Suspect]:
     """Return the ranks that keep others waiting, worst first; [] where none stands out."""
-    every = [one for name in found.groups for one in _in_group(found, name, step_ns)]
+    every = [suspect for name in job.groups for suspect in _in_group(job, name, step_ns)]
     best: dict[int, Suspect] = {}
-    for one in sorted(every, key=lambda s: (not s["delays"], -s["lateness_ns"], s["rank"])):
-        best.setdefault(one["rank"], one)
+    for suspect in sorted(every, key=lambda s: (not s["delays"], -s["lateness_ns"], s["rank"])):
+        best.setdefault(suspect["rank"], suspect)
     return list(best.values())
 
 
-def _in_group(found: Waits, group: str, step_ns: float) -> list[Suspect]:
+def _in_group(job: Waits, name: str, step_ns: float) -> list[Suspect]:
     """Return who is late in all known steps; where that is surer, in all but one; else in some.
 
     One step of five in which a machine stalls would hide who is late in the others. Half of the
     chance is for all steps, the other half for all without one: shared among the ways to leave
     one out (Bonferroni), as the waits themselves tell which it is.
     """
-    members = found.groups[group]
-    columns = np.flatnonzero(found.known[members].all(axis=0))
-    if members.size < 2 or columns.size < limits.FEW:
+    members = job.groups[name]
+    known = np.flatnonzero(job.known[members].all(axis=0))
+    if members.size < 2 or known.size < limits.FEW:
         return []
-    least_ns, chance = limits.LEAST_FRAC * step_ns, limits.CHANCE / found.ranks.size / 2
-    named = _late(found, group, columns, chance, least_ns)
-    some = _now_and_then(found, group, columns, step_ns)
-    if columns.size == limits.FEW:
-        return named or some
-    own = _own(found, members, columns)
+    group, least_ns = job.of(members, known), limits.LEAST_FRAC * step_ns
+    chance = limits.CHANCE / job.ranks.size / 2
+    in_all = _late(group, name, chance, least_ns)
+    in_some = _now_and_then(group, name, step_ns)
+    if known.size == limits.FEW:
+        return in_all or in_some
+    own = group.own_ns
     far = np.abs(own - np.median(own, axis=1, keepdims=True)).sum(axis=0).argmax()
-    others = _late(found, group, np.delete(columns, far), chance / columns.size, least_ns)
-    return max(named, others, some, key=lambda of: max((1 + s["delays"] for s in of), default=0))
+    others = group.of(slice(None), np.delete(np.arange(known.size), far))
+    but_one = _late(others, name, chance / known.size, least_ns)
+    ways = (in_all, but_one, in_some)
+    return max(ways, key=lambda named: max((1 + s["delays"] for s in named), default=0))
 
 
-def _own(found: Waits, members: Ints, columns: Ints) -> Floats:
-    """Return how long members wait in these steps (ns), [members, columns]."""
-    here = np.ix_(members, columns)
-    direct = found.direct_ns[here]
-    return np.asarray(found.at_most_ns[here] + direct - direct.min(axis=0))
-
-
-def _late(found: Waits, group: str, columns: Ints, chance: float, least_ns: float) -> list[Suspect]:
-    """Return the members of a group that are late in these steps, but for so much chance."""
-    members = found.groups[group]
-    own = _own(found, members, columns)
+def _late(group: Waits, name: str, chance: float, least_ns: float) -> list[Suspect]:
+    """Return the members of a group that are late in its steps, but for so much chance."""
+    own = group.own_ns
     order = np.argsort(own.mean(axis=1), kind="stable")
     # those that wait least, together, up to half of the members: a slow node has several
-    gaps = np.diff(own.mean(axis=1)[order])[: members.size // 2]
-    several = int(gaps.argmax()) + 1
-    others = members[order[several:]]
-    out: list[Suspect] = []
-    for place in order[:several].tolist():
-        for waited, delays in ((found.at_least_ns, True), (found.at_most_ns, False)):
-            caused = waited[np.ix_(others, columns)].min(axis=0) - own[place]
+    gaps = np.diff(own.mean(axis=1)[order])[: order.size // 2]
+    late, others = np.split(order, [int(gaps.argmax()) + 1])
+    named: list[Suspect] = []
+    for place in late.tolist():
+        for waited, delays in ((group.at_least_ns, True), (group.at_most_ns, False)):
+            caused = waited[others].min(axis=0) - own[place]
             when = regime(caused)
-            caused, late = caused[when], columns[when]
-            bound = half_width(caused, chance) + found.bound_ns[members[place], late].mean()
-            if caused.mean() <= max(bound, least_ns):
+            caused, compared = caused[when], group.of(np.r_[place, others], when)
+            bound = half_width(caused, chance) + compared.bound_ns[0].mean()
+            if caused.mean() <= max(bound, least_ns) or (delays and outlasts(compared, caused)):
                 continue
-            if delays and outlasts(found, members[place], others, late, caused):
-                continue
-            one = _suspect(found, members[place], group, float(caused.mean()), bound)
-            since = int(found.steps[late[0]]) if when.start else None
-            until = int(found.steps[late[-1]]) if when.stop else None
-            out.append({**one, "since_step": since, "until_step": until, "delays": delays})
+            suspect = _suspect(compared, name, float(caused.mean()), bound)
+            since, until = compared.steps[[0, -1]].tolist()
+            suspect["since_step"] = since if when.start else None
+            suspect["until_step"] = until if when.stop else None
+            named.append({**suspect, "delays": delays})
             break
-    return out
+    return named
 
 
-def _suspect(found: Waits, place: int, group: str, late_ns: float, bound_ns: float) -> Suspect:
-    """Return the suspect that is late in all steps by so much in the mean."""
+def _suspect(compared: Waits, name: str, late_ns: float, bound_ns: float) -> Suspect:
+    """Return the first rank as one that is late in all steps by so much in the mean."""
     return {
-        "rank": int(found.ranks[place]),
+        "rank": int(compared.ranks[0]),
         "lateness_ns": round(late_ns),
         "bound_ns": round(bound_ns),
-        "group": group,
+        "group": name,
         "host": None,
         "since_step": None,
         "until_step": None,
@@ -261,28 +261,24 @@ def _suspect(found: Waits, place: int, group: str, late_ns: float, bound_ns: flo
     }
 
 
-def _now_and_then(found: Waits, group: str, columns: Ints, step_ns: float) -> list[Suspect]:
+def _now_and_then(group: Waits, name: str, step_ns: float) -> list[Suspect]:
     """Return the members of a group that are late by half a step in more steps than by chance."""
-    members = found.groups[group]
-    least = found.at_least_ns[np.ix_(members, columns)]
-    quickest = np.partition(least, 1, axis=0)
-    others_ns = np.where(least == quickest[0], quickest[1], quickest[0])
-    late_ns = others_ns - _own(found, members, columns)
+    quickest = np.partition(group.at_least_ns, 1, axis=0)
+    others_ns = np.where(group.at_least_ns == quickest[0], quickest[1], quickest[0])
+    late_ns = others_ns - group.own_ns
     late_ns = np.where(late_ns >= max(limits.HALF * step_ns, 1.0), late_ns, 0.0)
-    out: list[Suspect] = []
-    for k in np.flatnonzero(late_ns.any(axis=1)).tolist():
-        others = np.delete(np.arange(members.size), k)
-        lengths = late_ns[k][late_ns[k] > 0]
-        if not more_often(late_ns[[k, *others]], len(found.groups)) or outlasts(
-            found, members[k], members[others], columns, late_ns[k]
-        ):
+    named: list[Suspect] = []
+    for place in np.flatnonzero(late_ns.any(axis=1)).tolist():
+        order = np.r_[place, np.delete(np.arange(group.ranks.size), place)]
+        compared, late = group.of(order, slice(None)), late_ns[place] > 0
+        if not more_often(late_ns[order], len(group.groups)) or outlasts(compared, late_ns[place]):
             continue
         # in how many steps it is late is a count of the look; by how much, varies
-        varies = 2 * float(lengths.std(ddof=1)) * math.sqrt(lengths.size) / columns.size
-        bound = varies + float((found.bound_ns[members[k], columns] * (late_ns[k] > 0)).mean())
-        one = _suspect(found, members[k], group, float(late_ns[k].mean()), bound)
-        out.append({**one, "late_steps": found.steps[columns[late_ns[k] > 0]].tolist()})
-    return out
+        varies = 2 * float(late_ns[place, late].std(ddof=1)) * math.sqrt(late.sum()) / late.size
+        bound = varies + float((compared.bound_ns[0] * late).mean())
+        suspect = _suspect(compared, name, float(late_ns[place].mean()), bound)
+        named.append({**suspect, "late_steps": group.steps[late].tolist()})
+    return named
 
 
 def more_often(lengths: Floats, groups: float) -> bool:
@@ -323,23 +319,22 @@ def students_t(chance: float, free: int) -> float:
     return math.sqrt(free) * math.tan(low)
 
 
-def outlasts(found: Waits, one: int, others: Ints, columns: Ints, caused: Floats) -> bool:
-    """Return whether a rank's lateness may have outlasted the steps instead of being lost in each.
+def outlasts(compared: Waits, caused: Floats) -> bool:
+    """Return whether the first rank's lateness may have outlasted the steps, not lost in each.
 
     Where hosts run ahead of their devices, one may stay behind the others without being slower, and
     devices that wait for it would have waited for their own hosts as well. So it is where others
     call in the next step before it has made its last call of this one, and where its lateness, or
     that of its calls, wanders; unknown clocks leave it open.
     """
-    if found.called_ns is None:
+    if not compared.ahead:
         return False
-    first, last = (each[:, columns] for each in found.called_ns)
-    if not np.isfinite(first[[one, *others]]).all():
+    if not np.isfinite(compared.first_ns).all():
         return True
-    usual, so_far = np.median(first[others], axis=0), int(found.steps[columns[-1]]) + 1
-    ahead = usual[1:] < last[one, :-1]
-    lateness = first[one] - usual, caused
-    return bool(ahead.mean() >= 1 / 2) or any(persists(each, so_far) for each in lateness)
+    usual, so_far = np.median(compared.first_ns[1:], axis=0), int(compared.steps[-1]) + 1
+    overtaken = usual[1:] < compared.last_ns[0, :-1]
+    lateness = compared.first_ns[0] - usual, caused
+    return bool(overtaken.mean() >= 1 / 2) or any(persists(late, so_far) for late in lateness)
 
 
 def persists(values: Floats, so_far: int) -> bool:
@@ -382,25 +377,23 @@ def regime(values: Floats) -> slice:
 
 def by_node(found: Sequence[Suspect], hosts: Mapping[int, str]) -> list[ShallowNode]:
     """Return the hosts with several ranks most of which are suspects."""
-    late, nodes = {each["rank"] for each in found}, dict[str, ShallowNode]()
+    late, nodes = {suspect["rank"] for suspect in found}, dict[str, ShallowNode]()
     for rank, host in sorted(hosts.items()):
         node = nodes.setdefault(host, {"host": host, "ranks": [], "suspects": []})
         node["ranks"].append(rank)
         node["suspects"] += [rank] if rank in late else []
-    return [
-        each for each in nodes.values() if len(each["suspects"]) > max(1, len(each["ranks"]) / 2)
-    ]
+    return [n for n in nodes.values() if len(n["suspects"]) > max(1, len(n["ranks"]) / 2)]
 
 
 def mean_step(steps: Mapping[int, pa.Table], compared: Ints) -> float:
     """Return what a step takes by the ranks' step logs (ns): of the ranks' medians the middle."""
-    each = []
+    medians = []
     for log in steps.values():
         lasting, step = integers(log, "end_ns") - integers(log, "begin_ns"), integers(log, "step")
-        of_it = lasting[np.isin(step, compared)]
+        within = lasting[np.isin(step, compared)]
         # where the log has none of those compared, all but the first
-        each.append(of_it if len(of_it) else lasting[WARM_UP:])
-    medians = [float(np.median(lasting)) for lasting in each if len(lasting)]
+        within = within if within.size else lasting[WARM_UP:]
+        medians += [float(np.median(within))] if within.size else []
     return float(np.median(medians)) if medians else 0.0
 
 
