@@ -165,8 +165,8 @@ def find(dataset: Dataset, found: Sequence[Finding] = ()) -> list[Finding]:
             "twice as many microbatches, each half as large, would save up to "
             f"{ms(min(per_step, ideal) / 2)}."
         )
-    confidence = limits.MEASURED if plan else limits.ASSUMED
-    return [finding(dataset, CODES[0], sorted(known.of), Words(text, evidence, confidence))]
+    ranks, confidence = sorted(known.ranks.tolist()), limits.MEASURED if plan else limits.ASSUMED
+    return [finding(dataset, CODES[0], ranks, Words(text, evidence, confidence))]
 
 
 def _stage_rows(known: Stages, what: str, each: Sequence[float]) -> Evidence:

@@ -81,7 +81,7 @@ def _usual(dataset: Dataset, found: Stages, depth: int) -> Ints | None:
     and gradients), those round from the last stage to the first, and how many forwards it has
     passed on (of the last stage: taken) before the first gradient came back (left).
     """
-    sent, ranks = traffic(dataset), np.asarray(sorted(found.of), dtype=np.int64)
+    sent, ranks = traffic(dataset), np.sort(found.ranks)
     rows = np.flatnonzero(np.isin(sent.step, dataset.steady_steps) & np.isin(sent.rank, ranks))
     rows = rows[np.lexsort((sent.step[rows], sent.rank[rows]))]
     rank, step, sends = sent.rank[rows], sent.step[rows], sent.sends[rows]

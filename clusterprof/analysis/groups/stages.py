@@ -13,6 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
+from clusterprof.align.columns import first_places
 from clusterprof.analysis.model.dataset import Bools, Dataset, Ints, once, parts
 from clusterprof.analysis.model.graph import depths
 from clusterprof.exchanges import connected
@@ -50,33 +51,35 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Stages:
-    """The profiled stages in order: `groups[k]` are ranks of stage `numbers[k]` of `count`.
+    """The profiled `ranks` of a pipeline, in the order of its stages, and the `stage` of each.
 
-    `count` is None, and `numbers` only count on, where unprofiled ranks leave open how
-    deep the pipeline is. `pipelines` are the ranks that hand each other activations, each
-    pipeline in the order of its stages.
+    Ranks that hand each other activations have one number in `pipeline`. Where unprofiled ranks
+    leave open how deep the pipeline is, `count` is None, and stages are numbered from the first
+    profiled one.
     """
 
-    groups: tuple[tuple[int, ...], ...]
-    numbers: tuple[int, ...]
-    count: int | None
-    pipelines: tuple[tuple[int, ...], ...]
+    ranks: Ints
+    stage: Ints
+    pipeline: Ints
+    count: int | None = None
     #: how many ranks a stage has, where they are laid out one stage after the other
     stride: int | None = None
 
     @cached_property
-    def of(self) -> dict[int, int]:
-        """The stage number of each profiled rank that takes part."""
-        pairs = zip(self.numbers, self.groups, strict=True)
-        return {rank: number for number, group in pairs for rank in group}
+    def numbers(self) -> list[int]:
+        """The profiled stages, ascending."""
+        return sorted({*self.stage.tolist()})
+
+    @cached_property
+    def groups(self) -> list[tuple[int, ...]]:
+        """The ranks of each of `numbers`."""
+        return [tuple(ranks.tolist()) for ranks in parts(self.ranks, self.stage)]
 
     def stages_of(self, ranks: Ints) -> Ints:
         """The stage of each rank, also of unprofiled ones where the lay-out gives it; else -1."""
         if self.stride:
             return np.where(ranks >= 0, ranks // self.stride, -1)
-        each, place = np.unique(ranks, return_inverse=True)
-        found = [self.of.get(rank, -1) for rank in each.tolist()]
-        return np.asarray(found, dtype=np.int64)[place.reshape(-1)]
+        return np.asarray(np.r_[self.stage, -1][first_places(self.ranks, ranks)])
 
 
 traffic = once(Traffic)
@@ -108,13 +111,7 @@ def _laid_out(dataset: Dataset, sent: Traffic, first: Ints) -> Stages | None:
     if bool(((rank < size) != sends).any()):
         return None
     ranks = np.unique(rank)
-    groups, chains = _tuples(ranks, ranks // size), _tuples(ranks, ranks % size)
-    numbers = tuple(group[0] // size for group in groups)
-    return Stages(groups, numbers, world // size, chains, size)
-
-
-def _tuples(ranks: Ints, keys: Ints) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(each.tolist()) for each in parts(ranks, keys))
+    return Stages(ranks, ranks // size, ranks % size, world // size, size)
 
 
 def _chained(sent: Traffic, first: Ints) -> Stages | None:
@@ -126,20 +123,17 @@ def _chained(sent: Traffic, first: Ints) -> Stages | None:
     waits = np.stack([np.r_[sent.other[into], unknown], np.r_[sent.rank[into], unknown]])
     edges = np.searchsorted(known, waits)
     depth = depths(len(known), *edges)
-    order = np.argsort(depth, kind="stable")
-    order = order[depth[order] >= 0]
-    groups = _tuples(known[order], depth[order])
-    if len(groups) < 2:
+    if depth.max() < 1:
         return None
     chain = connected(edges.ravel(), np.tile(np.arange(edges.shape[1]), 2), len(known))
-    pipelines = _tuples(known[order], chain[order])
-    return Stages(groups, tuple(range(len(groups))), None, pipelines)
+    order = np.argsort(depth, kind="stable")
+    order = order[depth[order] >= 0]
+    return Stages(known[order], depth[order], chain[order])
 
 
 def stage_of(dataset: Dataset) -> Ints:
     """Each rank's pipeline stage; all 0 where there is no pipeline."""
     out = np.zeros(len(dataset.ranks), dtype=np.int64)
-    known = stages(dataset) if dataset.pipelined else None
-    for number, group in enumerate(known.groups if known else ()):
-        out[np.searchsorted(dataset.ranks, group)] = number
+    if dataset.pipelined and (found := stages(dataset)):
+        out[np.searchsorted(dataset.ranks, found.ranks)] = found.stage
     return out

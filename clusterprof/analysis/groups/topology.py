@@ -76,6 +76,15 @@ def topology(dataset: Dataset) -> TopologyEntry:
     """Return the groups by kind and ranks, and the pipeline's stages in order."""
     found = stages(dataset)
     groups = [*_pipelines(dataset, found), *_collective_groups(dataset, found)]
+    by_members: dict[tuple[int, ...], list[ShallowGroup]] = {}
+    for group in dataset.shallow["groups"] if dataset.shallow else ():
+        profiled = tuple(rank for rank in group["ranks"] if rank in dataset.place)
+        by_members.setdefault(profiled, []).append(group)
+    for entry in (entry for entry in groups if not entry["description"]):
+        # flight recorders have no communicators: of their groups the only one with these members
+        alike = by_members.get(tuple(sorted(entry["ranks"])), [])
+        alike = [group for group in alike if entry["size"] in (None, len(group["ranks"]))]
+        entry["description"] = alike[0]["description"] if len(alike) == 1 else ""
     groups.sort(key=lambda g: (_ORDER.index(g["kind"]), g["ranks"], g["communicator"]))
     each = zip(found.numbers, found.groups, strict=True) if found else ()
     return {
@@ -90,42 +99,44 @@ def _pipelines(dataset: Dataset, found: Stages | None) -> list[GroupEntry]:
     c, sent = dataset.collectives, traffic(dataset)
     if found is None:
         why = "Sends and Recvs whose order has no beginning: a ring, or too few ranks are profiled"
-        answer: Answer = ("unknown", limits.ASSUMED, why)
-        each = parts(sent.row, c.communicators[0][sent.row])
-        return [_entry(dataset, rows, answer) for rows in each]
-    out = []
-    for chain in found.pipelines:
-        rows = sent.row[np.isin(sent.rank, chain)]
-        why = f"stage{'s' if len(chain) > 1 else ''} {words.listed(found.of[r] for r in chain)}"
-        if found.stride:
-            why += f" of {found.count}, {words.counted(found.stride, 'rank')} from each to the next"
-        confidence = limits.MEASURED if found.count else limits.ASSUMED
-        answer = ("pipeline", confidence, f"Sends and Recvs along a chain: {why}")
-        size = found.count or (len(chain) if _everyone(dataset) else None)
-        out.append(_entry(dataset, rows, answer, size) | {"ranks": list(chain)})
-    return out
+        return [
+            _entry(dataset, rows, ("unknown", limits.ASSUMED, why))
+            for rows in parts(sent.row, c.communicators[0][sent.row])
+        ]
+    confidence = limits.MEASURED if found.count else limits.ASSUMED
+    layout = ""
+    if found.stride:
+        layout = f" of {found.count}, {words.counted(found.stride, 'rank')} from each to the next"
+    pipelines = []
+    for chain in parts(found.ranks, found.pipeline):
+        numbers = found.stages_of(chain).tolist()
+        why = f"stage{'s' if len(chain) > 1 else ''} {words.listed(numbers)}{layout}"
+        answer: Answer = ("pipeline", confidence, f"Sends and Recvs along a chain: {why}")
+        size = found.count or (len(chain) if dataset.world_size == len(dataset.ranks) else None)
+        entry = _entry(dataset, sent.row[np.isin(sent.rank, chain)], answer, size)
+        pipelines.append(entry | {"ranks": chain.tolist()})
+    return pipelines
 
 
 def _collective_groups(dataset: Dataset, found: Stages | None) -> list[GroupEntry]:
     c = dataset.collectives
-    uses = (np.flatnonzero(each) for each in (~c.point_to_point, c.exchange))
     compute = np.nan_to_num(dataset.account("compute_ns"), nan=np.inf).sum(axis=1)
-    least_bytes = _SIDE_FRAC * c.size.max(initial=0)
-    out = []
+    least_bytes, groups = _SIDE_FRAC * c.size.max(initial=0), []
+    uses = (np.flatnonzero(calls) for calls in (~c.point_to_point, c.exchange))
     for mine in (each for rows in uses for each in parts(rows, c.communicators[0][rows])):
         ranks, size = np.unique(c.rank[mine]), communicator_size(dataset, mine)
         # extra work moves a rank's calls to another part of its step: the one that computes least
         # shows best what all members do
         shown = ranks[np.argmin(compute[np.searchsorted(dataset.ranks, ranks)])]
         kind, confidence, why = _purpose(_calls(dataset, mine[c.rank[mine] == shown], least_bytes))
-        stage = {found.of.get(int(r)) for r in ranks} if found else set()
-        if kind in ("data", "tensor") and len(stage) > 1:
+        several = found is not None and len(np.unique(found.stages_of(ranks))) > 1
+        if kind in ("data", "tensor") and several:
             kind, confidence = "unknown", limits.ASSUMED
             why = f"its members are of several pipeline stages (as shared embeddings have): {why}"
         if kind == "unknown" and size is not None and size == dataset.world_size:
             kind, confidence = "world", limits.MEASURED
-        out.append(_entry(dataset, mine, (kind, confidence, why), size))
-    return out
+        groups.append(_entry(dataset, mine, (kind, confidence, why), size))
+    return groups
 
 
 def _purpose(calls: Mapping[str, _Calls]) -> Answer:
@@ -180,13 +191,9 @@ def _places(dataset: Dataset, rows: Ints) -> Floats:
     return np.asarray(np.clip(done / np.maximum(whole, 1), 0, 1))
 
 
-def _everyone(dataset: Dataset) -> bool:
-    return dataset.world_size == len(dataset.ranks)
-
-
 def communicator_size(dataset: Dataset, rows: Ints) -> int | None:
     """The true size of the communicator of `rows`: by all of its members, or said by its calls."""
-    if _everyone(dataset):
+    if dataset.world_size == len(dataset.ranks):
         return len(np.unique(dataset.collectives.rank[rows]))
     sizes = np.unique(dataset.issued("communicator_size")[rows])
     sizes = sizes[sizes > 0]
@@ -201,7 +208,7 @@ def whole(dataset: Dataset) -> Bools:
     are.
     """
     c = dataset.collectives
-    if _everyone(dataset):
+    if dataset.world_size == len(dataset.ranks):
         return np.ones(len(c.rank), dtype=bool)
     codes, names = c.communicators
     pairs, _ = places(codes * len(dataset.ranks) + np.searchsorted(dataset.ranks, c.rank))
@@ -210,26 +217,6 @@ def whole(dataset: Dataset) -> Bools:
     size = np.where(size > 0, size, dataset.world_size or 0)
     members = np.bincount(pairs // len(dataset.ranks), minlength=len(names))
     return (members >= size)[codes] | (c.between_stages & c.matched)
-
-
-def _called(dataset: Dataset, name: str, ranks: list[int], size: int | None) -> str:
-    """What the program calls a communicator, by the reports; else by the flight recorders."""
-    if own := dataset.tables[dataset.place[ranks[0]]].info.groups.get(name):
-        return own
-    # these have no communicators: of their groups it is the only one with these members
-    alike = _by_members(dataset).get(tuple(ranks), [])
-    alike = [group for group in alike if size in (None, len(group["ranks"]))]
-    return alike[0]["description"] if len(alike) == 1 else ""
-
-
-@once
-def _by_members(dataset: Dataset) -> dict[tuple[int, ...], list[ShallowGroup]]:
-    """The flight recorders' groups by their profiled members."""
-    out: dict[tuple[int, ...], list[ShallowGroup]] = {}
-    for group in dataset.shallow["groups"] if dataset.shallow else ():
-        profiled = tuple(rank for rank in group["ranks"] if rank in dataset.place)
-        out.setdefault(profiled, []).append(group)
-    return out
 
 
 def _entry(dataset: Dataset, rows: Ints, answer: Answer, size: int | None = None) -> GroupEntry:
@@ -244,7 +231,7 @@ def _entry(dataset: Dataset, rows: Ints, answer: Answer, size: int | None = None
     return {
         "kind": kind,
         "communicator": name,
-        "description": _called(dataset, name, ranks, size),
+        "description": dataset.tables[dataset.place[ranks[0]]].info.groups.get(name, ""),
         "ranks": ranks,
         "size": size,
         "operations": sorted(set(c.label[rows])),
