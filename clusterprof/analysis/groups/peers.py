@@ -6,6 +6,7 @@ them, and what is usual among all but one is read off one sorted column.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -36,13 +37,21 @@ class Peers:
         sizes = np.asarray([len(circle) for circle in self.circles])[self.of]
         return float((1 / sizes[sizes > 1]).sum())
 
-    def differences(self, values: Floats) -> Floats:
-        """How much more of `values` [ranks, steps] than its middle peer a rank has; 0 for NaN."""
+    def usual(self, values: Floats, without: Sequence[int] | Ints = ()) -> Floats:
+        """What a rank's middle peer has of `values` [ranks, steps]; NaN where no peer has any.
+
+        Ranks in `without` are nobody's peers.
+        """
         usual = np.full_like(values, np.nan)
+        counted = np.where(np.isin(np.arange(len(values)), without)[:, None], np.nan, values)
         for number, circle in enumerate(self.circles):
             mine = np.flatnonzero(self.of == number)
-            usual[mine] = median_of_others(values[circle])[np.searchsorted(circle, mine)]
-        return np.asarray(np.nan_to_num(values - usual))
+            usual[mine] = median_of_others(counted[circle])[np.searchsorted(circle, mine)]
+        return usual
+
+    def differences(self, values: Floats) -> Floats:
+        """How much more of `values` [ranks, steps] than its middle peer a rank has; 0 for NaN."""
+        return np.asarray(np.nan_to_num(values - self.usual(values)))
 
 
 def median_of_others(values: Floats) -> Floats:

@@ -38,16 +38,13 @@ class Schedule(NamedTuple):
 
 def schedule(dataset: Dataset, found: Stages) -> Schedule | None:
     """The schedule that all profiled ranks agree on, or None: not recognised."""
-    depth = found.count
-    if depth is None:
-        # only where every call's other side is profiled is the last profiled stage the last one
-        sent = traffic(dataset)
-        others = sent.other[np.isin(sent.step, dataset.steady_steps)]
-        if not len(others) or not bool(np.isin(others, dataset.ranks).all()):
-            return None
-        depth = len(found.groups)
+    sent, depth = traffic(dataset), found.count or len(found.numbers)
+    # only where every call's other side is profiled is the last profiled stage the last one
+    others = sent.other[np.isin(sent.step, dataset.steady_steps)]
+    if found.count is None and not np.isin(others, dataset.ranks).all():
+        return None
     known = _usual(dataset, found, depth)
-    if depth < 2 or known is None:
+    if known is None:
         return None
     stage, forward, backward, around, ahead = known
     count, around = int(forward[0]), np.unique(around[(stage == 0) | (stage == depth - 1)])

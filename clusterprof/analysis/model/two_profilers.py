@@ -7,6 +7,8 @@ begins or ends, exceeds all of the other's time there: less would be the profile
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,9 +34,8 @@ class Hosts:
 
     def later(self, own: Ints) -> Floats:
         """By how much each host is later than its middle peer, [ranks, places] (ns): or earlier."""
-        quiet, whole = self._sums(own)
-        usual_quiet, usual = (each - self.peers.differences(each) for each in (quiet, whole))
-        return np.asarray(np.maximum(quiet - usual, 0) - np.maximum(usual_quiet - whole, 0))
+        _, late, early = self._compared(own)
+        return np.asarray(late - early)
 
     def by_step(self, places: Floats) -> Floats:
         """The sums over the places of each step, [ranks, steps]."""
@@ -46,40 +47,33 @@ class Hosts:
 
         Where one is later, by so much less as it is earlier elsewhere in the step.
         """
-        quiet, whole = self._sums(own)
-        others = np.setdiff1d(np.arange(len(quiet)), ranks)
-        out = own.copy()
-        for k in ranks.tolist():
-            peers = np.intersect1d(self.peers.others(k), others)
-            if not len(peers):
-                continue
-            later = np.maximum(quiet[k] - np.nanmedian(whole[peers], axis=0), 0)
-            earlier = np.maximum(np.nanmedian(quiet[peers], axis=0) - whole[k], 0)
-            late, early = self.by_step(np.stack([later, earlier]))
-            kept = np.clip(early / np.maximum(late, 1), 0, 1)
-            less = later / np.maximum(quiet[k], 1) * (1 - kept[self.step])
-            mine = np.flatnonzero(self.rank == k)
-            spent = np.maximum(own[mine] - self.traced[mine], 0)
-            out[mine] -= (spent * less[self.place[mine]]).astype(np.int64)
-        return np.asarray(out)
+        quiet, late, early = self._compared(own, ranks)
+        kept = np.clip(self.by_step(early) / np.maximum(self.by_step(late), 1), 0, 1)
+        less = late / np.maximum(quiet, 1) * (1 - kept[:, self.step])
+        spent = np.maximum(own - self.traced, 0) * np.isin(self.rank, ranks)
+        return np.asarray(own - (spent * less[self.rank, self.place]).astype(np.int64))
 
-    def _sums(self, own: Ints) -> tuple[Floats, Floats]:
-        """What each host spends at each place, quiet and in all, [ranks, places] (ns)."""
-        count, quiet = len(self.peers.of), own - np.minimum(self.traced, own)
-        there = np.bincount(self.rank, minlength=count) > 0
-        quiet_ns, whole_ns = (
-            np.where(there[:, None], _at_places(self.rank, self.place, count, each), np.nan)
-            for each in (quiet, own)
+    def _compared(self, own: Ints, ranks: Sequence[int] | Ints = ()) -> Floats:
+        """How long hosts are quiet, and by how much they are later and earlier than their peers.
+
+        [3, ranks, places] (ns). The peers are those that are not in `ranks`.
+        """
+        quiet, whole = (
+            _at_places(self.rank, self.place, len(self.peers.of), each)
+            for each in (np.maximum(own - self.traced, 0), own)
         )
-        return quiet_ns, whole_ns
+        usual_quiet, usual = (self.peers.usual(each, ranks) for each in (quiet, whole))
+        return np.nan_to_num(
+            [quiet, np.maximum(quiet - usual, 0), np.maximum(usual_quiet - whole, 0)]
+        )
 
 
 def _at_places(rank: Ints, place: Ints, ranks: int, values: Ints) -> Floats:
-    """The sums of the moments' `values`, [ranks, places]."""
-    count = int(place.max(initial=0)) + 1
-    key = rank.astype(np.int64) * count + place
-    sums = np.bincount(key, values, ranks * count).reshape(ranks, count)
-    return np.asarray(sums, dtype=float)
+    """The sums of the moments' `values`, [ranks, places]; NaN for ranks that have none."""
+    shape = ranks, int(place.max(initial=0)) + 1
+    sums = np.bincount(np.ravel_multi_index((rank, place), shape), values, math.prod(shape))
+    there = np.bincount(rank, minlength=ranks) > 0
+    return np.where(there[:, None], sums.reshape(shape), np.nan)
 
 
 def places(job: Replay, step: Ints, phase: Ints) -> tuple[Ints, Ints]:
@@ -92,15 +86,14 @@ def places(job: Replay, step: Ints, phase: Ints) -> tuple[Ints, Ints]:
     phases = int(phase.max(initial=0)) + 1
     among = step.astype(np.int64) * phases + phase
     shape = int(job.host_rank.max(initial=0)) + 1, int(among.max(initial=0)) + 1
-    key = job.host_rank * np.int64(shape[1]) + among
+    key = np.ravel_multi_index((job.host_rank, among), shape)
     launches = np.zeros(len(key), dtype=np.int64)
     launches[job.launch_moment] = 1
-    at = running_sum(launches, first_of(np.diff(key, prepend=-1) != 0)) - launches
-    count = np.bincount(key, launches, shape[0] * shape[1]).reshape(shape)
+    turn = running_sum(launches, first_of(np.diff(key, prepend=-1) != 0)) - launches
+    count = np.bincount(key, launches, math.prod(shape)).reshape(shape)
     alike = (count[job.ranks] == count[job.ranks[:1]]).all(axis=0)
-    known, place = np.unique(
-        np.stack([among, np.where(alike[among], at, 0)]), axis=1, return_inverse=True
-    )
+    pairs = np.stack([among, np.where(alike[among], turn, 0)])
+    known, place = np.unique(pairs, axis=1, return_inverse=True)
     return place.reshape(-1), known[0] // phases
 
 
