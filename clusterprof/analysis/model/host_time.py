@@ -41,19 +41,26 @@ class HostTime:
     """
 
     def __init__(self, tables: RankTables, begin: int, end: int) -> None:
-        table = tables.host_calls
-        near = (table["end_ns"].to_numpy() > begin) & (table["start_ns"].to_numpy() < end)
-        table = _telling(tables, table.take(pa.array(np.flatnonzero(near))))
+        calls = tables.host_calls
+        # threads whose work the device waits for: they launch, or mark the program's ranges
+        threads = pc.drop_null(pc.unique(tables.activity["launch_thread"]))
+        if not len(threads):
+            threads = pc.unique(calls.filter(pc.equal(calls["kind"], "range"))["thread"])
+        calls = calls.filter((pc.field("end_ns") > begin) & (pc.field("start_ns") < end))
+        works = pc.is_in(calls["thread"], value_set=threads).to_numpy()
+        collects = np.asarray(pc.equal(calls["kind"], "python")) & called(calls, COLLECTING)
+        calls = calls.filter(pa.array((works & ~called(calls, STEP_RANGES)) | collects))
+        calls = calls.select(["start_ns", "end_ns", "kind", "name"])
+        table = pa.concat_tables([calls, _between(calls.filter(pc.equal(calls["kind"], "range")))])
         (kinds, kind), (names, name) = coded(table, "kind"), coded(table, "name")
         codes, of = places(kind * np.int64(len(names)) + name)
-        renamed = [
-            _summed_up(kinds[c // len(names)], names[c % len(names)]) for c in codes.tolist()
-        ]
+        pairs = (divmod(code, len(names)) for code in codes.tolist())
+        summed_up = [_summed_up(kinds[first], names[second]) for first, second in pairs]
+        self.names = list(dict.fromkeys(summed_up))
+        number = {call: place for place, call in enumerate(self.names)}
+        of = np.asarray([number[call] for call in summed_up], dtype=np.int64)[of]
         start, stop = (table[column].to_numpy() for column in ("start_ns", "end_ns"))
         # many short waits for the interpreter's lock are one long one
-        number = {each: place for place, each in enumerate(dict.fromkeys(renamed))}
-        self.names = list(number)
-        of = np.asarray([number[each] for each in renamed], dtype=np.int64)[of]
         self._axis = Axis(np.full(max(len(self.names), 1), begin))
         self._covered = union(self._axis.of(of, start), self._axis.of(of, stop))
         #: how long it is in each in all, [names]
@@ -79,8 +86,8 @@ class HostTime:
         innermost; and a call before a gap, which tells only where it is.
         """
         enough = np.flatnonzero((more > 0) & (more >= limits.HALF * of_ns)).tolist()
-        innermost = sorted(enough, key=lambda at: (self.names[at].kind == BETWEEN, self.total[at]))
-        return innermost[0] if innermost else None
+        innermost = sorted((self.names[k].kind == BETWEEN, self.total[k], k) for k in enough)
+        return innermost[0][-1] if innermost else None
 
 
 @once
@@ -109,9 +116,9 @@ def own_clock(dataset: Dataset, k: int, aligned: Ints) -> Ints:
 def host_time(dataset: Dataset, k: int) -> HostTime:
     """What the k-th rank's host does in the steady-state steps."""
     spans = np.concatenate(step_spans(dataset, k)).tolist() or [0]
-    made = HostTime(dataset.tables[k], min(spans), max(spans))
+    time = HostTime(dataset.tables[k], min(spans), max(spans))
     release()
-    return made
+    return time
 
 
 def step_spans(dataset: Dataset, k: int) -> tuple[Ints, Ints]:
@@ -125,24 +132,6 @@ def _summed_up(kind: str, name: str) -> Named:
     """The name by which calls of one sort are summed up."""
     of_all = ((COLLECTING, COLLECTOR), (GIL_WAIT, LOCKED)) if kind == "python" else ()
     return Named(kind, next((each for pattern, each in of_all if re.search(pattern, name)), name))
-
-
-def _telling(tables: RankTables, rows: pa.Table) -> pa.Table:
-    """Those of `rows` of the host's calls that tell what the threads at work do, and the gaps."""
-    mine = pc.is_in(rows["thread"], value_set=_threads(tables)).to_numpy()
-    collects = np.asarray(pc.equal(rows["kind"], "python")) & called(rows, COLLECTING)
-    rows = rows.filter(pa.array((mine & ~called(rows, STEP_RANGES)) | collects))
-    rows = rows.select(["start_ns", "end_ns", "kind", "name"])
-    return pa.concat_tables([rows, _between(rows.filter(pc.equal(rows["kind"], "range")))])
-
-
-def _threads(tables: RankTables) -> pa.Array:
-    """Threads whose work the device waits for: they launch, or mark the program's ranges."""
-    launching = pc.drop_null(pc.unique(tables.activity["launch_thread"]))
-    if len(launching):
-        return launching
-    marks = tables.host_calls.filter(pc.equal(tables.host_calls["kind"], "range"))
-    return pc.unique(marks["thread"])
 
 
 def _between(ranges: pa.Table) -> pa.Table:

@@ -47,12 +47,15 @@ class Timelines:
         #: of each rank: whether its report has steps
         self.has_steps = np.zeros(len(tables), dtype=bool)
         #: and whether it computes and communicates on CPU threads (gloo): there is no GPU
-        self.on_host = np.asarray([_on_host(t) for t in tables], dtype=bool)
+        self.on_host = np.zeros(len(tables), dtype=bool)
         #: of each activity: its kind (in KINDS), and the row of the step that launched it, or -1
         self.kind: Small = np.zeros(self.first[-1], dtype=np.int8)
         self.launched_in: Small = np.zeros(self.first[-1], dtype=np.int32)
         steps, count = [np.zeros((6, 0), dtype=np.int64)], 0
         for k, table in enumerate(tables):
+            correlation = table.activity["correlation"]
+            no_launches = correlation.null_count == len(correlation)
+            self.on_host[k] = table.info.backend == "gloo" or no_launches
             cut, of, self.has_steps[k] = _cut(table)
             steps.append(np.stack([np.full(len(cut[0]), k), *cut]))
             self.launched_in[self.rows(k)] = np.where(of < 0, -1, of + count)
@@ -81,30 +84,30 @@ class Timelines:
         """
         if len(np.unique(self.step)) <= len(steps) + 2:
             return self  # there is hardly anything else
-        rows = [self._near(k, steps) for k in range(len(self.tables))]
+        rows = []
+        for k in range(len(self.tables)):
+            mine, at = self.rows(k), self.steps_of(k, steps)
+            if len(at):
+                launched, (start, stop) = self.launched_in[mine], self.on_axis((0, 1), k, k + 1)
+                # a host is steps ahead of its device
+                begin = self.axis.of(k, self.host_begin[at[0]])
+                near = (stop > begin) & (start < self.end[at[-1]])
+                near |= (launched >= at[0] - 1) & (launched <= at[-1] + 1)
+                shown = mine.start + np.flatnonzero(near)
+                first, last = shown[[0, -1]] if len(shown) else (mine.start, mine.start - 1)
+                mine = slice(first, last + 1)
+            rows.append(mine)
         out = copy(self)
         out.tables = [
-            replace(tables, activity=tables.activity.slice(here.start - first, len(here)))
+            replace(tables, activity=tables.activity[here.start - first : here.stop - first])
             for tables, here, first in zip(self.tables, rows, self.first.tolist(), strict=False)
         ]
-        out.first = np.cumsum([0, *map(len, rows)])
+        out.first = np.cumsum([0, *(here.stop - here.start for here in rows)])
         out.kind, out.launched_in, out.of = (
-            np.concatenate([each[:0], *(each[here.start : here.stop] for here in rows)])
+            np.concatenate([each[:0], *(each[here] for here in rows)])
             for each in (self.kind, self.launched_in, self.of)
         )
         return out
-
-    def _near(self, k: int, steps: Sequence[int]) -> range:
-        mine, at = self.rows(k), self.steps_of(k, steps)
-        if not len(at):
-            return range(mine.start, mine.stop)
-        launched, (start, stop) = self.launched_in[mine], self.on_axis((0, 1), k, k + 1)
-        near = (launched >= at[0] - 1) & (launched <= at[-1] + 1)
-        # a host is steps ahead of its device
-        begin = self.axis.of(k, self.host_begin[at[0]])
-        near |= (stop > begin) & (start < self.end[at[-1]])
-        found = mine.start + np.flatnonzero(near)
-        return range(found[0], found[-1] + 1) if len(found) else range(0)
 
     def rows(self, k: int, until: int | None = None) -> slice:
         """Where the k-th rank's activities are, or those of all from it to before `until`."""
@@ -165,90 +168,61 @@ def _launched(tables: RankTables, start: pa.ChunkedArray, launch: pa.ChunkedArra
     return np.asarray(out)
 
 
-def _on_host(tables: RankTables) -> bool:
-    correlation = tables.activity["correlation"]
-    return tables.info.backend == "gloo" or not correlation.null_count < len(correlation)
-
-
-def _cut(tables: RankTables) -> tuple[tuple[Ints, ...], Ints, bool]:
+def _cut(tables: RankTables) -> tuple[Ints, Ints, bool]:
     """Cut one rank's report into steps. Assumes that `steps` are the program's own, in order.
 
-    Returns of each step its number, begin and end by the host, begin and end by the device; of each
-    activity the place of the step that launched it, or -1; and whether the report has steps.
+    Returns the number, the begin and end by the host, and the begin and end by the device of each
+    step, [5, steps]; of each activity the place of the step that launched it, or -1; and whether
+    the report has steps: else one of number 0 stands for the whole window.
     """
     start, stop, launch, launch_end = wall_times(tables)
-    step, host_begin, host_end = _host_steps(tables, launch)
-    has_steps = bool(len(step))
+    steps = _host_steps(tables, launch)
+    has_steps = bool(steps.size)
     if not has_steps:
         first = start[:1].min(initial=tables.info.begin_ns or 2**62)
         last = stop.max(initial=tables.info.end_ns)
-        # one step, number 0, stands for the whole window
-        step = np.zeros(1, dtype=np.int64)
-        host_begin = np.array([min(first, last)], dtype=np.int64)
-        host_end = np.array([last], dtype=np.int64)
-    drains = _drains(tables)
-    kept = _until_the_stop(drains[0], host_begin, host_end)
-    step, host_begin, host_end = step[:kept], host_begin[:kept], host_end[:kept]
-    # a window's stop waits for an idle device with nothing launched behind it, and takes 10 ms and
-    # more after it; no step's time is that
-    last = (drains[0] >= launch_end.max(initial=0)) & (drains[1] >= stop.max(initial=0))
-    drained = int(drains[0][last].min(initial=host_end[-1]))
-    if len(stop) and host_begin[-1] < drained < host_end[-1]:
-        host_end = np.r_[host_end[:-1], drained]
-    begin, end, of = _device_steps(host_begin, host_end, launch, stop)
-    return (step, host_begin, host_end, begin, end), of, has_steps
+        steps = np.array([[0], [min(first, last)], [last]])
+    # when the host began to wait until its device was idle, and when it was
+    drains = np.flatnonzero(called(tables.host_calls, r"(?i)devicesynchronize"))
+    drain, idle = (tables.host_calls[name].to_numpy()[drains] for name in ("start_ns", "end_ns"))
+    # A window's stop drains the device between two steps; the report may hold some steps after it,
+    # which begin with empty queues. Programs that drain between their steps do so at each of them.
+    begun, ended = (np.searchsorted(times, drain, side="right") for times in steps[1:])
+    between = np.unique(ended[(ended == begun) & (ended > 0) & (ended < steps.shape[1])])
+    if len(between) == 1:
+        steps = steps[:, : between[0]]
+    # It waits for an idle device with nothing launched behind it, and takes 10 ms and more after
+    # it; no step's time is that.
+    at_the_end = (drain >= launch_end.max(initial=0)) & (idle >= stop.max(initial=0))
+    drained = drain[at_the_end].min(initial=steps[2, -1])
+    if len(stop) and steps[1, -1] < drained:
+        steps[2, -1] = drained
+    _, begin, end = steps
+    of = np.searchsorted(begin, launch, side="right") - 1
+    of[launch > end[-1]] = len(begin)
+    # until when what was launched before the first step runs, and what was in each, and after them
+    runs_until = np.full(len(begin) + 2, -(2**63))
+    np.maximum.at(runs_until, of + 1, stop)
+    begins = np.maximum(begin, np.maximum.accumulate(runs_until)[:-2])
+    ends = np.r_[begins[1:], max(runs_until[-2], end[-1], begins[-1])]
+    of[of == len(begin)] = -1
+    return np.stack([*steps, begins, ends]), of, has_steps
 
 
-def _host_steps(tables: RankTables, launch: Ints) -> tuple[Ints, Ints, Ints]:
-    """Steps of which the report holds something; fragments at the window's edges left out.
+def _host_steps(tables: RankTables, launch: Ints) -> Ints:
+    """Number, begin and end [3, steps] of the steps of which the report holds something.
 
-    A fragment has less than half of the activities that steps usually have.
+    Fragments at the window's edges, with less than half of the activities that steps usually have,
+    are left out.
     """
-    table = tables.steps
-    step, begin, end = (table[c].to_numpy() for c in ("step", "begin_ns", "end_ns"))
-    ordered = np.sort(launch)
-    count = np.searchsorted(ordered, np.r_[begin[1:], end[-1:]]) - np.searchsorted(ordered, begin)
+    steps = np.stack([tables.steps[name].to_numpy() for name in ("step", "begin_ns", "end_ns")])
+    count = np.diff(np.searchsorted(np.sort(launch), np.r_[steps[1], steps[2, -1:]]))
     inside = np.flatnonzero(count > 0)
     if not len(inside):
-        return step[:0], begin[:0], end[:0]
+        return steps[:, :0]
     first, last = inside[0], inside[-1]
     most = limits.HALF * float(np.median(count[first : last + 1]))
     if last - first >= 2:
         first += int(count[first] < most)
         last -= int(count[last] < most)
-    chosen = slice(first, last + 1)
-    return step[chosen], begin[chosen], end[chosen]
-
-
-def _drains(tables: RankTables) -> tuple[Ints, Ints]:
-    """The calls in which the host waited until its device was idle: when they began and ended."""
-    calls = tables.host_calls
-    rows = np.flatnonzero(called(calls, r"(?i)devicesynchronize"))
-    return calls["start_ns"].to_numpy()[rows], calls["end_ns"].to_numpy()[rows]
-
-
-def _until_the_stop(start: Ints, host_begin: Ints, host_end: Ints) -> int:
-    """How many steps there are before the one place between two steps where the host drains.
-
-    A window's stop drains the device between two steps; the report may hold some steps after it,
-    which begin with empty queues. Programs that drain between their steps do so at each of them.
-    """
-    after = np.searchsorted(host_end, start, side="right")
-    inside = (after > 0) & (after < len(host_begin))
-    after, start = after[inside], start[inside]
-    between = np.unique(after[start < host_begin[after]])
-    return int(between[0]) if len(between) == 1 else len(host_begin)
-
-
-def _device_steps(
-    host_begin: Ints, host_end: Ints, launch: Ints, stop: Ints
-) -> tuple[Ints, Ints, Ints]:
-    order = np.argsort(launch, kind="stable")
-    reach = np.maximum.accumulate(np.r_[-(2**63), stop[order]])
-    begin = np.maximum(host_begin, reach[np.searchsorted(launch[order], host_begin)])
-    begin = np.maximum.accumulate(begin)
-    of = np.searchsorted(host_begin, launch, side="right") - 1
-    of[launch > host_end[-1]] = -1
-    mine = of == len(host_begin) - 1
-    last = stop[mine].max(initial=max(host_end[-1], begin[-1]))
-    return begin, np.r_[begin[1:], last], of
+    return steps[:, first : last + 1]

@@ -63,9 +63,8 @@ class Hosts:
             for each in (np.maximum(own - self.traced, 0), own)
         )
         usual_quiet, usual = (self.peers.usual(each, ranks) for each in (quiet, whole))
-        return np.nan_to_num(
-            [quiet, np.maximum(quiet - usual, 0), np.maximum(usual_quiet - whole, 0)]
-        )
+        late, early = np.maximum(quiet - usual, 0), np.maximum(usual_quiet - whole, 0)
+        return np.asarray(np.nan_to_num([quiet, late, early]))
 
 
 def _at_places(rank: Ints, place: Ints, ranks: int, values: Ints) -> Floats:
