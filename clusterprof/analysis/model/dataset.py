@@ -61,7 +61,6 @@ class Collectives:
         self.communicators: tuple[Ints, list[str]] = codes, names.tolist()
         role = texts(table, "role")
         self.matched: Bools = texts(table, "state") == "matched"
-        self.synchronising: Bools = (role == "both") | _held(table, role)
         self.point_to_point: Bools = (self.operation == "Send") | (self.operation == "Recv")
         self.start, self.end, self.issue, self.stream = (
             integers(table, name) for name in ("start_ns", "end_ns", "issue_start_ns", "stream")
@@ -71,6 +70,14 @@ class Collectives:
         )
         self.size = integers(table, "message_bytes", -1)
         self.has: Bools = np.asarray(pc.is_valid(table["start_ns"]).to_numpy())
+        # A Broadcast, a Reduce and the like may let members leave early: the root of a small
+        # Broadcast leaves at once. Those behind the last one in the ring cannot, and wait as in any
+        # collective: they arrive before its arrival and end after it.
+        arrival, end = (integers(table, name) for name in ("last_arrival_ns", "aligned_end_ns"))
+        behind = pc.is_valid(table["last_arrival_ns"]).to_numpy() & (end >= arrival)
+        behind &= np.isin(role, ("source", "sink"))
+        held = np.unique(self.collective[behind & (self.aligned_start < arrival)])
+        self.synchronising: Bools = (role == "both") | behind & np.isin(self.collective, held)
 
     @cached_property
     def kernel(self) -> Ints:
@@ -80,13 +87,13 @@ class Collectives:
     @cached_property
     def exchange(self) -> Bools:
         """Sends and Recvs that are an all-to-all."""
-        out = np.zeros(len(self.rank), dtype=bool)
-        rows = np.flatnonzero(self.point_to_point & self.has)
+        exchange = self.point_to_point & self.has
+        rows = np.flatnonzero(exchange)
         if rows.size:
             sends = self.operation == "Send"
             columns: Any = (self.rank, self.kernel, sends, self.collective, self.matched)
-            out[rows] = exchanges.exchanges(*(each[rows] for each in columns))
-        return out
+            exchange[rows] = exchanges.exchanges(*(each[rows] for each in columns))
+        return exchange
 
     @cached_property
     def between_stages(self) -> Bools:
@@ -166,25 +173,6 @@ class Activities:
         start = self.start[self.lines.rows(k, until)]
         # one that ends after its start had ended as it began, or by that start if it is earlier
         return launch, np.where(end <= start, end, np.minimum(launch, start))
-
-
-def _held(table: pa.Table, role: npt.NDArray[np.object_]) -> Bools:
-    """Rows of Broadcasts, Reduces and the like that waited for the last arrival, or are it.
-
-    Such a call may let members leave early: the root of a small Broadcast leaves at once. Those
-    behind the last one in the ring cannot, and wait as in any collective: they arrive before
-    its arrival and end after it.
-    """
-    valid = np.asarray(pc.is_valid(table["last_arrival_ns"]).to_numpy())
-    rows = np.flatnonzero(np.isin(role, ("source", "sink")) & valid)
-    start, end, arrival, collective = (
-        integers(table, name)[rows]
-        for name in ("aligned_start_ns", "aligned_end_ns", "last_arrival_ns", "collective")
-    )
-    held = np.isin(collective, collective[(start < arrival) & (end >= arrival)])
-    out = np.zeros(len(role), dtype=bool)
-    out[rows] = held & (end >= arrival)
-    return out
 
 
 def parts(rows: Ints, keys: npt.NDArray[Any]) -> list[Ints]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import numpy as np
 import pyarrow as pa
 
-from clusterprof.align.columns import coded, matched
+from clusterprof.align.columns import coded, matched, places
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Bools, Dataset, Ints, once
 from clusterprof.analysis.model.graph import ranges
@@ -29,42 +31,35 @@ class HostCalls:
     """
 
     def __init__(self, dataset: Dataset) -> None:
-        chosen = [
-            _looked_for(tables.host_calls, on_host=bool(on_host))
-            for tables, on_host in zip(dataset.tables, dataset.timelines.on_host, strict=True)
-        ]
-        self.rank = np.repeat(np.arange(len(chosen)), [calls.num_rows for calls, _ in chosen])
+        tables, has_cuda = [], []
+        for report, on_host in zip(dataset.tables, dataset.timelines.on_host, strict=True):
+            calls = report.host_calls.select(["start_ns", "end_ns", "kind", "name"])
+            start, stop = (calls[name].to_numpy() for name in ("start_ns", "end_ns"))
+            cuda = _called(calls, ("cuda", ""))
+            # clocks differ in pace by millionths: what is long on one is half as long on any
+            wanted = cuda & (2 * (stop - start) >= limits.WAITING_CALL_NS)
+            wanted |= _called(calls, *chain(*NAMED.values(), [("op", "")] if on_host else []))
+            tables.append(calls.take(pa.array(np.flatnonzero(wanted))))
+            has_cuda.append(cuda.any())
+            release()
+        self.rank = np.repeat(np.arange(len(tables)), [table.num_rows for table in tables])
         #: whether each rank's report has calls of CUDA
-        self.has_cuda = np.asarray([cuda for _, cuda in chosen], dtype=bool)
-        table = pa.concat_tables([calls for calls, _ in chosen])
-        times = np.stack([table[name].to_numpy() for name in ("start_ns", "end_ns")])
+        self.has_cuda = np.asarray(has_cuda, dtype=bool)
+        self.table = pa.concat_tables(tables)
+        times = np.stack([self.table[name].to_numpy() for name in ("start_ns", "end_ns")])
         self.start, self.stop = dataset.aligned(self.rank, times)
-        self.kinds, self.kind = coded(table, "kind")
-        self.names, self.name = coded(table, "name")
 
-    def called(self, kind: str, pattern: str) -> Bools:
-        """Which calls are of a kind, with a name that a regular expression finds something in."""
-        of_kind = np.asarray([one == kind for one in self.kinds], dtype=bool)
-        return np.asarray(of_kind[self.kind] & matched(self.names, pattern)[self.name])
+    def called(self, *wanted: tuple[str, str]) -> Bools:
+        """Which calls are of one of these kinds, with a name in which its pattern matches."""
+        return _called(self.table, *wanted)
 
 
-def _looked_for(calls: pa.Table, *, on_host: bool) -> tuple[pa.Table, bool]:
-    """The rows of one rank's calls that `HostCalls` has, and whether there are any of CUDA."""
+def _called(calls: pa.Table, *wanted: tuple[str, str]) -> Bools:
     (kinds, kind), (names, name) = coded(calls, "kind"), coded(calls, "name")
-    of = {one: np.asarray([each == one for each in kinds], dtype=bool)[kind] for one in set(kinds)}
-    none = np.zeros(len(kind), dtype=bool)
-    cuda, length = of.get("cuda", none), calls["end_ns"].to_numpy() - calls["start_ns"].to_numpy()
-    # clocks differ in pace by millionths: what is long on one is half as long on any
-    wanted = cuda & (2 * length >= limits.WAITING_CALL_NS)
-    if on_host:
-        wanted = wanted | of.get("op", none)
-    for one, pattern in (each for several in NAMED.values() for each in several):
-        if one in of:
-            wanted = wanted | (of[one] & matched(names, pattern)[name])
-    columns = calls.select(["start_ns", "end_ns", "kind", "name"])
-    chosen = columns.take(pa.array(np.flatnonzero(wanted))), bool(cuda.any())
-    release()
-    return chosen
+    named = np.zeros(calls.num_rows, dtype=bool)
+    for of, pattern in wanted:
+        named |= np.equal(kinds, of)[kind] & matched(names, pattern)[name]
+    return named
 
 
 host_calls = once(HostCalls)
@@ -95,9 +90,9 @@ def wait_calls(dataset: Dataset, k: int, until: int) -> tuple[Ints, Ints, Ints]:
 def long_calls(dataset: Dataset) -> tuple[Ints, Bools]:
     """The CUDA calls that are long, and which of them wait by their nature or their length."""
     calls = host_calls(dataset)
-    cuda, length = calls.called("cuda", ""), calls.stop - calls.start
-    rows = np.flatnonzero(cuda & (length >= limits.WAITING_CALL_NS))
-    return rows, calls.called("cuda", WAITS)[rows] | (length[rows] >= limits.PAUSE_NS)
+    length = calls.stop - calls.start
+    rows = np.flatnonzero(calls.called(("cuda", "")) & (length >= limits.WAITING_CALL_NS))
+    return rows, calls.called(("cuda", WAITS))[rows] | (length[rows] >= limits.PAUSE_NS)
 
 
 def _queued(dataset: Dataset, k: int, until: int, time: Ints) -> Ints:
@@ -105,13 +100,10 @@ def _queued(dataset: Dataset, k: int, until: int, time: Ints) -> Ints:
     a, axis = dataset.activities, dataset.axis
     rows = a.lines.rows(k, until)
     launched, stop = (axis.of(a.rank[rows], t) for t in (a.launches(k, until)[0], a.stop[rows]))
-    order = np.argsort(launched, kind="stable")
-    launched, stop = launched[order], stop[order]
-    fresh = np.flatnonzero(np.diff(launched, prepend=-1))
-    if not len(fresh):
-        return np.zeros_like(time)
-    finished = np.sort(np.maximum.reduceat(stop, fresh))
-    return np.searchsorted(launched[fresh], time) - np.searchsorted(finished, time)
+    launched, launch = places(launched)
+    finished = np.zeros_like(launched)
+    np.maximum.at(finished, launch, stop)
+    return np.searchsorted(launched, time) - np.searchsorted(np.sort(finished), time)
 
 
 @once
@@ -124,14 +116,12 @@ def ends(dataset: Dataset) -> Ints:
     leaves the least time unexplained, as the host's pauses in the other gaps and as lateness.
     """
     a, axis, d = dataset.activities, dataset.axis, dataset.timelines
-    if not d.on_host.any():
-        return a.stop
     on_host, calls = d.on_host[a.rank], host_calls(dataset)
-    rows = np.flatnonzero(on_host & (a.kind == COLLECTIVE) & (a.stop > a.start))
     out: Ints = a.stop.copy()
+    rows = np.flatnonzero(on_host & (a.kind == COLLECTIVE) & (a.stop > a.start))
     if not len(rows):
         return out
-    does, op = on_host & (a.kind == COMPUTE), calls.called("op", "")
+    does, op = on_host & (a.kind == COMPUTE), calls.called(("op", ""))
     of, marks = np.r_[d.rank, d.rank], np.r_[d.host_begin, d.host_end]
     marks = axis.of(of, dataset.aligned(of, marks))
     # steps, and operators that hand a call over or wait for one, are no work: they only begin
@@ -180,16 +170,14 @@ def named_time(dataset: Dataset, place: Ints, begin: Ints, end: Ints) -> dict[st
     `place` is each span's rank; `begin` and `end` are on the reference rank's clock.
     """
     calls, axis = host_calls(dataset), dataset.axis
-    before = np.broadcast_to(np.int64(0), place.shape)
-    out, chosen = dict.fromkeys(NAMED, before), np.zeros(len(calls.rank), dtype=bool)
+    start, stop = (axis.of(calls.rank, time) for time in (calls.start, calls.stop))
+    begin, end = (axis.of(place, time) for time in (begin, end))
+    named, before, times = np.zeros(len(calls.rank), dtype=bool), np.zeros_like(begin), {}
     for code, wanted in NAMED.items():
-        mine = np.logical_or.reduce([calls.called(*one) for one in wanted])
-        if mine.any():
-            chosen |= mine
-            spans = (axis.of(calls.rank[chosen], t[chosen]) for t in (calls.start, calls.stop))
-            covered = union(*spans).within(axis.of(place, begin), axis.of(place, end))
-            out[code], before = covered - before, covered
-    return out
+        named |= calls.called(*wanted)
+        covered = union(start[named], stop[named]).within(begin, end)
+        times[code], before = covered - before, covered
+    return times
 
 
 def quiet(dataset: Dataset, place: Ints, begin: Ints, end: Ints) -> Ints:
