@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from clusterprof.align.columns import Bools, Ints, integers, places, texts
+from clusterprof.align.columns import Bools, integers, places, texts
 from clusterprof.analysis.model.timeline import Timelines
 from clusterprof.exchanges import connected
 
@@ -39,7 +39,10 @@ def steady_steps(d: Timelines, placed: pa.Table) -> tuple[int, ...]:
     at = np.searchsorted(steps, step)
     # a profiler that pauses on a rank starts once more
     starts = step[(np.diff(rank, prepend=-1) != 0) | (np.diff(at, prepend=0) > 1)]
-    disturbed = np.r_[starts, _disturbed_by_the_stop(last, placed), step[took <= 0]]
+    # the others go on after a rank's stop, and nobody after the last one
+    cut_off = integers(placed, "step", -1)[texts(placed, "state") == "incomplete"]
+    stops = np.r_[last[last < last.max()] + 1, cut_off[cut_off == last.max()]]
+    disturbed = np.r_[starts, stops, step[took <= 0]]
     steady = (steps > _synchronised(placed, int(first.max()))) & ~np.isin(steps, disturbed)
     ranks = np.bincount(at, minlength=len(steps))
     inside = (first[:, None] <= steps) & (steps <= last[:, None])
@@ -56,14 +59,6 @@ def steady_steps(d: Timelines, placed: pa.Table) -> tuple[int, ...]:
         nearest = int(np.argmin(np.abs(means - took.mean())))
         chosen = chosen[nearest : nearest + TYPICAL_STEPS]
     return tuple(chosen)
-
-
-def _disturbed_by_the_stop(last: Ints, placed: pa.Table) -> Ints:
-    """Steps in which the stop of a profiler shows; `last` are the last ones of the ranks."""
-    step, state = integers(placed, "step", -1), texts(placed, "state")
-    cut_off = step[(state == "incomplete") & (step == last.max())]
-    # those that others went on with
-    return np.asarray(np.r_[last[last < last.max()] + 1, cut_off])
 
 
 def _synchronised(placed: pa.Table, start: int) -> int:
