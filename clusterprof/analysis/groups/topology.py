@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from clusterprof import words
-from clusterprof.align.columns import Bools, Floats, Ints, places
+from clusterprof.align.columns import Bools, Ints, places
 from clusterprof.analysis.groups.stages import Stages, stages, traffic
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset, calls_per_step, once, parts
@@ -128,7 +128,7 @@ def _collective_groups(dataset: Dataset, found: Stages | None) -> list[GroupEntr
         # extra work moves a rank's calls to another part of its step: the one that computes least
         # shows best what all members do
         shown = ranks[np.argmin(compute[np.searchsorted(dataset.ranks, ranks)])]
-        kind, confidence, why = _purpose(_calls(dataset, mine[c.rank[mine] == shown], least_bytes))
+        kind, confidence, why = _purpose(_calls(dataset, int(shown), mine, least_bytes))
         several = found is not None and len(np.unique(found.stages_of(ranks))) > 1
         if kind in ("data", "tensor") and several:
             kind, confidence = "unknown", limits.ASSUMED
@@ -156,39 +156,31 @@ def _purpose(calls: Mapping[str, _Calls]) -> Answer:
     return "unknown", limits.ASSUMED, why if often else "no large messages in steady-state steps"
 
 
-def _calls(dataset: Dataset, rows: Ints, least_bytes: float) -> dict[str, _Calls]:
+def _calls(dataset: Dataset, rank: int, rows: Ints, least_bytes: float) -> dict[str, _Calls]:
     """The calls of one member of a communicator by operation: those that have large messages."""
-    c = dataset.collectives
-    rows = c.once(rows)
+    c, d, k = dataset.collectives, dataset.timelines, dataset.place[rank]
+    rows = c.once(rows[c.rank[rows] == rank])
     rows = rows[c.has[rows] & np.isin(c.step[rows], dataset.evidence_steps)]
     # an AllToAll's sizes differ between members, and reports of some kinds have none
     large = (c.size[rows] < 0) | c.exchange[rows] | (c.size[rows] >= least_bytes)
     large &= c.operation[rows] != "Barrier"
-    place, steps = _places(dataset, rows), max(len(np.unique(c.step[rows])), 1)
-    out = {}
-    for name in sorted(set(c.label[rows[large]])):
-        every = c.label[rows] == name
-        mine = np.flatnonzero(every & large)
-        first = [float(place[m].min()) for m in parts(mine, c.step[rows[mine]])]
-        early = {one < _FORWARD for one in first}
-        alike = early.pop() if len(early) == 1 else None
-        out[name] = _Calls(float(every.sum()) / steps, float(np.median(first)), alike)
-    return out
-
-
-def _places(dataset: Dataset, rows: Ints) -> Floats:
-    """The part of its step's compute (else of its time) before each call of a rank, 0 to 1."""
-    c = dataset.collectives
-    if not len(rows):
-        return np.zeros(0)
-    d, k = dataset.timelines, dataset.place[int(c.rank[rows[0]])]
     first, last = np.searchsorted(d.rank, [k, k + 1])
     at = np.minimum(first + np.searchsorted(d.step[first:last], c.step[rows]), last - 1)
     begin, end, start = d.begin[at], d.end[at], d.axis.of(k, c.start[rows])
+    # how much of its step's compute is before each call, or else of its time
     (compute,) = d.ran(k, k + 1, (COMPUTE,))
     whole, done = compute.within(begin, end), compute.within(begin, start)
     done, whole = np.where(whole > 0, (done, whole), (start - begin, end - begin))
-    return np.asarray(np.clip(done / np.maximum(whole, 1), 0, 1))
+    before = np.clip(done / np.maximum(whole, 1), 0, 1)
+    steps, out = max(len(np.unique(c.step[rows])), 1), {}
+    for name in sorted(set(c.label[rows[large]])):
+        every = c.label[rows] == name
+        mine = np.flatnonzero(every & large)
+        first_calls = [float(before[m].min()) for m in parts(mine, c.step[rows[mine]])]
+        early = {place < _FORWARD for place in first_calls}
+        alike = early.pop() if len(early) == 1 else None
+        out[name] = _Calls(float(every.sum()) / steps, float(np.median(first_calls)), alike)
+    return out
 
 
 def communicator_size(dataset: Dataset, rows: Ints) -> int | None:
