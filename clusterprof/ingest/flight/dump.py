@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from math import prod
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,9 +35,8 @@ from clusterprof.ingest.kineto.json_stream import keys_of
 from clusterprof.ingest.kineto.nccl_kernels import DTYPE_BYTES
 from clusterprof.ingest.opening import FARTHEST, check_regular, opened, unreadable
 from clusterprof.ingest.operations import operation
+from clusterprof.ingest.recording import Ints, nullable
 from clusterprof.tables import HIGHEST_RANK, NAME, required
-
-Ints = npt.NDArray[np.int64]
 
 #: What one rank called, in order. `sequence` counts the group's collectives, or with `p2p` the
 #: rank's point-to-point operations in it; `part` those that share one number, as coalesced ones do.
@@ -97,7 +96,15 @@ _OF_A_LIST = "1.0"
 #: the operation of an entry that ends a batch
 _MARK = "Coalesced"
 
-#: what repeats from step to step is looked at once for each of its values
+#: what many entries have in common: everything but numbers, times and frames
+_ALIKE = pa.schema(
+    ENTRIES.field(name)
+    for name in (
+        "p2p", "operation", "peer", "input_sizes", "output_sizes", "input_types", "output_types",
+        "bytes", "finished", "timeout_ns",
+    )
+)  # fmt: skip
+#: where it stands in the dump; it repeats from step to step, and is looked at once for each value
 _REPEATED = (
     "process_group", "profiling_name", "is_p2p", "input_sizes", "output_sizes",
     "input_dtypes", "output_dtypes", "state", "retired", "timeout_ms",
@@ -257,33 +264,35 @@ def _read(path: Path, document: Mapping[str, Any], rank: int | None) -> FlightDu
     if document["version"].startswith("1."):
         document, older = as_version_2(path, document)
     entries = sorted(document["entries"], key=itemgetter("record_id"))
-    if any(name not in each for each in entries[:1] + entries[-1:] for name in _DEFAULTS):
-        entries = [{**_DEFAULTS, **each} for each in entries]
-    beside, bad = _listed_beside(path)
+    if any(name not in entry for entry in entries[:1] + entries[-1:] for name in _DEFAULTS):
+        entries = [{**_DEFAULTS, **entry} for entry in entries]
+    places: dict[bytes, int] = {}  # dictionary_encode() of long texts takes as long as the rest
+    keys = map(orjson.dumps, map(_repeated, entries))
+    kind = np.array([places.setdefault(key, len(places)) for key in keys], np.int32)
+    kinds = [_kind(key) for key in places]
+    beside, damage = _listed_beside(path)
     listed = {**beside, **_listed_ranks(document.get("pg_config"))}
-    groups, columns, warnings = _columns(entries, listed)
+    groups = _groups(kinds, listed)
     own, doubt = _own_rank(path, rank, groups)
-    columns["rank"] = np.full(len(entries), own)
-    arrays = [pa.array(columns[field.name], field.type) for field in ENTRIES]
-    table = _without_marks(pa.table(arrays, schema=ENTRIES), entries)
-    backend = str(entries[0]["profiling_name"]).partition(":")[0] if entries else ""
-    every = (*bad, *older, *warnings, *doubt)
+    table = _table(entries, kinds, kind, groups, own)
+    again = pc.unique(table["group"].filter(pc.greater(table["restarts"], 0))).to_pylist()
+    restarted = sorted({groups[place].name for place in again})
+    anew = (f"the sequence numbers of process group {name} begin anew" for name in restarted)
+    signs = (
+        max(entry["time_created_ns"], entry.get("time_discovered_completed_ns") or 0)
+        for entry in entries
+    )
     return FlightDump(
         path,
         own,
         document["version"],
         groups,
-        table,
-        every,
-        backend,
-        until_ns=max(map(_last_sign, entries), default=0),
+        _without_marks(table, entries),
+        (*damage, *older, *anew, *doubt),
+        backend=str(entries[0]["profiling_name"]).partition(":")[0] if entries else "",
+        until_ns=int(max(signs, default=0)),
         world_size=max((ranks[-1] + 1 for _, ranks in listed.values()), default=0),
     )
-
-
-def _last_sign(entry: Mapping[str, Any]) -> int:
-    """Return when an entry was made or seen to have ended."""
-    return int(max(entry["time_created_ns"], entry.get("time_discovered_completed_ns") or 0))
 
 
 def _without_marks(table: pa.Table, entries: Sequence[Mapping[str, Any]]) -> pa.Table:
@@ -291,20 +300,18 @@ def _without_marks(table: pa.Table, entries: Sequence[Mapping[str, Any]]) -> pa.
 
     NCCL's recorder gives a batch's end and duration to that entry alone: its parts get them here.
     """
-    if _MARK not in table["operation"].chunk(0).dictionary.to_pylist():
+    is_mark = pc.equal(table["operation"].cast(pa.string()), _MARK)
+    if not pc.any(is_mark).as_py():
         return table
-    marks = np.flatnonzero(pc.equal(table["operation"].cast(pa.string()), _MARK).to_numpy())
-    direct = _numbers(entries, "p2p_seq_id")
-    group, finished = table["group"].to_numpy(), table["finished"].to_numpy().copy()
-    durations = table["duration_ns"].to_pylist()
-    ends = {(group[mark], direct[mark]): mark for mark in marks.tolist()}
-    for row in np.flatnonzero(table["p2p"].to_numpy() & ~finished).tolist():
-        if (mark := ends.get((group[row], direct[row]))) is not None:
-            finished[row], durations[row] = finished[mark], durations[mark]
-    for name, values in (("finished", finished), ("duration_ns", durations)):
-        at = ENTRIES.get_field_index(name)
-        table = table.set_column(at, ENTRIES.field(at), pa.array(values, ENTRIES.field(at).type))
-    return table.filter(pc.not_equal(table["operation"].cast(pa.string()), _MARK))
+    batches = list(zip(table["group"].to_pylist(), _numbers(entries, "p2p_seq_id"), strict=True))
+    ends = {batches[mark]: mark for mark in np.flatnonzero(is_mark).tolist()}
+    of_part = np.arange(len(entries))
+    for row in np.flatnonzero(pc.and_not(table["p2p"], table["finished"])).tolist():
+        of_part[row] = ends.get(batches[row], row)
+    for name in ("finished", "duration_ns"):
+        place = ENTRIES.get_field_index(name)
+        table = table.set_column(place, ENTRIES.field(place), table[name].take(pa.array(of_part)))
+    return table.filter(pc.invert(is_mark))
 
 
 #: of a group's name its description, where it is given, and its ranks
@@ -335,161 +342,103 @@ def _listed_beside(path: Path) -> tuple[_Listed, list[str]]:
         return {}, [f"{paths.GROUPS}, the ranks of its process groups, cannot be read: {error}"]
 
 
-def _columns(
-    entries: Sequence[Mapping[str, Any]], listed: _Listed
-) -> tuple[tuple[Group, ...], dict[str, Any], list[str]]:
-    """Return the groups, the columns of `ENTRIES` but for the rank, and warnings."""
-    places: dict[bytes, int] = {}  # dictionary_encode() of long texts takes as long as the rest
-    keys = map(orjson.dumps, map(_repeated, entries))
-    kind_of = np.array([places.setdefault(key, len(places)) for key in keys], np.int32)
-    kinds, codes = [_Kind.of(key) for key in places], pa.array(kind_of)
-    groups = _groups(kinds, listed)
-    place_of = {(group.name, group.description): n for n, group in enumerate(groups)}
-
-    def of_kind(name: str) -> pa.Array:
-        values = [getattr(kind, name) for kind in kinds]
-        return pa.array(values, ENTRIES.field(name).type).take(codes)
-
-    group = np.array([place_of[kind.group] for kind in kinds], np.int32)[kind_of]
-    p2p = np.array([kind.p2p for kind in kinds], bool)[kind_of]
+def _table(
+    entries: Sequence[Mapping[str, Any]],
+    kinds: Sequence[Mapping[str, Any]],
+    kind: npt.NDArray[np.int32],
+    groups: Sequence[Group],
+    rank: int,
+) -> pa.Table:
+    """Return the entries as `ENTRIES`; `kind` is the place of each one's kind among `kinds`."""
+    place_of = {(group.name, group.description): place for place, group in enumerate(groups)}
+    group = np.array([place_of[each["called"]] for each in kinds], np.int32)[kind]
+    alike = pa.Table.from_pylist(kinds, schema=_ALIKE).take(pa.array(kind))
+    p2p = np.array([each["p2p"] for each in kinds], bool)[kind]
     collective, direct = (_numbers(entries, name) for name in ("collective_seq_id", "p2p_seq_id"))
     sequence = np.where(p2p, direct, collective)
-    restarts, part = _restarts(group, p2p, sequence)
-    same = {name: of_kind(name) for name in _Kind.COLUMNS}
-    columns: dict[str, Any] = same | {
+    restarts, part = np.zeros_like(sequence), np.zeros_like(sequence)
+    lanes = 2 * group.astype(np.int64) + p2p
+    for lane in np.unique(lanes):
+        rows = np.flatnonzero(lanes == lane)
+        change = np.diff(sequence[rows], prepend=sequence[rows[0]])
+        restarts[rows] = np.count_nonzero(change < 0) - np.cumsum(change < 0)
+        row = np.arange(rows.size)
+        part[rows] = row - np.maximum.accumulate(np.where(change != 0, row, 0))
+    given = [entry.get("duration_ms") for entry in entries]
+    ms = pa.array(given, pa.float64()).to_numpy(zero_copy_only=False)
+    timed = np.isfinite(ms) & (ms >= 0) & (ms < FARTHEST / 1e6)
+    columns = {
+        **{name: alike[name] for name in _ALIKE.names},
+        "rank": np.full(len(entries), rank),
         "group": group,
         "restarts": restarts,
         "sequence": sequence,
         "part": part,
-        "p2p": p2p,
         "record": _numbers(entries, "record_id"),
         "enqueue_ns": _numbers(entries, "time_created_ns"),
-        "duration_ns": _durations(entries),
+        "duration_ns": nullable(np.where(timed, ms * 1e6, 0).round().astype(np.int64), timed),
         "frame": _frames(entries),
     }
-    anew = sorted({groups[each].name for each in np.unique(group[restarts > 0])})
-    return (
-        groups,
-        columns,
-        [f"the sequence numbers of process group {name} begin anew" for name in anew],
-    )
+    return pa.table(columns, schema=ENTRIES)
 
 
 def _numbers(entries: Sequence[Mapping[str, Any]], name: str) -> Ints:
     """Return one number of each entry. Raises ValueError for what is no count or time."""
-    found = pa.array(list(map(itemgetter(name), entries)), pa.int64())
-    if found.null_count:
+    column = pa.array(list(map(itemgetter(name), entries)), pa.int64())
+    if column.null_count:
         raise ValueError(f"{name} is missing")
-    values: Ints = np.asarray(found.to_numpy(), np.int64)
+    values: Ints = np.asarray(column.to_numpy(), np.int64)
     if values.size and not (values.min() >= 0 and values.max() < FARTHEST):
         raise ValueError(f"{name} is no count or time")
     return values
 
 
-def _durations(entries: Sequence[Mapping[str, Any]]) -> pa.Array:
-    given = [each.get("duration_ms") for each in entries]
-    ms = pa.array(given, pa.float64()).to_numpy(zero_copy_only=False)
-    known = np.isfinite(ms) & (ms >= 0) & (ms < FARTHEST / 1e6)
-    return pa.array(np.where(known, ms * 1e6, 0).round().astype(np.int64), mask=~known)
-
-
-def _frames(entries: Sequence[Mapping[str, Any]]) -> pa.Array:
-    given = [each.get("frames") for each in entries]
-    if not any(given):
-        return pa.nulls(len(given), NAME)
-    known: dict[bytes, str | None] = {}
-    lines: list[str | None] = []
-    for frames in given:
-        if not frames:
-            lines.append(None)
-            continue
+def _frames(entries: Sequence[Mapping[str, Any]]) -> list[str | None]:
+    """Return the user's line in the stack of each entry; None where it was not recorded."""
+    line_of: dict[bytes, str | None] = {}
+    lines = []
+    for frames in (entry.get("frames") or () for entry in entries):
         key = orjson.dumps(frames)
-        if key not in known:
-            known[key] = users_line(
-                (str(one["filename"]), one["line"], one["name"]) for one in frames
+        if key not in line_of:
+            line_of[key] = users_line(
+                (str(frame["filename"]), frame["line"], frame["name"]) for frame in frames
             )
-        lines.append(known[key])
-    return pa.array(lines, pa.string()).dictionary_encode()
+        lines.append(line_of[key])
+    return lines
 
 
-def _restarts(
-    group: npt.NDArray[np.int32], p2p: npt.NDArray[np.bool_], sequence: Ints
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """Return how often each entry's numbers begin anew after it, and its part of its number."""
-    order = np.lexsort((np.arange(group.size), p2p, group))
-    lane, number = (group.astype(np.int64) * 2 + p2p)[order], sequence[order]
-    same = np.diff(lane, prepend=-1) == 0
-    fell = same & (np.diff(number, prepend=0) < 0)
-    after = np.cumsum(fell[::-1])[::-1] - fell
-    _, last = np.unique(lane[::-1], return_index=True)
-    beyond = after[lane.size - 1 - last] if lane.size else after
-    restarts, part = np.zeros(group.size, np.int32), np.zeros(group.size, np.int32)
-    where = np.searchsorted(np.unique(lane), lane)
-    restarts[order] = after - (beyond[where] if lane.size else 0)
-    begins = ~same | (np.diff(number, prepend=-1) != 0)
-    first = np.maximum.accumulate(np.where(begins, np.arange(lane.size), 0))
-    part[order] = np.arange(lane.size) - first
-    return restarts, part
+@functools.lru_cache(maxsize=4096)  # the ranks of a job call the same
+def _kind(packed: bytes) -> Mapping[str, Any]:
+    """Return what `_REPEATED`, packed as JSON, says of an entry: the columns of `_ALIKE`.
 
-
-#: `_REPEATED` as JSON
-_Packed = bytes
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """What many entries have in common: everything but numbers, times and frames."""
-
-    COLUMNS: ClassVar = (
-        "operation", "peer", "input_sizes", "output_sizes", "input_types", "output_types",
-        "bytes", "finished", "timeout_ns",
-    )  # fmt: skip
-
-    group: tuple[str, str]
-    operation: str
-    p2p: bool
-    peer: int | None
-    input_sizes: str
-    output_sizes: str
-    input_types: str
-    output_types: str
-    bytes: int | None
-    #: how many members the group has, by what is gathered of each
-    members: int | None
-    finished: bool
-    timeout_ns: int | None
-
-    @classmethod
-    @functools.lru_cache(maxsize=4096)  # the ranks of a job call the same
-    def of(cls, packed: _Packed) -> _Kind:
-        values = orjson.loads(packed)
-        group, name, p2p, inputs, outputs, input_types, output_types, *rest = values
-        state, retired, timeout_ms = rest
-        called = name.rpartition(":")[2]
-        one = _MARK if called == "coalesced" else operation(name)
-        peer = _PEER.search(called)
-        sent, got = _count(inputs), _count(outputs)
-        handed = (got, output_types) if one in ("Scatter", "Recv") else (sent, input_types)
-        each = DTYPE_BYTES.get(str(handed[1][0]).lower()) if len({*handed[1]}) == 1 else None
-        texts = [orjson.dumps(each).decode() for each in values[3:7]]
-        return cls(
-            group=(str(group[0]), "" if group[1] == "undefined" else str(group[1])),
-            operation=one,
-            p2p=one in ("Send", "Recv") if p2p is None else bool(p2p),
-            peer=int(peer[1] or peer[2]) if peer else None,
-            input_sizes=texts[0],
-            output_sizes=texts[1],
-            input_types=texts[2],
-            output_types=texts[3],
-            bytes=handed[0] * each if each and handed[0] * each < FARTHEST else None,
-            members=_members(one, sent, got),
-            finished=bool(retired) or state == "completed",
-            timeout_ns=timeout_ms * 1_000_000 if _is_time(timeout_ms) else None,
-        )
-
-
-def _is_time(ms: object) -> bool:
-    return isinstance(ms, int) and 0 < ms < FARTHEST // 1_000_000
+    And `called`, its group's name and description, and `members`, how many that has, by what is
+    gathered of each.
+    """
+    group, name, p2p, inputs, outputs, *rest = orjson.loads(packed)
+    input_types, output_types, state, retired, timeout_ms = rest
+    step = name.rpartition(":")[2]
+    kind = _MARK if step == "coalesced" else operation(name)
+    peer = _PEER.search(step)
+    sent, got = _count(inputs), _count(outputs)
+    elements, types = (got, output_types) if kind in ("Scatter", "Recv") else (sent, input_types)
+    width = DTYPE_BYTES.get(str(types[0]).lower()) if len({*types}) == 1 else None
+    large, small = (got, sent) if kind == "AllGather" else (sent, got)
+    gathers = kind in ("AllGather", "ReduceScatter") and small > 0 and large % small == 0
+    is_time = isinstance(timeout_ms, int) and 0 < timeout_ms < FARTHEST // 1_000_000
+    return {
+        "called": (str(group[0]), "" if group[1] == "undefined" else str(group[1])),
+        "members": large // small if gathers and large // small <= HIGHEST_RANK else None,
+        "operation": kind,
+        "p2p": kind in ("Send", "Recv") if p2p is None else bool(p2p),
+        "peer": int(peer[1] or peer[2]) if peer else None,
+        "input_sizes": orjson.dumps(inputs).decode(),
+        "output_sizes": orjson.dumps(outputs).decode(),
+        "input_types": orjson.dumps(input_types).decode(),
+        "output_types": orjson.dumps(output_types).decode(),
+        "bytes": elements * width if width and elements * width < FARTHEST else None,
+        "finished": bool(retired) or state == "completed",
+        "timeout_ns": timeout_ms * 1_000_000 if is_time else None,
+    }
 
 
 def _count(shapes: Sequence[Sequence[int]]) -> int:
@@ -498,17 +447,11 @@ def _count(shapes: Sequence[Sequence[int]]) -> int:
     return sum(prod(shape) for shape in shapes)
 
 
-def _members(one: str, sent: int, got: int) -> int | None:
-    most, least = (got, sent) if one == "AllGather" else (sent, got)
-    known = one in ("AllGather", "ReduceScatter") and least > 0 and most % least == 0
-    return most // least if known and most // least <= HIGHEST_RANK else None
-
-
-def _groups(kinds: Sequence[_Kind], listed: _Listed) -> tuple[Group, ...]:
+def _groups(kinds: Sequence[Mapping[str, Any]], listed: _Listed) -> tuple[Group, ...]:
     """Return the groups. Of two that share a name torch lists the ranks of one alone."""
     sizes: dict[tuple[str, str], int | None] = {}
     for kind in kinds:
-        sizes[kind.group] = kind.members or sizes.get(kind.group)
+        sizes[kind["called"]] = kind["members"] or sizes.get(kind["called"])
     groups = []
     for (name, text), size in sizes.items():
         text_there, ranks = listed.get(name, (None, None))
