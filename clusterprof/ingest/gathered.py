@@ -17,6 +17,7 @@ from clusterprof.ingest.assembler import RankUnknown, checked, combine
 from clusterprof.ingest.engines import Engine, Processes, Rank
 from clusterprof.ingest.group_sizes import ambiguous, with_world
 from clusterprof.ingest.rank_windows import apart, in_time, one_window
+from clusterprof.ingest.recording import said_by_ranks
 from clusterprof.ingest.reports import read_ranks, read_report
 from clusterprof.ingest.sources import Source, find_sources, resolved, stem_of
 from clusterprof.results import MissingRank
@@ -232,11 +233,7 @@ def _of_other_jobs(found: Sequence[RankTables], windows: Mapping[int, int]) -> b
 
 def _common_warnings(found: Sequence[RankTables]) -> list[str]:
     """Return each warning once, with the ranks that gave it."""
-    by: dict[str, list[int]] = {}
-    for tables in found:
-        for warning in dict.fromkeys(tables.warnings):
-            by.setdefault(warning, []).append(tables.rank)
-    lines = [f"{words.ranks(ranks)}: {warning}" for warning, ranks in by.items()]
+    lines = said_by_ranks((tables.rank, tables.warnings) for tables in found)
     return [*lines, *_unlike(found), *ambiguous(found), *apart(found)]
 
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from clusterprof import words
 from clusterprof.tables import SCHEMAS, ReportInfo
 
 Ints = npt.NDArray[np.int64]
@@ -108,6 +109,15 @@ class Recording:
     def has_events(self) -> bool:
         """Whether anything was recorded."""
         return any(work.num_rows for work in self.work) or any(c.start.size for c in self.calls)
+
+
+def said_by_ranks(warnings: Iterable[tuple[int, Iterable[str]]]) -> list[str]:
+    """Return each warning once, behind the ranks that gave it."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, texts in warnings:
+        for text in dict.fromkeys(texts):
+            ranks_of.setdefault(text, []).append(rank)
+    return [f"{words.ranks(ranks)}: {text}" for text, ranks in ranks_of.items()]
 
 
 def activity(

@@ -10,12 +10,11 @@ import lzma
 import os
 import zlib
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -36,11 +35,9 @@ from clusterprof.ingest.flight.dump import (
 from clusterprof.ingest.kineto.json_stream import keys_of
 from clusterprof.ingest.opening import opened, unreadable
 from clusterprof.ingest.operations import SYNCHRONISING
+from clusterprof.ingest.recording import Bools, Ints, said_by_ranks
 from clusterprof.ingest.sources import KINETO_MARKS, OUR_OWN
 from clusterprof.results import MissingRank
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 #: After this, at the soonest, the processes of an attempt call something: they import torch first,
 #: which takes seconds. Hosts' clocks lie closer: ntpd sets one that is 128 ms wrong.
@@ -140,11 +137,11 @@ def read_dumps(
     pay. What is returned is the same for any number.
     """
     named = [(path, (given or {}).get(path, rank)) for path, rank in sources]
-    dumps: list[FlightDump] = []
-    missing: list[MissingRank] = []
-    warnings = []
-    errors: list[ReportError] = []
-    for (path, rank), outcome in zip(named, _attempts(named, workers), strict=True):
+    if workers is None:
+        workers = min(os.cpu_count() or 1, _MOST_WORKERS, len(named) // _WORTH_A_PROCESS)
+    outcomes = _read(named) if workers < 2 else _read_apart(named, workers)
+    dumps, missing, warnings, errors = [], [], [], []
+    for (path, rank), outcome in zip(named, outcomes, strict=True):
         if isinstance(outcome, FlightDump):
             dumps.append(outcome)
             continue
@@ -160,95 +157,90 @@ def read_dumps(
     )
 
 
-def _attempts(
-    named: Sequence[tuple[Path, int | None]], workers: int | None
+def _read(named: Sequence[tuple[Path, int | None]]) -> list[FlightDump | ReportError]:
+    """Return each dump, or what is wrong with it, so that it stops no other."""
+
+    def outcome(path: Path, rank: int | None) -> FlightDump | ReportError:
+        try:
+            return read_dump(path, rank)
+        except ReportError as error:
+            return error
+
+    return [outcome(*dump) for dump in named]
+
+
+def _read_apart(
+    named: Sequence[tuple[Path, int | None]], workers: int
 ) -> list[FlightDump | ReportError]:
-    """Return each dump, or what is wrong with it, by several processes where that pays."""
-    if workers is None:
-        workers = min(os.cpu_count() or 1, _MOST_WORKERS, len(named) // _WORTH_A_PROCESS)
-    if workers < 2:
-        return [_attempt(*each) for each in named]
+    """Return the same by several processes; what one of them loses is read here."""
     shares = [named[n : n + _SHARE] for n in range(0, len(named), _SHARE)]
     limited = [(share, limit_s(path for path, _ in share)) for share in shares]
-    found = Readers().read_each(_share, limited, workers, "shares of the dumps")
+    answers = Readers().read_each(_read, limited, workers, "shares of the dumps")
     return [
-        each
-        for share, dumps in zip(shares, found, strict=True)
-        for each in (_share(share) if isinstance(dumps, Lost) else dumps)
+        outcome
+        for share, answer in zip(shares, answers, strict=True)
+        for outcome in (_read(share) if isinstance(answer, Lost) else answer)
     ]
-
-
-def _share(named: Sequence[tuple[Path, int | None]]) -> list[FlightDump | ReportError]:
-    return [_attempt(*each) for each in named]
-
-
-def _attempt(path: Path, rank: int | None) -> FlightDump | ReportError:
-    """Return a dump, or what is wrong with it, so that it stops no other."""
-    try:
-        return read_dump(path, rank)
-    except ReportError as error:
-        return error
 
 
 def join(dumps: Sequence[FlightDump]) -> Flight:
     """Return one job's dumps as one table, without those of other jobs or of a rank twice."""
     kept, missing, warnings = list(dumps), [], []
-    for separated, reason, text in _SEPARATIONS:
-        kept, others = separated(kept)
+    for others_of, reason, text in _SEPARATIONS:
+        others = others_of(kept)
+        kept = _without(kept, others)
         missing += [
-            MissingRank(rank=each.rank, source=str(each.source), reason=reason) for each in others
+            MissingRank(rank=dump.rank, source=str(dump.source), reason=reason) for dump in others
         ]
         if others:
-            files = words.listed((each.source.name for each in others), 3)
-            whose = words.ranks(each.rank for each in others)
+            files = words.listed((dump.source.name for dump in others), 3)
+            whose = words.ranks(dump.rank for dump in others)
             warnings.append(f"the dumps of {whose} ({files}) are left out: {text}")
     warnings += _doubts(kept)
-    kept.sort(key=lambda each: each.rank)
-    groups, tables = _grouped(kept)
-    entries = pa.concat_tables(tables).unify_dictionaries() if tables else ENTRIES.empty_table()
-    ranks_of = tuple(each.rank for each in kept)
-    world = max([_world_size(groups, ranks_of), *(each.world_size for each in kept)])
-    members = _observed(entries, len(groups))
+    kept.sort(key=lambda dump: dump.rank)
+    ranks = tuple(dump.rank for dump in kept)
+    groups, entries = _grouped(kept)
+    worlds = [group.size for group in groups if group.size and group.is_world]
+    worlds += [max(group.ranks) + 1 for group in groups if group.ranks]
+    world = max(
+        [*worlds, *(dump.world_size for dump in kept), *(rank + 1 for rank in ranks)], default=0
+    )
+    callers = entries.group_by("group").aggregate([("rank", "distinct")]).to_pydict()
+    ranks_in = dict(zip(callers["group"], callers["rank_distinct"], strict=True))
+    members = [tuple(sorted(ranks_in.get(place, ()))) for place in range(len(groups))]
     mixed = [
         place
-        for place, (group, ranks) in enumerate(zip(groups, members, strict=True))
-        if not (group.is_world or group.ranks) and len(ranks) > (group.size or len(ranks))
+        for place, group in enumerate(groups)
+        if group.size and not (group.is_world or group.ranks) and len(members[place]) > group.size
     ]
     if mixed:
-        names = sorted(
-            {words.group(groups[place].name, groups[place].description) for place in mixed}
-        )
+        names = {words.group(groups[place].name, groups[place].description) for place in mixed}
         warnings.append(
-            f"process groups of the name {words.listed(names)} are left out: more ranks called in"
-            " them than they have members, and no dump says which of several groups each rank is in"
+            f"process groups of the name {words.listed(sorted(names))} are left out: more ranks"
+            " called in them than they have members, and no dump says which of several groups each"
+            " rank is in"
         )
-        own = pc.is_in(entries["group"], pa.array(mixed, pa.int32()))
-        entries = entries.filter(pc.invert(own))
-        members = [() if place in mixed else each for place, each in enumerate(members)]
-    groups = [_with_members(*pair, world) for pair in zip(groups, members, strict=True)]
+        entries = entries.filter(pc.invert(pc.is_in(entries["group"], pa.array(mixed, pa.int32()))))
+        members = [() if place in mixed else ranks for place, ranks in enumerate(members)]
     return Flight(
         entries,
-        tuple(groups),
-        ranks_of,
+        tuple(_with_members(*pair, world) for pair in zip(groups, members, strict=True)),
+        ranks,
         world,
         missing,
         [*warnings, *_common_warnings(kept)],
-        frozenset(each.backend for each in kept if each.backend),
+        frozenset(dump.backend for dump in kept if dump.backend),
     )
 
 
-_Separated = tuple[list[FlightDump], list[FlightDump]]
-
-
-def _of_one_world(dumps: Sequence[FlightDump]) -> _Separated:
-    """Return the dumps of one world, and those of others."""
+def _of_other_worlds(dumps: Sequence[FlightDump]) -> list[FlightDump]:
+    """Return the dumps of another world than most are of."""
     worlds: dict[tuple[int, ...], list[FlightDump]] = {}
-    for each in dumps:
-        if world := next((group.ranks for group in each.groups if group.is_world), None):
-            worlds.setdefault(world, []).append(each)
+    for dump in dumps:
+        if world := next((group.ranks for group in dump.groups if group.is_world), None):
+            worlds.setdefault(world, []).append(dump)
     kept = _chosen([*worlds.values()])
-    others = [each for some in worlds.values() if some is not kept for each in some]
-    return _without(dumps, others), others
+    return [dump for world in worlds.values() if world is not kept for dump in world]
 
 
 def _chosen(parts: Sequence[list[FlightDump]]) -> list[FlightDump]:
@@ -265,21 +257,19 @@ def _without(dumps: Sequence[FlightDump], others: Sequence[FlightDump]) -> list[
     return [each for each in dumps if id(each) not in gone]
 
 
-def _of_one_attempt(dumps: Sequence[FlightDump]) -> _Separated:
-    """Return the dumps of one attempt of one job, and those that cannot be its."""
+def _of_other_attempts(dumps: Sequence[FlightDump]) -> list[FlightDump]:
+    """Return the dumps that cannot be of the attempt of the job that most are of."""
     parts = _in_time(dumps)
     if len(parts) < 2:
-        return list(dumps), []
-    kept = _chosen(parts)
+        return []
     calls = [_Calls.of(part) for part in parts]
-    place = parts.index(kept)
-    others = [
-        each
+    kept = parts.index(_chosen(parts))
+    return [
+        dump
         for n, part in enumerate(parts)
-        if n != place and calls[min(n, place)].contradict(calls[max(n, place)])
-        for each in part
+        if n != kept and calls[min(n, kept)].contradict(calls[max(n, kept)])
+        for dump in part
     ]
-    return _without(dumps, others), others
 
 
 def _in_time(dumps: Sequence[FlightDump]) -> list[list[FlightDump]]:
@@ -379,20 +369,17 @@ def _doubts(dumps: Sequence[FlightDump]) -> list[str]:
     return [f"{whose} called nothing while the other ranks did, and {text}: the dumps are merged"]
 
 
-def _last_of_each(dumps: Sequence[FlightDump]) -> _Separated:
-    """Return the newest dump of each rank, and the others."""
-    last: dict[int, FlightDump] = {}
-    for each in sorted(dumps, key=lambda each: (each.until_ns, each.entries.num_rows)):
-        last[each.rank] = each
-    kept = [*last.values()]
-    return kept, _without(dumps, kept)
+def _older(dumps: Sequence[FlightDump]) -> list[FlightDump]:
+    """Return all dumps of each rank but its newest."""
+    oldest_first = sorted(dumps, key=lambda dump: (dump.until_ns, dump.entries.num_rows))
+    return _without(dumps, [*{dump.rank: dump for dump in oldest_first}.values()])
 
 
-#: how dumps that are not to be joined are told, why they are not, and what is said of them
+#: which dumps are not to be joined with the others, why they are not, and what is said of them
 _SEPARATIONS = (
-    (_of_one_world, "of a job of another size", "they are of a job of another size"),
+    (_of_other_worlds, "of a job of another size", "they are of a job of another size"),
     (
-        _of_one_attempt,
+        _of_other_attempts,
         "of another attempt of the job, or of another job",
         (
             "they are of another attempt of the job, or of another job, since the times and numbers"
@@ -400,7 +387,7 @@ _SEPARATIONS = (
         ),
     ),
     (
-        _last_of_each,
+        _older,
         "another dump of its rank is as new or newer",
         "another dump of the same rank is as new or newer",
     ),
@@ -411,47 +398,29 @@ def _identity(group: Group) -> Hashable:
     return group.name, group.ranks or group.description
 
 
-def _grouped(dumps: Sequence[FlightDump]) -> tuple[list[Group], list[pa.Table]]:
-    """Return all groups, and the tables with their places among them."""
-    places: dict[Hashable, int] = {}
-    groups: list[Group] = []
-    tables = []
-    known: dict[tuple[str, str], set[tuple[int, ...]]] = {}
+def _grouped(dumps: Sequence[FlightDump]) -> tuple[list[Group], pa.Table]:
+    """Return all groups, and all entries with the places of their groups among them."""
+    listed: dict[tuple[str, str], set[tuple[int, ...]]] = {}
     for group in (group for dump in dumps for group in dump.groups if group.ranks):
-        known.setdefault((group.name, group.description), set()).add(group.ranks or ())
+        listed.setdefault((group.name, group.description), set()).add(group.ranks or ())
+    groups: dict[Hashable, Group] = {}
+    places: dict[Hashable, int] = {}
+    tables = [ENTRIES.empty_table()]
     for dump in dumps:
-        where = []
+        place_of = []
         for group in dump.groups:
             if group.ranks is None:  # others of its ranks may have listed them
-                for ranks in sorted(known.get((group.name, group.description), ())):
+                for ranks in sorted(listed.get((group.name, group.description), ())):
                     if dump.rank in ranks:
                         group = replace(group, ranks=ranks, size=len(ranks))
             key = _identity(group)
-            if key not in places:
-                places[key] = len(groups)
-                groups.append(group)
-            place = places[key]
-            groups[place] = replace(groups[place], size=groups[place].size or group.size)
-            where.append(place)
-        column = pa.array(where, pa.int32()).take(dump.entries["group"].combine_chunks())
-        at = ENTRIES.get_field_index("group")
-        tables.append(dump.entries.set_column(at, ENTRIES.field(at), column))
-    return groups, tables
-
-
-def _world_size(groups: Sequence[Group], ranks: Sequence[int]) -> int:
-    listed = [max(group.ranks) + 1 for group in groups if group.ranks]
-    world_sizes = [group.size for group in groups if group.size and group.is_world]
-    return max([*listed, *world_sizes, *(rank + 1 for rank in ranks)], default=0)
-
-
-def _observed(entries: pa.Table, count: int) -> list[tuple[int, ...]]:
-    """Return of each group the ranks that called something in it."""
-    pairs = entries.select(["group", "rank"]).group_by(["group", "rank"]).aggregate([])
-    found: list[list[int]] = [[] for _ in range(count)]
-    for group, rank in zip(pairs["group"].to_pylist(), pairs["rank"].to_pylist(), strict=True):
-        found[group].append(rank)
-    return [tuple(sorted(ranks)) for ranks in found]
+            place_of.append(places.setdefault(key, len(places)))
+            first = groups.setdefault(key, group)
+            groups[key] = replace(first, size=first.size or group.size)
+        column = pa.array(place_of, pa.int32()).take(dump.entries["group"].combine_chunks())
+        place = ENTRIES.get_field_index("group")
+        tables.append(dump.entries.set_column(place, ENTRIES.field(place), column))
+    return [*groups.values()], pa.concat_tables(tables).unify_dictionaries()
 
 
 def _with_members(group: Group, observed: tuple[int, ...], world: int) -> Group:
@@ -464,25 +433,16 @@ def _with_members(group: Group, observed: tuple[int, ...], world: int) -> Group:
 
 def _common_warnings(dumps: Sequence[FlightDump]) -> list[str]:
     """Return each warning once, with the ranks that gave it."""
-    by: dict[str, list[int]] = {}
-    for dump in dumps:
-        for warning in dump.warnings:
-            by.setdefault(warning, []).append(dump.rank)
-    lines = [f"{words.ranks(ranks)}: {warning}" for warning, ranks in by.items()]
-    lines += _unlike(dumps, "version", lambda each: each.version)
+    lines = said_by_ranks((dump.rank, dump.warnings) for dump in dumps)
+    versions = Counter(dump.version for dump in dumps).most_common()
+    if len(versions) > 1:
+        most, _ = versions[0]
+        others = words.ranks(dump.rank for dump in dumps if dump.version != most)
+        lines.append(f"{others}: dumps of another version than the other ranks' {most}")
     names: dict[tuple[str, tuple[int, ...] | None], set[str]] = {}
-    for group in (group for each in dumps for group in each.groups):
+    for group in (group for dump in dumps for group in dump.groups):
         names.setdefault((group.name, group.ranks), set()).add(group.description)
     double = sorted(name for (name, _), texts in names.items() if len(texts) > 1)
     if double:
         lines.append(f"process groups of one name are described otherwise: {words.listed(double)}")
     return lines
-
-
-def _unlike(dumps: Sequence[FlightDump], what: str, key: Callable[[FlightDump], str]) -> list[str]:
-    kinds = Counter(map(key, dumps))
-    if len(kinds) < 2:
-        return []
-    ((most, _),) = kinds.most_common(1)
-    other = words.ranks(each.rank for each in dumps if key(each) != most)
-    return [f"{other}: dumps of another {what} than the other ranks' {most}"]
