@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
 
 from clusterprof.agent.contracts import paths
 from clusterprof.errors import ClusterprofError, ReportError
@@ -31,9 +30,6 @@ from clusterprof.ingest.sources import (
 from clusterprof.tables import RankTables
 
 _LOG = logging.getLogger(__name__)
-
-#: inode, size and time of change of a file; None where it is not there
-_Stamp: TypeAlias = "tuple[int, int, int] | None"
 
 
 def read_report(path: Path, *, rank: int | None = None, steps: Path | None = None) -> RankTables:
@@ -62,19 +58,67 @@ def read_ranks(
     folder of the report's tables (`ingest.reduced`): they are read in place of the report where
     they are of it or it is not there, and put there once it was read. Raises `ReportError`.
     """
+    with _reading(path) as check_unchanged:
+        ranks, trouble = _kept(path, kept)
+        if not ranks:
+            ranks = [assemble(recording) for recording in _read(path, alone)]
+            if kept is not None and len(ranks) == 1:
+                check_unchanged()
+                ranks = [_with_files(ranks[0], path, kept)]
+        if trouble:
+            ranks = [tables.warned(trouble) for tables in ranks]
+        if len(ranks) == 1:
+            return [_as_rank(ranks[0], steps, rank)]
+        numbers = [None if rank is None else rank + place for place in range(len(ranks))]
+        return [_attempt(tables, steps, n) for tables, n in zip(ranks, numbers, strict=True)]
+
+
+def keep(path: Path, kept: Path) -> None:
+    """Put the tables of a report of one rank into `kept`, the report itself being read alone.
+
+    Raises ReportError, also where another nsys would give more of it; OSError (no space).
+    """
+    with _reading(path):
+        tables = assemble(_read(path, alone=True)[0])
+        checked(tables, 0)
+    if lacking := [warning for warning in tables.warnings if warning.startswith(NO_PAYLOADS)]:
+        raise ReportError(lacking[0])
+    reduced.write(tables, kept, path)
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[Callable[[], None]]:
+    """Turn whatever a foreign file does to its reader into a ReportError: it costs no other rank.
+
+    Raises one too where the file has changed meanwhile, which what is given raises at once.
+    """
     before = _stamp(path)
-    try:
-        found = _read_ranks(path, rank, steps, alone, kept, before)
-    except ReportError as error:
+
+    def check_unchanged() -> None:
         if before != _stamp(path):
-            raise _changed(path) from error
-        raise
-    if before != _stamp(path):
-        raise _changed(path)
-    return found
+            raise ReportError(
+                f"{path} changed while it was read",
+                "merge again once whatever writes it has ended",
+            )
+
+    try:
+        yield check_unchanged
+    except Exception as error:
+        check_unchanged()
+        if isinstance(error, ClusterprofError):
+            raise
+        if isinstance(error, MemoryError):
+            raise ReportError(f"{path} does not fit into memory") from error
+        raise ReportError(
+            f"{path} cannot be read: its content is not as its profiler writes it",
+            f"{type(error).__name__}: {error}",
+            "record or copy it again; if the profiler itself wrote it so, please report it"
+            " with what --debug shows",
+        ) from error
+    check_unchanged()
 
 
-def _stamp(path: Path) -> _Stamp:
+def _stamp(path: Path) -> tuple[int, int, int] | None:
     """Return what differs once a file is written to or replaced; None where it is not there."""
     try:
         there = path.stat()
@@ -83,44 +127,7 @@ def _stamp(path: Path) -> _Stamp:
     return there.st_ino, there.st_size, there.st_mtime_ns
 
 
-def _changed(path: Path) -> ReportError:
-    return ReportError(
-        f"{path} changed while it was read", "merge again once whatever writes it has ended"
-    )
-
-
-def _read_ranks(
-    path: Path,
-    rank: int | None,
-    steps: Path | None,
-    alone: bool,
-    kept: Path | None,
-    before: _Stamp,
-) -> list[RankTables | ReportError]:
-    try:
-        whole, trouble = _kept(path, kept)
-        found = whole or _found(path, alone, kept, before)
-        if trouble:
-            found = [each.warned(trouble) for each in found]
-        if len(found) == 1:
-            return [_tables(found[0], steps, rank)]
-        ranks = [None if rank is None else rank + place for place in range(len(found))]
-        return [_attempt(each, steps, mine) for each, mine in zip(found, ranks, strict=True)]
-    except MemoryError as error:
-        raise ReportError(f"{path} does not fit into memory") from error
-    except ClusterprofError:
-        raise
-    except Exception as error:
-        # Whatever a foreign file does to a reader, it costs that file's rank and no other.
-        raise ReportError(
-            f"{path} cannot be read: its content is not as its profiler writes it",
-            f"{type(error).__name__}: {error}",
-            "record or copy it again; if the profiler itself wrote it so, please report it"
-            " with what --debug shows",
-        ) from error
-
-
-def _kept(path: Path, kept: Path | None) -> tuple[list[Recording | RankTables], str]:
+def _kept(path: Path, kept: Path | None) -> tuple[list[RankTables], str]:
     """Return the report's tables that are kept, nothing where it has to be read, and what is wrong
     with them.
 
@@ -138,56 +145,34 @@ def _kept(path: Path, kept: Path | None) -> tuple[list[Recording | RankTables], 
         return [], "" if outdated else f"{error.what}: the report was read instead"
 
 
-def _found(
-    path: Path, alone: bool, kept: Path | None, before: _Stamp
-) -> Sequence[Recording | RankTables]:
-    """Return what a report holds; that of one rank is kept, where it can be written."""
-    found = _read(path, alone)
-    if kept is None or len(found) != 1:
-        return found
-    tables = assemble(found[0])
-    if before != _stamp(path):
-        raise _changed(path)
-    if not any(each.startswith(NO_PAYLOADS) for each in tables.warnings):  # another nsys has them
-        with contextlib.suppress(OSError):  # a run that others share, a full disk
-            reduced.write(tables, kept, path)
-            tables = replace(tables, kept=reduced.files_of(kept))
-    return [tables]
+def _with_files(tables: RankTables, path: Path, kept: Path) -> RankTables:
+    """Return the tables of a report with the files that they are kept in, where these can be."""
+    if any(warning.startswith(NO_PAYLOADS) for warning in tables.warnings):
+        return tables  # another nsys has them
+    try:
+        reduced.write(tables, kept, path)
+    except OSError:  # a run that others share, a full disk
+        return tables
+    return replace(tables, kept=reduced.files_of(kept))
 
 
-def keep(path: Path, kept: Path) -> None:
-    """Put the tables of a report of one rank into `kept`, the report itself being read alone.
-
-    Raises ReportError, also where another nsys would give more of it; OSError (no space).
-    """
-    before = _stamp(path)
-    tables = assemble(_read(path, alone=True)[0])
-    checked(tables, 0)
-    if before != _stamp(path):
-        raise _changed(path)
-    if lacking := [each for each in tables.warnings if each.startswith(NO_PAYLOADS)]:
-        raise ReportError(lacking[0])
-    reduced.write(tables, kept, path)
-
-
-def _attempt(
-    recording: Recording | RankTables, steps: Path | None, rank: int | None
-) -> RankTables | ReportError:
+def _attempt(tables: RankTables, steps: Path | None, rank: int | None) -> RankTables | ReportError:
     """Return the tables of one of several ranks, of which one that is odd costs no other."""
     try:
-        return _tables(recording, steps, rank)
+        return _as_rank(tables, steps, rank)
     except ReportError as error:
-        one = recording.info.rank if rank is None else rank
-        return ReportError(f"rank {one} of {error.what}", *error.details)
+        number = tables.info.rank if rank is None else rank
+        return ReportError(f"rank {number} of {error.what}", *error.details)
 
 
-def _tables(found: Recording | RankTables, steps: Path | None, rank: int | None) -> RankTables:
-    whole = tables = found if isinstance(found, RankTables) else assemble(found)
+def _as_rank(whole: RankTables, steps: Path | None, rank: int | None) -> RankTables:
+    """Return a report's tables with the steps of a step log, checked, as those of a rank."""
+    tables = whole
     if steps is not None:
-        info = tables.info
+        info = whole.info
         inside = read_log(steps, info.begin_ns, info.end_ns)
         info = replace(info, usual_step_ns=usual_step(read_log(steps), info.begin_ns))
-        tables = replace(tables, info=info, steps=inside)
+        tables = replace(whole, info=info, steps=inside)
         tables = with_collections(tables, beside_log(steps, paths.GARBAGE))
     tables = checked(tables, rank)
     same = [name for name in whole.kept if getattr(tables, name) is getattr(whole, name)]

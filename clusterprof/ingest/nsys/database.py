@@ -162,7 +162,7 @@ class Export:
         found, left = [], self._most
         try:
             for row in self._small.execute(sql.format(*names)):
-                left -= sum(map(_size, row))
+                left -= sum(len(cell) if isinstance(cell, (str, bytes)) else 8 for cell in row)
                 if left < 0:
                     raise self._damaged(_TOO_MUCH)
                 found.append(row)
@@ -211,7 +211,11 @@ class Export:
         if table.name not in self.tables:
             return {name: np.empty(0, np.int64) for name in columns}
         if file := self._files.get(self.tables[table.name]):
-            return self._numbers_of_file(file, table.owner, process, columns)
+            result = self._of_file(file, {table.owner, *columns})
+            if process is not None:
+                owners = schema.process_of(self.integers(result, table.owner))
+                result = result.filter(owners == process)
+            return {name: self.integers(result, name) for name in columns}
         there = self.columns(table.name)
         chosen = [
             f'"{name}"' if name == "start" and name in there
@@ -223,28 +227,23 @@ class Export:
         result = self.arrow(f"SELECT {', '.join(chosen)} FROM {{0}}{condition}", table.name)
         return {name: self.integers(result, name) for name in columns}
 
-    def _numbers_of_file(
-        self, file: Path, owner: str, process: int | None, columns: Sequence[str]
-    ) -> dict[str, Ints]:
-        found = self._from_file(file, {owner, *columns})
-        if process is not None:
-            owners = self._whole(found, owner)
-            found = found.filter(schema.process_of(self.integers(owners, owner)) == process)
-        return {
-            name: self.integers(found if name == "start" else self._whole(found, name), name)
-            for name in columns
-        }
-
-    def _from_file(self, file: Path, columns: Collection[str]) -> pa.Table:
-        """Return these columns of a table of Arrow's; the rest is not read."""
+    def _of_file(self, file: Path, columns: Collection[str]) -> pa.Table:
+        """Return these columns of a table of Arrow's, with -1 as in `numbers`; no other is read."""
         with self._mapped(file) as mapped:
             there = pa.ipc.open_stream(mapped).schema.names
             mapped.seek(0)
-            chosen = [n for n, name in enumerate(there) if name in columns]
+            chosen = [place for place, name in enumerate(there) if name in columns]
             options = pa.ipc.IpcReadOptions(included_fields=chosen)
-            found = pa.ipc.open_stream(mapped, options=options).read_all()
-            found.validate()
-            return found
+            result = pa.ipc.open_stream(mapped, options=options).read_all()
+            result.validate()
+        for name in columns:
+            if name not in there:
+                result = result.append_column(name, pa.array(np.full(result.num_rows, -1)))
+            elif name != "start":
+                # as in SQLite, 64 bits have a sign
+                column = pc.fill_null(result[name].cast(pa.int64(), safe=False), -1)
+                result = result.set_column(result.schema.get_field_index(name), name, column)
+        return result
 
     @contextmanager
     def _mapped(self, file: Path) -> Iterator[Any]:
@@ -254,14 +253,6 @@ class Export:
                 yield mapped
         except (pa.ArrowInvalid, OSError) as error:
             raise self._damaged(str(error).partition("\n")[0]) from error
-
-    def _whole(self, found: pa.Table, name: str) -> pa.Table:
-        """Return a table with this column alone, and -1 for what is not there."""
-        if name not in found.column_names:
-            return pa.table({name: np.full(found.num_rows, -1)})
-        # as in SQLite, 64 bits have a sign
-        column = found.column(name).cast(pa.int64(), safe=False)
-        return pa.table({name: pc.fill_null(column, -1)})
 
     @cached_property
     def kernels(self) -> dict[str, Ints]:
@@ -359,23 +350,17 @@ def _copy(tables: Mapping[str, Path], database: Path) -> None:
             ):
                 table = pa.ipc.open_stream(mapped).read_all()
                 table.validate()
+                whole = pa.schema(
+                    field.with_type(pa.int64())
+                    if pa.types.is_integer(field.type) or pa.types.is_boolean(field.type)
+                    else field
+                    for field in table.schema
+                )
+                # whole numbers of 64 bits with a sign
+                table = table.cast(whole, safe=False)
                 statement.set_options(**{"adbc.ingest.target_table": name})
-                statement.bind_stream(_for_sqlite(table).to_reader().__arrow_c_stream__())
+                statement.bind_stream(table.to_reader().__arrow_c_stream__())
                 statement.execute_update()
-
-
-def _for_sqlite(table: pa.Table) -> pa.Table:
-    """Return a table whose whole numbers have 64 bits with a sign."""
-    for place, field in enumerate(table.schema):
-        if pa.types.is_integer(field.type) or pa.types.is_boolean(field.type):
-            whole = table.column(place).cast(pa.int64(), safe=False)
-            table = table.set_column(place, field.name, whole)
-    return table
-
-
-def _size(value: object) -> int:
-    """About how many bytes a value takes."""
-    return len(value) if isinstance(value, (str, bytes)) else 8
 
 
 def _check_file(path: Path, origin: Path) -> None:

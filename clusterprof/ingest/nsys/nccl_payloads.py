@@ -127,12 +127,14 @@ def nothing() -> Payloads:
     return Payloads.of(np.empty(0, np.int64))
 
 
-def read(export: Export, first_row: int, last_row: int, *, advanced: bool = False) -> Payloads:
-    """Return the payloads of the NVTX rows `first_row` to `last_row` (the range that has NCCL).
+def read(export: Export, rows: Ints, *, advanced: bool = False) -> Payloads:
+    """Return the payloads of the NVTX rows from the first to the last of `rows`.
 
     `advanced`: of advanced tracing, whose documented form is the text.
     """
-    limits = f"n.rowid BETWEEN {first_row} AND {last_row}"
+    if not rows.size:
+        return nothing()
+    limits = f"n.rowid BETWEEN {rows.min()} AND {rows.max()}"
     if advanced and export.has(schema.NVTX, "jsonText"):
         found = _from_json(export, limits)
         if found.row.size:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -26,14 +27,12 @@ from clusterprof.ingest.nsys.nccl_payloads import Payloads
 from clusterprof.ingest.nsys.nvtx import Ranges
 from clusterprof.ingest.operations import NCCL_CALL, operation
 from clusterprof.ingest.recording import Bools, Ints, encoded, fill, joined, nullable
-from clusterprof.tables import SCHEMAS
 
 #: the payloads of these ranges, out of another file
 Elsewhere = Callable[[Ranges], Payloads]
 
 #: the collectives that NCCL numbers, each function by itself
 FUNCTIONS = ("AllGather", "AllReduce", "Broadcast", "Reduce", "ReduceScatter")
-ID = SCHEMAS["collective_calls"].field("operation_id")
 
 NO_KERNEL = "no NCCL kernel was launched inside this call's range"
 NO_GROUP_END = "the capture ended before this group was launched"
@@ -95,7 +94,9 @@ def read(
     ranges = ranges.where(in_domain if in_domain.any() else ranges.named("^nccl[A-Z]"))
     ranges = ranges.where(np.lexsort((ranges.start, ranges.thread)))
     advanced = nccl_advanced.is_advanced(ranges)
-    payloads = _payloads(export, ranges, elsewhere, advanced)
+    payloads = nccl_payloads.read(export, ranges.row, advanced=advanced)
+    if ranges.row.size and not payloads.row.size and elsewhere is not None:
+        payloads = elsewhere(ranges)
     on_device = nccl_advanced.operations(ranges, payloads)
     if advanced:
         calls = nccl_advanced.calls(ranges, payloads)
@@ -118,16 +119,25 @@ def read(
     communicators = _communicators(ranges, payloads)
     operations = np.where(exchange, EXCHANGE, names[ranges.name[calls]])
     table = _call_table(
-        ranges.where(calls), operations, group[calls], launcher, links, payloads, communicators
+        ranges.where(calls),
+        operations,
+        group[calls],
+        launcher,
+        links,
+        payloads,
+        communicators,
+        _ids(ranges.row[calls], operations, on_device, ranges, payloads),
     )
-    ids = _ids(ranges.row[calls], operations, on_device, ranges, payloads)
-    table = table.set_column(table.schema.get_field_index("operation_id"), ID, ids)
     # a stream is a communicator's: one that otherwise only exchanges has done so before as well
     only = np.setdiff1d(links.stream[exchange], links.stream[~exchange])
     left = np.flatnonzero(inside < 0)
     orphans = _kernel_table(kernels, left, np.isin(kernels.stream[left], only))
+    table = joined("collective_calls", [table, orphans])
+    # of a kernel without a launch: in order of its begin
+    issued = pc.coalesce(table["issue_start_ns"], table["start_ns"]).to_numpy()
+    table = table.take(pa.array(np.argsort(issued, kind="stable")))
     _, is_device = payloads.at(ranges.row, "on_device")
-    return _in_order(table, orphans), communicators, ranges.row[is_device]
+    return table, communicators, ranges.row[is_device]
 
 
 def _exchanges(
@@ -156,18 +166,6 @@ def _exchanges(
     return keep & (~members | first), members & first
 
 
-def _payloads(
-    export: Export, ranges: Ranges, elsewhere: Elsewhere | None, advanced: bool
-) -> Payloads:
-    if not ranges.row.size:
-        return nccl_payloads.nothing()
-    rows = int(ranges.row.min()), int(ranges.row.max())
-    found = nccl_payloads.read(export, *rows, advanced=advanced)
-    if found.row.size or elsewhere is None:
-        return found
-    return elsewhere(ranges)
-
-
 def _groups(ranges: Ranges) -> tuple[Ints, Ints]:
     """Return for each range its group's number and the range that launches it.
 
@@ -175,28 +173,27 @@ def _groups(ranges: Ranges) -> tuple[Ints, Ints]:
     `ncclGroupEnd` is not in the capture. `ranges` are sorted by thread, then begin. A thread
     whose first event is a `ncclGroupEnd` was inside a group when the capture began.
     """
-    size = ranges.thread.size
-    nothing = np.full(size, -1, np.int64)
+    group = np.full(ranges.thread.size, -1, np.int64)
+    closing = group.copy()
     opens, closes = ranges.named("^ncclGroupStart$"), ranges.named("^ncclGroupEnd$")
     if not closes.any():
-        return nothing, nothing
+        return group, closing
     delta = opens.astype(np.int64) - closes
-    begins = np.flatnonzero(np.r_[True, ranges.thread[1:] != ranges.thread[:-1]])
-    lengths = np.diff(np.r_[begins, size])
-    total = np.cumsum(delta)
-    depth = total - np.repeat(total[begins] - delta[begins], lengths)
-    lowest = np.minimum(np.minimum.reduceat(depth, begins), 0)
-    depth = depth - np.repeat(lowest, lengths)
-    before = depth - delta
-    first = opens & (before == 0)
-    first[begins] |= before[begins] > 0
-    number = np.cumsum(first) - 1
-    last = closes & (depth == 0)
-    closing_of = np.full(number[-1] + 1, -1, np.int64)
-    closing_of[number[last]] = np.flatnonzero(last)
-    inside = before > 0
-    group = np.where(inside, number, -1)
-    return group, np.where(inside, closing_of[np.maximum(number, 0)], -1)
+    number = 0
+    threads = np.flatnonzero(np.diff(ranges.thread, prepend=-1, append=-1))
+    for begin, end in pairwise(threads.tolist()):
+        first, depth = begin, -min(int(np.cumsum(delta[begin:end]).min()), 0)
+        for row in (begin + np.flatnonzero(delta[begin:end])).tolist():
+            if depth == 0:
+                first = row + 1
+            depth += int(delta[row])
+            if depth == 0:
+                group[first : row + 1], closing[first : row + 1] = number, row
+                number += 1
+        if depth:
+            group[first:end] = number
+            number += 1
+    return group, closing
 
 
 def _executing(
@@ -312,6 +309,7 @@ def _call_table(
     links: _Links,
     payloads: Payloads,
     communicators: Communicators,
+    ids: pa.Array,
 ) -> pa.Table:
     names = ("communicator", "bytes", "root", "peer")
     (communicator, has_communicator), (bytes_, has_bytes), (root, has_root), (peer, has_peer) = (
@@ -330,6 +328,7 @@ def _call_table(
             "message_bytes": nullable(bytes_, has_bytes),
             "root": nullable(root.astype(np.int32), has_root),
             "peer": nullable(peer.astype(np.int32), has_peer),
+            "operation_id": ids,
             "group": nullable(group.astype(np.int32), group >= 0),
             "issue_start_ns": calls.start,
             "issue_end_ns": nullable(calls.end, calls.end >= calls.start),
@@ -368,10 +367,3 @@ def _kernel_table(kernels: NcclKernels, orphans: Ints, exchange: Bools) -> pa.Ta
             "reason": NO_CALL,
         },
     )
-
-
-def _in_order(calls: pa.Table, orphans: pa.Table) -> pa.Table:
-    """Return both in issue order (of a kernel without a launch: in order of its begin)."""
-    whole = joined("collective_calls", [calls, orphans])
-    issued = pc.coalesce(whole.column("issue_start_ns"), whole.column("start_ns")).to_numpy()
-    return whole.take(pa.array(np.argsort(issued, kind="stable")))
