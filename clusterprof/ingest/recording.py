@@ -192,6 +192,28 @@ def joined(table: str, parts: Iterable[pa.Table], by: str = "") -> pa.Table:
     return whole
 
 
+def span_around(begin: Ints, end: Ints, of: Ints, thread: Ints, time: Ints) -> Ints:
+    """Return for each time the place of the innermost span of its thread around it, else -1.
+
+    `of` are the spans' threads, `thread` those of the times. Innermost is what began last.
+    """
+    place = np.full(len(time), -1, np.int64)
+    for lane in np.unique(thread):
+        rows = np.flatnonzero(of == lane)
+        rows = rows[np.lexsort((-end[rows], begin[rows]))]
+        if not rows.size:
+            continue
+        wanted = np.flatnonzero(thread == lane)
+        last = np.searchsorted(begin[rows], time[wanted], side="right") - 1
+        # the one that began last, or where that has ended the one that reaches farthest
+        reach = np.maximum.accumulate(end[rows])
+        farthest = np.searchsorted(reach, reach, side="left")
+        for row in (farthest[last], last):
+            inside = (last >= 0) & (end[rows][row] >= time[wanted])
+            place[wanted[inside]] = rows[row[inside]]
+    return place
+
+
 def ints(table: pa.Table, name: str) -> Ints:
     """Return the column `name`, which must have no nulls, as int64."""
     column = table.column(name)

@@ -10,15 +10,24 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from itertools import product
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from clusterprof.ingest.exchange_kernels import exchange_of, exchanging_names, without_nccl
-from clusterprof.ingest.kineto.trace_events import NO_ARGUMENTS, Arguments, Trace
+from clusterprof.ingest.kineto.trace_events import NO_ARGUMENTS, Arguments, Spans, Trace
 from clusterprof.ingest.operations import operation
-from clusterprof.ingest.recording import Bools, Ints, Launched, encoded, fill, nullable
+from clusterprof.ingest.recording import (
+    Bools,
+    Ints,
+    Launched,
+    encoded,
+    fill,
+    nullable,
+    span_around,
+)
 from clusterprof.tables import HIGHEST_RANK
 
 #: bytes of one element, by the names that torch gives its types in traces
@@ -38,14 +47,6 @@ _NESTED = (
     r"^_?c10d_functional::", r"^c10d::", r"^record_param_comms$", r"^nccl:",
     r"(?i)^[a-z_]\w*::\w*(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)\w*$",
 )  # fmt: skip
-
-
-class Operator(NamedTuple):
-    """The operator of torch.distributed around a launch: its name ("": none) and arguments."""
-
-    name: str
-    #: of `record_param_comms`, from PyTorch 2.2 on: `Collective name` and its like
-    args: Arguments
 
 
 @dataclass(frozen=True)
@@ -102,27 +103,17 @@ def exchanging(trace: Trace, launched: Launched) -> Bools:
     only; or by the operator around their launch, if it is the innermost and none of the others
     that it launches is known to exchange data.
     """
-    spans = trace.spans["kernel"]
-    found = exchanging_names(trace.names, spans.column("name"))
-    found[[place for place, args in spans.args.items() if args.collective is not None]] = True
-    operator = _innermost(trace, launched)
-    explained = np.unique(operator[found])
-    found |= (operator >= 0) & ~np.isin(operator, explained)
-    return found
-
-
-def _innermost(trace: Trace, launched: Launched) -> Ints:
-    """Return the operator around each launch, if it communicates and has no other inside; or -1."""
-    spans, is_ours = trace.spans["cpu_op"], trace.named("cpu_op", "|".join(_NESTED))
-    thread, around = spans.column("thread"), []
-    for which in (is_ours, ~is_ours & is_ours.any()):
-        rows = np.flatnonzero(which)
-        start, end = spans.start[rows], spans.end[rows]
-        row = _around(start, end, thread[rows], launched.thread, launched.start)
-        around.append(np.append(rows, -1)[row])
-    ours, others = around
-    began = np.append(spans.start, np.iinfo(np.int64).min)  # of none
-    return np.where(launched.known & (began[ours] > began[others]), ours, -1)
+    kernels, operators = trace.spans["kernel"], trace.spans["cpu_op"]
+    exchanges = exchanging_names(trace.names, kernels.column("name"))
+    exchanges[[place for place, args in kernels.args.items() if args.collective is not None]] = True
+    communicates = trace.named("cpu_op", "|".join(_NESTED))
+    ours, others = (
+        _around(operators, np.flatnonzero(rows), launched)
+        for rows in (communicates, ~communicates & communicates.any())
+    )
+    began = np.append(operators.start, np.iinfo(np.int64).min)  # of none
+    innermost = np.where(launched.known & (began[ours] > began[others]), ours, -1)
+    return exchanges | ((innermost >= 0) & ~np.isin(innermost, innermost[exchanges]))
 
 
 def read(
@@ -141,26 +132,22 @@ def read(
     issued = np.where(launched.known, launched.start, spans.start)
     order = order[np.argsort(issued[order], kind="stable")]
     launched = launched.at(order)
-    around = _operators(trace, launched)
-    args = [
-        spans.args.get(place) or each.args
-        for place, each in zip(order.tolist(), around, strict=True)
+    operators, given = _operators(trace, launched)
+    given = [
+        spans.args.get(place) or args for place, args in zip(order.tolist(), given, strict=True)
     ]
+    stated = [_stated(*each, groups) for each in zip(given, operators, strict=True)]
     names = [trace.names[code] for code in spans.column("name")[order].tolist()]
-    stream = spans.column("stream")[order]
-    members = _of_stream([_group(each, groups) for each in args], stream.tolist())
-    stated_size = _of_stream([_group_size(each) for each in args], stream.tolist())
-    size = [len(each.ranks) if each and each.ranks else None for each in members]
-    members_count = [one or other for one, other in zip(size, stated_size, strict=True)]
-    stated = [_stated(*each) for each in zip(args, around, strict=True)]
-    operations = _operations(stated, names, stream.tolist())
-    sizes = np.array([_bytes(each) for each in args], np.int64)
-    # of sends and receives it counts the rank's own: it is not the other side's
-    ids = np.array([_count(each.number) or 0 for each in args], np.int64)
-    ids[np.isin(operations, ("Send", "Recv", "SendRecv"))] = 0
-    peers = np.array([_peer(*each) for each in zip(args, around, strict=True)], np.int32)
+    streams = spans.column("stream")[order].tolist()
+    members = _of_stream([each["group"] for each in stated], streams)
+    stated_sizes = _of_stream([each["size"] for each in stated], streams)
+    sizes = [
+        len(group.ranks) if group and group.ranks else size
+        for group, size in zip(members, stated_sizes, strict=True)
+    ]
+    operations = _operations([each["operation"] for each in stated], names, streams)
     described = [
-        each != NO_ARGUMENTS or bool(op.name) for each, op in zip(args, around, strict=True)
+        args != NO_ARGUMENTS or bool(name) for args, name in zip(given, operators, strict=True)
     ]
     table = fill(
         "collective_calls",
@@ -168,11 +155,15 @@ def read(
         {
             **member_columns(members),
             "operation": pa.array(operations, pa.string()),
-            "communicator_size": pa.array(members_count, pa.int32()),
-            "stream": stream,
-            "message_bytes": nullable(sizes, sizes >= 0),
-            "peer": nullable(peers, peers >= 0),
-            "operation_id": nullable(ids, ids > 0),
+            "communicator_size": sizes,
+            "stream": streams,
+            "message_bytes": [each["bytes"] for each in stated],
+            "peer": [each["peer"] for each in stated],
+            "operation_id": [
+                # of sends and receives it counts the rank's own: it is not the other side's
+                None if operation in ("Send", "Recv", "SendRecv") else each["number"]
+                for each, operation in zip(stated, operations, strict=True)
+            ],
             "issue_start_ns": nullable(launched.start, launched.known),
             "issue_end_ns": nullable(launched.end, launched.known),
             "start_ns": spans.start[order],
@@ -180,10 +171,17 @@ def read(
             "source": encoded(np.array(described, np.int32), ["kernel_name", "kineto"]),
         },
     )
-    unlike = sum(
-        one != other for one, other in zip(members_count, stated_size, strict=True) if other
-    )
-    return table, [*_warnings(members, operations, unlike), *without_nccl(names)]
+    silent, unknown = sum(not group for group in members), operations.count("Unknown")
+    unlike = sum(size != other for size, other in zip(sizes, stated_sizes, strict=True) if other)
+    warnings = {
+        f"{silent} of {len(members)} communication kernels do not name their process group"
+        " (recorded for NCCL's by PyTorch 2.3 and later, and not in CUDA graphs)": silent,
+        f"the operation of {unknown} of {len(members)} communication kernels cannot be determined:"
+        " their names and launches do not tell it": unknown,
+        f"{unlike} of {len(members)} communication kernels give their process group another size"
+        " than it has ranks in its list, which is taken": unlike,
+    }
+    return table, [*(line for line, count in warnings.items() if count), *without_nccl(names)]
 
 
 def member_columns(groups: Sequence[ProcessGroup | None]) -> dict[str, pa.Array]:
@@ -196,61 +194,31 @@ def member_columns(groups: Sequence[ProcessGroup | None]) -> dict[str, pa.Array]
     }
 
 
-def _operators(trace: Trace, launched: Launched) -> list[Operator]:
-    """Return the operator in which each launch lies (by its thread and time, ns)."""
+def _operators(trace: Trace, launched: Launched) -> tuple[list[str], list[Arguments]]:
+    """Return the operator of torch.distributed around each launch: its name ("": none), arguments.
+
+    These are of `record_param_comms`, from PyTorch 2.2 on: `Collective name` and its like.
+    """
     rows = len(launched.start)
     names, args = [""] * rows, [NO_ARGUMENTS] * rows
-    for pattern in _NESTED:
-        for category in ("cpu_op", "user_annotation"):
-            spans, codes = trace.spans[category], trace.spans[category].column("name")
-            places = np.flatnonzero(trace.named(category, pattern))
-            of = spans.column("thread")[places]
-            at = _around(
-                spans.start[places], spans.end[places], of, launched.thread, launched.start
-            )
-            for k in np.flatnonzero(launched.known & (at >= 0)).tolist():
-                row = int(places[at[k]])
-                name = trace.names[codes[row]]
-                if _operation(name) != "Unknown":
-                    names[k] = name
-                mine = spans.args.get(row, NO_ARGUMENTS)
-                if mine.collective is not None:
-                    args[k] = mine
-    return [Operator(*each) for each in zip(names, args, strict=True)]
+    for pattern, category in product(_NESTED, ("cpu_op", "user_annotation")):
+        spans = trace.spans[category]
+        codes = spans.column("name")
+        row = _around(spans, np.flatnonzero(trace.named(category, pattern)), launched)
+        for k in np.flatnonzero(launched.known & (row >= 0)).tolist():
+            name = trace.names[codes[row[k]]]
+            if _operation(name) != "Unknown":
+                names[k] = name
+            own = spans.args.get(int(row[k]), NO_ARGUMENTS)
+            if own.collective is not None:
+                args[k] = own
+    return names, args
 
 
-def _around(begin: Ints, end: Ints, of: Ints, thread: Ints, time: Ints) -> Ints:
-    """Return for each time the place of the span of its thread that is around it, else -1."""
-    found = np.full(len(time), -1, np.int64)
-    for one in np.unique(thread):
-        rows = np.flatnonzero(of == one)
-        rows = rows[np.lexsort((-end[rows], begin[rows]))]
-        if not rows.size:
-            continue
-        mine = np.flatnonzero(thread == one)
-        last = np.searchsorted(begin[rows], time[mine], side="right") - 1
-        # the one that began last, or where that has ended the one that reaches farthest
-        reach = np.maximum.accumulate(end[rows])
-        farthest = np.searchsorted(reach, reach, side="left")
-        for at in (farthest[last], last):
-            inside = (last >= 0) & (end[rows][at] >= time[mine])
-            found[mine[inside]] = rows[at[inside]]
-    return found
-
-
-def _warnings(
-    members: Sequence[ProcessGroup | None], operation: Sequence[str], unlike: int
-) -> list[str]:
-    silent, unknown = sum(not each for each in members), operation.count("Unknown")
-    lines = {
-        f"{silent} of {len(members)} communication kernels do not name their process group"
-        " (recorded for NCCL's by PyTorch 2.3 and later, and not in CUDA graphs)": silent,
-        f"the operation of {unknown} of {len(members)} communication kernels cannot be determined:"
-        " their names and launches do not tell it": unknown,
-        f"{unlike} of {len(members)} communication kernels give their process group another size"
-        " than it has ranks in its list, which is taken": unlike,
-    }
-    return [line for line, count in lines.items() if count]
+def _around(spans: Spans, rows: Ints, launched: Launched) -> Ints:
+    """Return for each launch which of these spans of its thread is around it, else -1."""
+    start, end, thread = spans.start[rows], spans.end[rows], spans.column("thread")[rows]
+    return np.append(rows, -1)[span_around(start, end, thread, launched.thread, launched.start)]
 
 
 _T = TypeVar("_T")
@@ -290,47 +258,35 @@ def _by(keys: Iterable[_K], values: Iterable[_T | None]) -> dict[_K, set[_T]]:
     return of
 
 
-def _stated(args: Arguments, around: Operator) -> str | None:
-    names = (str(args.collective or ""), around.name)
-    return next((found for name in names if (found := _operation(name)) != "Unknown"), None)
+#: how c10d names its operators for sends and receives: `nccl:send 0->1`, `nccl:recv 1<-0`
+_DIRECTED = re.compile(r"(?:send|recv) \d+(?:->|<-)(\d+)")
+
+
+def _stated(args: Arguments, operator: str, groups: Mapping[str, ProcessGroup]) -> dict[str, Any]:
+    """Return what a kernel's arguments and the operator around its launch state, else None."""
+    operations = map(_operation, (str(args.collective or ""), operator))
+    directed = _DIRECTED.search(operator)
+    peers = (args.to_rank, args.from_rank, directed[1] if directed else -1)
+    peer = int(next(each for each in peers if each is not None))
+    counts = (_count(args.elements_in), _count(args.elements_out))
+    elements = min((count for count in counts if count is not None), default=None)
+    width = DTYPE_BYTES.get(str(args.dtype).lower())
+    name, size = str(args.group), _count(args.group_size) or 0
+    group = groups.get(name) or ProcessGroup(name, listed(args.group_ranks))
+    return {
+        "operation": next((each for each in operations if each != "Unknown"), None),
+        "peer": peer if peer >= 0 else None,
+        "bytes": None if elements is None or width is None else elements * width,
+        "group": None if args.group is None else group,
+        "size": size if 0 < size <= HIGHEST_RANK else None,
+        "number": _count(args.number) or None,
+    }
 
 
 def _operation(name: str) -> str:
     """Return the operation of an operator's name, of torch.distributed or of another library."""
     known = operation(name)
     return known if known != "Unknown" else exchange_of(name) or known
-
-
-#: how c10d names its operators for sends and receives: `nccl:send 0->1`, `nccl:recv 1<-0`
-_DIRECTED = re.compile(r"(?:send|recv) \d+(?:->|<-)(\d+)")
-
-
-def _peer(args: Arguments, around: Operator) -> int:
-    named = _DIRECTED.search(around.name)
-    stated = (args.to_rank, args.from_rank, named[1] if named else -1)
-    return int(next(each for each in stated if each is not None))
-
-
-def _group(args: Arguments, groups: Mapping[str, ProcessGroup]) -> ProcessGroup | None:
-    if args.group is None:
-        return None
-    name = str(args.group)
-    if name in groups:
-        return groups[name]
-    return ProcessGroup(name, listed(args.group_ranks))
-
-
-def _group_size(args: Arguments) -> int | None:
-    """Return how many members a process group has by its size; None for what is no such number."""
-    size = _count(args.group_size) or 0
-    return size if 0 < size <= HIGHEST_RANK else None
-
-
-def _bytes(args: Arguments) -> int:
-    counts = [_count(args.elements_in), _count(args.elements_out)]
-    known = [count for count in counts if count is not None]
-    size = DTYPE_BYTES.get(str(args.dtype).lower())
-    return min(known) * size if known and size else -1
 
 
 def _count(number: object) -> int | None:

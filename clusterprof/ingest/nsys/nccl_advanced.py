@@ -15,7 +15,7 @@ import numpy as np
 from clusterprof.ingest.nsys.nccl_payloads import Payloads
 from clusterprof.ingest.nsys.nvtx import Ranges
 from clusterprof.ingest.operations import NCCL_CALL
-from clusterprof.ingest.recording import Bools, Ints
+from clusterprof.ingest.recording import Bools, Ints, span_around
 
 #: ranges of NCCL's own work, in which operations come a second time; the second inside the first
 _SCHEDULING = ("^GroupLaunch$", "^GroupRuntime$")
@@ -89,21 +89,8 @@ def groups(ranges: Ranges, calls: Ints) -> tuple[Ints, Ints]:
 def inside(ranges: Ranges, outer: Ints, thread: Ints, time: Ints) -> Ints:
     """Return for each time of a thread which of the ranges `outer` is around it, or -1.
 
-    `outer` are places in `ranges`, which do not overlap on one thread; one that was never closed
-    reaches to the capture's end.
+    `outer` are places in `ranges`; one that was never closed reaches to the capture's end.
     """
-    if not outer.size or not time.size:
-        return np.full(time.size, -1, np.int64)
-    mine = ranges.where(outer)
-    # One axis for all threads: the times of a thread after all those of the thread before it.
-    low = min(int(mine.start.min()), int(time.min()))
-    span = max(int(mine.start.max()), int(time.max())) - low + 1
-    threads = np.unique(mine.thread)
-    keys = np.searchsorted(threads, mine.thread) * span + (mine.start - low)
-    theirs = np.minimum(np.searchsorted(threads, thread), threads.size - 1)
-    order = np.argsort(keys, kind="stable")
-    wanted = theirs * span + (time - low)
-    place = order[np.maximum(np.searchsorted(keys[order], wanted, side="right") - 1, 0)]
-    until = mine.end[place]
-    fits = (mine.thread[place] == thread) & (mine.start[place] <= time)
-    return np.where(fits & ((time <= until) | (until < 0)), outer[place], -1)
+    end = np.where(ranges.end < 0, np.iinfo(np.int64).max, ranges.end)
+    place = span_around(ranges.start[outer], end[outer], ranges.thread[outer], thread, time)
+    return np.append(outer, -1)[place]
