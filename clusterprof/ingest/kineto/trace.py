@@ -14,7 +14,7 @@ import pyarrow as pa
 from clusterprof.errors import ReportError
 from clusterprof.ingest import other_tools
 from clusterprof.ingest.kineto import gloo, nccl_kernels, trace_events
-from clusterprof.ingest.kineto.trace_events import Spans, Trace
+from clusterprof.ingest.kineto.trace_events import Trace
 from clusterprof.ingest.recording import (
     Bools,
     Calls,
@@ -69,7 +69,10 @@ def read(path: Path, *, alone: bool = False) -> list[Recording]:
     trace = trace_events.read(path)
     if len(trace.ranks) == 1:
         (trace,) = trace.ranks.values()
-    devices, processes = ([], []) if alone else (_devices(trace), _processes(trace))
+    launches = [trace.spans[category].column("process") for category in _HOST_CALLS["cuda"]]
+    processes = [] if alone else _frequent(np.concatenate(launches))
+    on_devices = [] if alone else _frequent(trace.spans["kernel"].column("device"))
+    devices = [number for number in on_devices if number < _MOST_DEVICES]
     if trace.ranks:
         of = {tuple(map(int, _NUMBER.findall(label))): each for label, each in trace.ranks.items()}
         plain = all(len(numbers) == 1 for numbers in of)
@@ -84,23 +87,8 @@ def read(path: Path, *, alone: bool = False) -> list[Recording]:
     return [_of_several(_read(path, part), number, gpus) for number, part in parts.items()]
 
 
-def _devices(trace: Trace) -> list[int]:
-    """Return the GPUs on which kernels ran, but for those that ran next to none."""
-    devices = _frequent(trace.spans["kernel"].column("device"))
-    return [number for number in devices if number < _MOST_DEVICES]
-
-
-def _processes(trace: Trace) -> list[int]:
-    """Return the processes that launch kernels, but for those that launch next to none."""
-    return _frequent(np.concatenate([spans.column("process") for spans in _launching(trace)]))
-
-
-def _launching(trace: Trace) -> list[Spans]:
-    return [trace.spans[category] for category in _HOST_CALLS["cuda"]]
-
-
 def _frequent(numbers: Ints) -> list[int]:
-    """Return the numbers from 0 on that come often, ascending."""
+    """Return the GPUs or processes of kernels but for those of next to none, ascending."""
     number, count = np.unique(numbers, return_counts=True)
     often = count > _FEW_KERNELS_FRAC * count.max(initial=0)
     return [int(each) for each in number[often & (number >= 0)]]
@@ -118,7 +106,9 @@ def _by_process(
     ranks = {process: trace.labelled.get(process, -1) for process in processes}
     labelled = min(ranks.values()) >= 0 and len({*ranks.values()}) == len(ranks)
     order = sorted(processes, key=lambda process: (ranks[process] * labelled, process))
-    drives = np.array([[_drives(trace, p, d) for d in devices] for p in order])
+    categories = ("kernel", *_HOST_CALLS["cuda"])
+    launches = replace(trace, spans={category: trace.spans[category] for category in categories})
+    drives = np.array([[_is_launched(launches.of_device(d, p)) for d in devices] for p in order])
     alone = (drives.sum(0) == 1).all() and (drives.sum(1) == 1).all()
     if len(order) != len(devices) or not (alone or drives.diagonal().all()):
         raise ReportError(
@@ -133,19 +123,14 @@ def _by_process(
     }
 
 
-def _drives(trace: Trace, process: int, device: int) -> bool:
-    """Whether this process may have launched the kernels that ran on this GPU."""
+def _is_launched(trace: Trace) -> bool:
+    """Whether the one process of a trace may have launched the kernels that ran on its one GPU."""
     kernels = trace.spans["kernel"]
-    rows = np.flatnonzero(kernels.column("device") == device)
-    mine = [spans.some(np.flatnonzero(spans.column("process") == process))
-            for spans in _launching(trace)]  # fmt: skip
-    number = np.concatenate([spans.column("correlation") for spans in mine])
-    begin = np.concatenate([spans.start for spans in mine])
-    order, wanted = np.argsort(number, kind="stable"), kernels.column("correlation")[rows]
-    launch = order[np.minimum(np.searchsorted(number[order], wanted), len(order) - 1)]
-    launched = number[launch] == wanted
-    too_early = launched & (kernels.start[rows] < begin[launch])
-    return bool(launched.mean() >= _LEAST_LAUNCHED_FRAC and too_early.mean() <= _FEW_KERNELS_FRAC)
+    calls = trace.calls("cuda", *_HOST_CALLS["cuda"])
+    launched = calls.launching(kernels.column("correlation"))
+    too_early = launched.known & (kernels.start < launched.start)
+    share = launched.known.mean()
+    return bool(share >= _LEAST_LAUNCHED_FRAC and too_early.mean() <= _FEW_KERNELS_FRAC)
 
 
 def _of_several(recording: Recording, rank: int, gpus: int) -> Recording:
@@ -179,6 +164,8 @@ def _read(path: Path, trace: Trace) -> Recording:
     on_cpu, cpu_warnings = gloo.read(trace, groups)
     rank, devices = job.get("rank"), trace.meta.get("deviceProperties", ())
     not_read = (f"{count} events of {device} are not read" for device, count in unread.items())
+    steps = [name for name in trace.names if name.startswith(("ProfilerStep#", "clusterprof"))]
+    by_profiler = bool(steps) and all(name.startswith("ProfilerStep#") for name in steps)
     info = ReportInfo(
         source=path,
         profiler="torch.profiler",
@@ -197,7 +184,7 @@ def _read(path: Path, trace: Trace) -> Recording:
         calls=[*calls.values(), _event_waits(trace)],
         collectives=joined("collective_calls", [on_gpu, on_cpu]),
         marks=calls["range"],
-        marked_by="profiler" if _marked_by_profiler(trace) else "nvtx",
+        marked_by="profiler" if by_profiler else "nvtx",
         step_ends=_step_ends(trace),
         devices={each.get("id"): str(each.get("name", "")) for each in devices},
     )
@@ -221,9 +208,24 @@ def _work(trace: Trace, cuda: Calls, exchanging: Bools) -> list[pa.Table]:
     """Return GPU work; where the trace has none, the work of the CPU's threads."""
     kinds = encoded(exchanging.astype(np.int32), ["compute", "collective"])
     names = encoded(trace.spans["kernel"].column("name"), trace.names)
+    # `Memcpy HtoD (Pageable -> Device)` names direction and memory
+    words = [name.split(" ") if name.startswith("Memcpy") else [] for name in trace.names]
+    directions = [
+        _COPY_DIRECTIONS.get(word[1], "other") if len(word) > 1 else "other" for word in words
+    ]
+    copied = trace.spans["gpu_memcpy"].column("name")
+    pageable, pinned = (trace.named("gpu_memcpy", kind) for kind in ("Pageable", "Pinned"))
     work = [
         _on_gpu(trace, "kernel", cuda, kind=kinds, name=names),
-        _copies(trace, cuda),
+        _on_gpu(
+            trace,
+            "gpu_memcpy",
+            cuda,
+            kind="copy",
+            name=encoded(copied, [f"memcpy {direction}" for direction in directions]),
+            direction=encoded(copied, directions),
+            pageable=nullable(pageable, pageable | pinned),
+        ),
         _on_gpu(trace, "gpu_memset", cuda, kind="memset", name="memset"),
     ]
     if any(each.num_rows for each in work):
@@ -243,25 +245,6 @@ def _on_gpu(trace: Trace, category: str, cuda: Calls, **more: Column) -> pa.Tabl
         correlation=correlation,
         size=None if category == "kernel" else spans.column("bytes"),
         **more,
-    )
-
-
-def _copies(trace: Trace, cuda: Calls) -> pa.Table:
-    """Return the copies; `Memcpy HtoD (Pageable -> Device)` names direction and memory."""
-    names, codes = trace.names, trace.spans["gpu_memcpy"].column("name")
-    words = [name.split(" ") if name.startswith("Memcpy") else [] for name in names]
-    directions = [
-        _COPY_DIRECTIONS.get(each[1], "other") if len(each) > 1 else "other" for each in words
-    ]
-    pageable, pinned = (trace.named("gpu_memcpy", each) for each in ("Pageable", "Pinned"))
-    return _on_gpu(
-        trace,
-        "gpu_memcpy",
-        cuda,
-        kind="copy",
-        name=encoded(codes, [f"memcpy {direction}" for direction in directions]),
-        direction=encoded(codes, directions),
-        pageable=nullable(pageable, pageable | pinned),
     )
 
 
@@ -346,15 +329,9 @@ def _outermost(start: Ints, end: Ints, thread: Ints) -> Ints:
 def _step_ends(trace: Trace) -> Ints:
     """Return when the optimizer's steps end: of the optimizer with most of them."""
     spans = trace.spans["user_annotation"]
-    steps = [place for place, name in enumerate(trace.names) if name.startswith(_OPTIMIZER_STEP)]
-    if not steps:
-        return np.empty(0, np.int64)
     codes = spans.column("name")
-    most = max(steps, key=lambda place: int((codes == place).sum()))
+    of_optimizer = trace.named("user_annotation", f"^{_OPTIMIZER_STEP}")
+    if not of_optimizer.any():
+        return np.empty(0, np.int64)
+    most = np.bincount(codes[of_optimizer]).argmax()
     return np.sort(spans.end[codes == most])
-
-
-def _marked_by_profiler(trace: Trace) -> bool:
-    return any(name.startswith("ProfilerStep#") for name in trace.names) and not any(
-        name.startswith("clusterprof") for name in trace.names
-    )

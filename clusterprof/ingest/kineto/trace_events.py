@@ -186,11 +186,11 @@ class Trace:
     def of_device(self, device: int, process: int | None = None) -> Trace:
         """Return the trace with this device's work only, and of its hosts with this process's."""
         spans = dict(self.spans)
-        for category, numbers in CATEGORIES.items():
-            name, wanted = ("device", device) if "device" in numbers else ("process", process)
+        for category, whole in self.spans.items():
+            of_device = "device" in CATEGORIES[category]
+            name, wanted = ("device", device) if of_device else ("process", process)
             if wanted is not None:
-                rows = np.flatnonzero(spans[category].column(name) == wanted)
-                spans[category] = spans[category].some(rows)
+                spans[category] = whole.some(np.flatnonzero(whole.column(name) == wanted))
         return replace(self, spans=spans)
 
     def named(self, category: str, pattern: str) -> Bools:
@@ -211,7 +211,7 @@ def read(path: Path) -> Trace:
 
     Raises `ReportError` where the file is missing, empty, truncated, not JSON, or no trace.
     """
-    trace, codes = _empty(), dict[str, int]()
+    trace, codes = _of(meta={}), dict[str, int]()
     try:
         if path.stat().st_size == 0:
             raise ReportError(f"{path} is empty", "the profiler wrote nothing: record again")
@@ -240,8 +240,9 @@ def read(path: Path) -> Trace:
     return trace
 
 
-def _empty() -> Trace:
-    return Trace({}, {category: Spans() for category in CATEGORIES}, [], {})
+def _of(meta: dict[str, Any]) -> Trace:
+    """Return a trace of which nothing was read yet."""
+    return Trace(meta, {category: Spans() for category in CATEGORIES}, [], {})
 
 
 def _check_times(trace: Trace) -> None:
@@ -265,7 +266,7 @@ def _take_ranks(events: list[Event], trace: Trace, codes: dict[str, int]) -> Non
     if len(of.keys() | trace.ranks.keys()) > _MOST_RANKS:
         raise ValueError("its events are labelled with more ranks than one trace can hold")
     for label, mine in of.items():
-        part = trace.ranks.setdefault(label, replace(_empty(), meta=trace.meta))
+        part = trace.ranks.setdefault(label, _of(trace.meta))
         names = {name: code for code, name in enumerate(part.names)}
         _take(mine, part, names)
         part.names = list(names)
@@ -293,37 +294,28 @@ def _take(events: list[Event], trace: Trace, codes: dict[str, int]) -> None:
     for event in events:
         if event.ph == "X":
             kept = by_category.get(event.cat)
-            if kept is None:
-                kept = by_category.get(_now_called(event))
+            if kept is None and event.cat in _FORMERLY:
+                now = _FORMERLY[event.cat]
+                is_step = now == "cpu_op" and event.name.startswith(_STEP)
+                kept = by_category["user_annotation" if is_step else now]
             if kept is not None:
                 kept.append(event)
             else:
                 trace.unread[event.cat or ""] += 1
         elif event.name == "thread_name" and isinstance(event.tid, int):
-            trace.threads[event.tid] = str(_arguments(event).name or "")
+            trace.threads[event.tid] = str((event.args or NO_ARGUMENTS).name or "")
         elif event.name in ("process_name", "process_labels"):
-            _take_process(event, trace)
+            args = event.args or NO_ARGUMENTS
+            name = str(args.name or args.labels or "")
+            rank = _RANK.search(name)
+            if rank and type(event.pid) is int and len(trace.labelled) < _MOST_RANKS:
+                trace.labelled[event.pid] = int(rank[1][:_DIGITS])
+            if args.name and len(trace.processes) < _MOST_PROCESSES:
+                trace.processes.add(name)
     by_category["python_function"] = _functions(by_category["python_function"], trace.functions)
     for category, kept in by_category.items():
         if kept:
             _extend(trace.spans[category], kept, codes, category)
-
-
-def _take_process(event: Event, trace: Trace) -> None:
-    """Add what a process is called, and the rank that this says it is."""
-    args = _arguments(event)
-    name = str(args.name or args.labels or "")
-    rank = _RANK.search(name)
-    if rank and type(event.pid) is int and len(trace.labelled) < _MOST_RANKS:
-        trace.labelled[event.pid] = int(rank[1][:_DIGITS])
-    if args.name and len(trace.processes) < _MOST_PROCESSES:
-        trace.processes.add(name)
-
-
-def _now_called(event: Event) -> str:
-    """Return the category that an event of an older Kineto would have now."""
-    now = _FORMERLY.get(event.cat, "")
-    return "user_annotation" if now == "cpu_op" and event.name.startswith(_STEP) else now
 
 
 def _numbers(threads: list[Any]) -> array[int]:
@@ -347,7 +339,7 @@ def _functions(events: list[Event], known: dict[int, str]) -> list[Event]:
     """
     kept = [event for event in events if (event.dur or 0) >= _LEAST_FUNCTION_US]
     for event in kept:
-        args = _arguments(event)
+        args = event.args or NO_ARGUMENTS
         # the address of an object would make a name of its own of each
         name = _ADDRESS.sub("", event.name)
         known[args.function] = name
@@ -370,21 +362,15 @@ def _extend(spans: Spans, events: list[Event], codes: dict[str, int], category: 
         arrays[name].extend([-1 if number is None else number for number in numbers])
     for place, (event, each) in enumerate(zip(events, args, strict=True), first):
         if event.name.startswith("gloo:") or each.collective is not None:
-            spans.args[place] = _kept(each, event)
+            # apart from the piece of text that their JSON lies in
+            spans.args[place] = msgspec.structs.replace(
+                each,
+                finished=each.finished if event.finished is None else event.finished,
+                shapes=each.shapes.copy(),
+                types=each.types.copy(),
+            )
 
 
 def _process(pid: Any) -> int:
     """Return a process's id, -1 where it is no number (or none that fits)."""
     return pid if type(pid) is int and 0 <= pid < _NAMED_THREADS else -1
-
-
-def _kept(args: Arguments, event: Event) -> Arguments:
-    """Return a collective's arguments, apart from the piece of text that their JSON lies in."""
-    finished = args.finished if event.finished is None else event.finished
-    return msgspec.structs.replace(
-        args, finished=finished, shapes=args.shapes.copy(), types=args.types.copy()
-    )
-
-
-def _arguments(event: Event) -> Arguments:
-    return event.args or NO_ARGUMENTS
