@@ -24,7 +24,6 @@ from simulate import Job, simulate
 
 from clusterprof.agent.contracts import files, paths
 from clusterprof.ingest import reduced
-from clusterprof.ingest.reduced import Origin
 from clusterprof.tables import SCHEMAS, RankTables
 
 _SIMULATED = 8
@@ -114,10 +113,12 @@ def _drawn(page: Path) -> tuple[float | None, str]:
 def leave(folder: Path, size: Size) -> int:
     """Write the tables of a job of `size`; returns how many activities and calls they have."""
     simulated = [_of_world(each, size.ranks) for each in simulate(size.job)[0]]
-    origin = Origin(paths.REPORT, 0, 0)
+    report = folder / paths.REPORT
+    report.touch()
     for each in simulated:
         (folder / f"{each.rank:05d}").mkdir(parents=True)
-        reduced.write(each, folder / f"{each.rank:05d}" / paths.REDUCED, origin)
+        reduced.write(each, folder / f"{each.rank:05d}" / paths.REDUCED, report)
+    report.unlink()
     for rank in range(_SIMULATED, size.ranks):
         source = folder / f"{rank % _SIMULATED:05d}" / paths.REDUCED
         target = folder / f"{rank:05d}" / paths.REDUCED

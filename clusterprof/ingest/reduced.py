@@ -11,7 +11,7 @@ import os
 import re
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -72,29 +72,23 @@ class Outdated(ReportError):  # noqa: N818 - it says what is the matter
     """Whole tables, but of another report, or made by another clusterprof."""
 
 
-@dataclass(frozen=True)
-class Origin:
-    """Which report tables are of: a file's name, size in bytes and CRC-32."""
+def _origin(report: Path) -> dict[str, Any]:
+    """Return a file's name, size and CRC-32, by which tables are known to be of it.
 
-    name: str
-    size_bytes: int
-    crc32: int
-
-    @classmethod
-    def of(cls, report: Path) -> Origin:
-        """That of a file, which is read once. Raises ReportError."""
-        checksum = size = 0
-        try:
-            with files.opened(report, links=True) as file:
-                while piece := file.read(_CHUNK):
-                    checksum = zlib.crc32(piece, checksum)
-                    size += len(piece)
-        except OSError as error:
-            raise unreadable(report, error) from error
-        return cls(report.name, size, checksum)
+    It is read once. Raises ReportError.
+    """
+    checksum = size = 0
+    try:
+        with files.opened(report, links=True) as file:
+            while piece := file.read(_CHUNK):
+                checksum = zlib.crc32(piece, checksum)
+                size += len(piece)
+    except OSError as error:
+        raise unreadable(report, error) from error
+    return {"name": report.name, "size_bytes": size, "crc32": checksum}
 
 
-def write(tables: RankTables, folder: Path, report: Path | Origin) -> None:
+def write(tables: RankTables, folder: Path, report: Path) -> None:
     """Put the tables of one report, as they were before any step log, into `folder`.
 
     What is there is replaced once they are whole; of two at once the last one stays. Raises OSError
@@ -102,7 +96,7 @@ def write(tables: RankTables, folder: Path, report: Path | Origin) -> None:
     """
     import pyarrow.parquet as parquet
 
-    origin = report if isinstance(report, Origin) else Origin.of(report)
+    origin = _origin(report)
     written: dict[str, dict[str, int]] = {}
     with folders.new_folder(folder) as made:
         for name in SCHEMAS:
@@ -119,14 +113,14 @@ def write(tables: RankTables, folder: Path, report: Path | Origin) -> None:
         content = {
             "schema_version": SCHEMA_VERSION,
             "clusterprof_version": __version__,
-            "report": asdict(origin),
+            "report": origin,
             "tables": written,
             "info": info,
         }
         files.write_json(made / paths.REDUCED_RANK, content, indent=1)
 
 
-def read(folder: Path, report: Path | None = None) -> RankTables:
+def read(folder: Path, report: Path) -> RankTables:
     """The tables of a report, as `assembler.assemble` made them.
 
     `report` is where the report is or would be (`report_of`). Where it is there, the tables must be
@@ -134,21 +128,23 @@ def read(folder: Path, report: Path | None = None) -> RankTables:
     them.
     """
     content = _content(folder, _FORM)
-    report = report or _report_of(folder, content)
+    maker = f"clusterprof {content['clusterprof_version']:.40}"
     if content["schema_version"] != SCHEMA_VERSION:
         raise _unusable(
             folder,
             f"they are of schema version {content['schema_version']}, and this clusterprof reads"
             f" version {SCHEMA_VERSION}",
-            f"merge with clusterprof {content['clusterprof_version']:.40}, which made them",
+            f"merge with {maker}, which made them",
             kind=Outdated,
         )
     if os.path.lexists(report):
-        _check_origin(folder, report, content)
-    given = {name: content["info"][name] for name in _INFO}
-    given["warnings"] = tuple(given["warnings"])
+        if content["clusterprof_version"] != __version__:
+            raise _unusable(folder, f"{maker} made them", kind=Outdated)
+        _check_origin(folder, report, content["report"])
+    info = {name: content["info"][name] for name in _INFO}
+    info["warnings"] = tuple(info["warnings"])
     return RankTables(
-        ReportInfo(source=report, **given),
+        ReportInfo(source=report, **info),
         **{name: _table(folder, name, content["tables"][name]) for name in SCHEMAS},
         kept=files_of(folder),
     )
@@ -161,11 +157,7 @@ def files_of(folder: Path) -> dict[str, Path]:
 
 def report_of(folder: Path) -> Path:
     """Where the report of reduced tables is, or was before it was dropped. Raises ReportError."""
-    return _report_of(folder, _content(folder, _MADE))
-
-
-def _report_of(folder: Path, content: Mapping[str, Any]) -> Path:
-    return folder.with_name(content["report"]["name"])
+    return folder.with_name(_content(folder, _MADE)["report"]["name"])
 
 
 def _content(folder: Path, form: Mapping[str, Any]) -> dict[str, Any]:
@@ -185,17 +177,13 @@ def _content(folder: Path, form: Mapping[str, Any]) -> dict[str, Any]:
     return content
 
 
-def _check_origin(folder: Path, report: Path, content: Mapping[str, Any]) -> None:
-    """Raise ReportError unless the tables are of this file, by this clusterprof."""
-    if content["clusterprof_version"] != __version__:
-        why = f"clusterprof {content['clusterprof_version']:.40} made them"
-        raise _unusable(folder, why, kind=Outdated)
-    claimed = Origin(**{each.name: content["report"][each.name] for each in fields(Origin)})
+def _check_origin(folder: Path, report: Path, claimed: Mapping[str, Any]) -> None:
+    """Raise ReportError unless the tables are of this file."""
     try:
-        same = report.stat().st_size == claimed.size_bytes and Origin.of(report) == claimed
+        same_size = report.stat().st_size == claimed["size_bytes"]
     except OSError as error:
         raise unreadable(report, error) from error
-    if not same:
+    if not same_size or not _origin(report).items() <= claimed.items():
         why = f"they are of another report than {report.name} is now"
         raise _unusable(folder, why, kind=Outdated)
 
@@ -214,18 +202,12 @@ def _table(folder: Path, name: str, claimed: Mapping[str, int]) -> pa.Table:
     except ReportError as error:
         raise _unusable(folder, error.what) from None
     table = table.unify_dictionaries().combine_chunks()
-    nulls = [
-        each.name for each in table.schema if not each.nullable and table[each.name].null_count
-    ]
-    order = table[_SORTED_BY[name]]
-    if nulls or table.num_rows != claimed["rows"] or not _is_sorted(order):
+    lacking = any(table[field.name].null_count for field in table.schema if not field.nullable)
+    order = table[_SORTED_BY[name]].to_numpy()
+    unsorted = bool((order[:-1] > order[1:]).any())
+    if lacking or unsorted or table.num_rows != claimed["rows"]:
         raise _unusable(folder, f"{file.name} does not hold what clusterprof writes")
     return moved(table) if table.nbytes > _LARGE else table
-
-
-def _is_sorted(column: pa.ChunkedArray) -> bool:
-    values = column.to_numpy()
-    return bool((values[:-1] <= values[1:]).all())
 
 
 def _unusable(

@@ -274,11 +274,11 @@ def test_tables_of_another_report_are_not_taken_for_this_ones(tmp_path: Path) ->
     reduced.write(read_report(report), tmp_path / "reduced", report)
     shutil.copy(other, report)
     with pytest.raises(ReportError, match=r"of another report than trace\.json\.gz is now"):
-        reduced.read(tmp_path / "reduced")
+        reduced.read(tmp_path / "reduced", report)
     (read,) = reports.read_ranks(report, kept=tmp_path / "reduced")
     assert not isinstance(read, ReportError)
     assert read.rank == 1
-    assert reduced.read(tmp_path / "reduced").info.rank == 1, "they are made again"
+    assert reduced.read(tmp_path / "reduced", report).info.rank == 1, "they are made again"
 
 
 def test_what_fails_while_tables_are_written_leaves_those_before(
