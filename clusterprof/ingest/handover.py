@@ -22,18 +22,11 @@ _LARGE = ("activity", "host_calls")
 _numbers = count()
 
 
-class _InFile(NamedTuple):
-    """A rank's tables, of which the large ones are in a file."""
+class _Split(NamedTuple):
+    """A rank's tables, and a file that has the large ones, or on its way to a host its content."""
 
     others: RankTables
-    file: Path
-
-
-class _Packed(NamedTuple):
-    """The same, with what the file holds."""
-
-    others: RankTables
-    content: bytes
+    large: Path | bytes
 
 
 def put_down(parts: Iterable[Any], folder: str) -> list[Any]:
@@ -45,9 +38,9 @@ def put_down(parts: Iterable[Any], folder: str) -> list[Any]:
 
 
 def _put_down(part: Any, file: Path) -> Any:
-    if isinstance(part, _Packed):
-        file.write_bytes(part.content)
-        return _InFile(part.others, file)
+    if isinstance(part, _Split) and isinstance(part.large, bytes):
+        file.write_bytes(part.large)
+        return part._replace(large=file)
     if not isinstance(part, RankTables):
         return part
     try:
@@ -56,22 +49,24 @@ def _put_down(part: Any, file: Path) -> Any:
     except OSError:
         file.unlink(missing_ok=True)
         return part
-    return _InFile(replace(part, **{name: empty(name) for name in _LARGE}), file)
+    return _Split(replace(part, **{name: empty(name) for name in _LARGE}), file)
 
 
 def packed(parts: Iterable[Any]) -> list[Any]:
     """Return what was put down as bytes, for another host to put down. Raises OSError."""
     return [
-        _Packed(each.others, each.file.read_bytes()) if isinstance(each, _InFile) else each
-        for each in parts
+        part._replace(large=part.large.read_bytes())
+        if isinstance(part, _Split) and isinstance(part.large, Path)
+        else part
+        for part in parts
     ]
 
 
 def taken_up(parts: Iterable[Any]) -> list[Any]:
     """Return what was put down on this host, whose files may be removed. Raises OSError."""
-    return [_taken_up(each) if isinstance(each, _InFile) else each for each in parts]
-
-
-def _taken_up(found: _InFile) -> RankTables:
-    tables = mapped.read(found.file)
-    return replace(found.others, **dict(zip(_LARGE, tables, strict=True)))
+    return [
+        replace(part.others, **dict(zip(_LARGE, mapped.read(part.large), strict=True)))
+        if isinstance(part, _Split) and isinstance(part.large, Path)
+        else part
+        for part in parts
+    ]
