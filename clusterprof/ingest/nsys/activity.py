@@ -59,38 +59,25 @@ class Activity:
     graphs: int
 
 
-@dataclass(frozen=True)
-class Kernels:
-    """What one process ran on one GPU: how many kernels, and how many that exchange data."""
+def kernels_by_process(export: Export) -> list[dict[str, int]]:
+    """Return how many kernels every `process` ran on every `device`, in the order of both.
 
-    process: int
-    device: int
-    kernels: int
-    nccl: int
-
-
-def kernels_by_process(export: Export) -> list[Kernels]:
-    """Return the kernels of every process on every GPU, counted."""
+    `nccl_count` is their number, `nccl_sum` that of those that exchange data.
+    """
     if not export.has(schema.KERNEL.name, "globalPid", "deviceId"):
         return []
     raw = export.kernels
     codes, names = export.names(_full_name(raw))
-    is_nccl = exchanging_names(names, codes)
-    found = []
-    for owner in np.unique(raw["globalPid"][raw["globalPid"] >= 0]):
-        mine = (raw["globalPid"] == owner) & (raw["deviceId"] >= 0)
-        devices, kernels = np.unique(raw["deviceId"][mine], return_counts=True)
-        nccl = [np.count_nonzero(mine & is_nccl & (raw["deviceId"] == each)) for each in devices]
-        found += [
-            Kernels(int(schema.process_of(owner)), *map(int, counted))
-            for counted in zip(devices, kernels, nccl, strict=True)
-        ]
-    return found
-
-
-def _name(raw: Mapping[str, Ints]) -> Ints:
-    """Return the strings' ids of kernels' names, the short ones where they have any."""
-    return np.where(raw["shortName"] >= 0, raw["shortName"], raw["demangledName"])
+    columns = {
+        "process": schema.process_of(raw["globalPid"]),
+        "device": raw["deviceId"],
+        "nccl": exchanging_names(names, codes),
+    }
+    keys = ["process", "device"]
+    kernels = pa.table(columns).filter((raw["globalPid"] >= 0) & (raw["deviceId"] >= 0))
+    counts = kernels.group_by(keys).aggregate([("nccl", "count"), ("nccl", "sum")])
+    rows: list[dict[str, int]] = counts.sort_by([(key, "ascending") for key in keys]).to_pylist()
+    return rows
 
 
 def _full_name(raw: Mapping[str, Ints]) -> Ints:
@@ -106,9 +93,10 @@ def read(export: Export, process: int | None, cuda: Calls) -> Activity:
         whole &= schema.process_of(raw[schema.KERNEL.owner]) == process
     raw = {name: values[whole] for name, values in raw.items()}
     launched = cuda.launching(raw["correlationId"])
-    codes, names = export.names(_name(raw))
+    short, full = raw["shortName"], _full_name(raw)
+    codes, names = export.names(np.where(short >= 0, short, raw["demangledName"]))
     # the short name of all of PyTorch's kernels for many tensors is one, and has no namespace
-    full, full_names = export.names(_full_name(raw))
+    full, full_names = export.names(full)
     is_nccl = exchanging_names(full_names, full)
     kinds = encoded(is_nccl.astype(np.int32), ["compute", "collective"])
     kernels = _work(raw, launched, kind=kinds, name=encoded(codes, names))

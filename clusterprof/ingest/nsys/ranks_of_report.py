@@ -142,7 +142,7 @@ def rank_processes(
     inner = {launcher.name for launcher in identities.LAUNCHERS if launcher.inner}
     is_rank = who is not None and who.source in inner and (who.world_size or 1) > 1
     for found in (
-        {each.process for each in work if each.nccl} | set(calls.tolist()),
+        {each["process"] for each in work if each["nccl_sum"]} | set(calls.tolist()),
         _computing(work),
         set() if work else set(steps.tolist()),
     ):
@@ -153,13 +153,12 @@ def rank_processes(
     return [_busiest(export, ranges)]
 
 
-def _computing(work: Sequence[activity.Kernels]) -> set[int]:
+def _computing(work: Sequence[Mapping[str, int]]) -> set[int]:
     """The busiest process of each GPU."""
-    most = max((each.kernels for each in work), default=0)
-    of_device: dict[int, activity.Kernels] = {}
-    for each in sorted(work, key=lambda one: (-one.kernels, one.process)):
-        of_device.setdefault(each.device, each)
-    return {each.process for each in of_device.values() if each.kernels >= _LEAST_WORK * most}
+    busiest_last = sorted(work, key=lambda row: (row["nccl_count"], -row["process"]))
+    most = busiest_last[-1]["nccl_count"] if work else 0
+    of_device = {row["device"]: row for row in busiest_last}
+    return {row["process"] for row in of_device.values() if row["nccl_count"] >= _LEAST_WORK * most}
 
 
 def driven(kernels: pa.Table) -> list[int]:
@@ -168,9 +167,9 @@ def driven(kernels: pa.Table) -> list[int]:
     return [int(gpu) for gpu in gpus[count >= _LEAST_WORK * count.max(initial=0)] if gpu >= 0]
 
 
-def _device(work: Sequence[activity.Kernels], process: int) -> int:
-    mine = [each for each in work if each.process == process]
-    return max(mine, key=lambda each: each.kernels).device if mine else -1
+def _device(work: Sequence[Mapping[str, int]], process: int) -> int:
+    rows = [row for row in work if row["process"] == process]
+    return max(rows, key=lambda row: row["nccl_count"])["device"] if rows else -1
 
 
 def _busiest(export: Export, ranges: Ranges) -> int | None:
