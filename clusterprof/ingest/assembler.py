@@ -7,7 +7,7 @@ report can then cost that rank alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -133,9 +133,15 @@ def checked(tables: RankTables, rank: int | None) -> RankTables:
     """
     for name in SCHEMAS:
         _check_columns(tables.info, name, getattr(tables, name))
-    tables = _forwards(_sized(tables))
+    tables = _plausible(tables)
     info = _identified(tables.info, rank)
-    return replace(tables, info=replace(info, warnings=_few(info.warnings)))
+    warnings = [
+        text if len(text) <= _LONGEST_WARNING else f"{text[:_LONGEST_WARNING]}..."
+        for text in dict.fromkeys(info.warnings)
+    ]
+    if (further := len(warnings) - _MOST_WARNINGS) > 0:
+        warnings[_MOST_WARNINGS:] = [f"and {further} further warnings of this report"]
+    return replace(tables, info=replace(info, warnings=tuple(warnings)))
 
 
 def _identified(info: ReportInfo, given: int | None) -> ReportInfo:
@@ -215,55 +221,36 @@ def _impossible(column: pa.ChunkedArray, first: int, last: int) -> int | None:
     return int(low if low < first else high)
 
 
-def _forwards(tables: RankTables) -> RankTables:
-    """Return `tables` without what ends before it begins; a call of NCCL stays, without its times,
-    since calls are counted.
+def _plausible(tables: RankTables) -> RankTables:
+    """Return `tables` without the sizes that can be none, since they are added up, and without what
+    ends before it begins; a call of NCCL stays, without its times, since calls are counted.
     """
-    odd = []
-    for name, column in _BEGINS.items():
-        table = getattr(tables, name)
-        back = pc.fill_null(pc.less(table["end_ns"], table[column]), False)
-        count = pc.sum(back).as_py()
-        if not count:
-            continue
-        odd.append(f"left out of {name}: {counted(count, 'row')} with an end before the begin")
-        if name == "collective_calls":
-            for each in ("start_ns", "end_ns"):
-                table = _without(table, each, back)
-        else:
-            table = table.filter(pc.invert(back))
-        tables = tables.changed(name, table)
-    return tables.warned(*odd)
-
-
-def _without(table: pa.Table, column: str, odd: pa.ChunkedArray) -> pa.Table:
-    """Return a table that lacks a column's values where they are odd."""
-    place = table.schema.get_field_index(column)
-    kept = pc.if_else(odd, pa.scalar(None, pa.int64()), table[column])
-    return table.set_column(place, table.schema.field(place), kept)
-
-
-def _sized(tables: RankTables) -> RankTables:
-    """Return `tables` without the sizes that can be none: they are added up."""
     for name, column in (("activity", "size_bytes"), ("collective_calls", "message_bytes")):
-        table = getattr(tables, name)
-        sizes = table[column]
-        low, high = pc.min_max(sizes).as_py().values()
-        if low is None or 0 <= low <= high <= _LARGEST:
-            continue
-        odd = pc.fill_null(pc.or_(pc.less(sizes, 0), pc.greater(sizes, _LARGEST)), False)
+        sizes = getattr(tables, name)[column]
+        odd = pc.or_(pc.less(sizes, 0), pc.greater(sizes, _LARGEST))
         if count := pc.sum(odd).as_py():
-            tables = tables.changed(name, _without(table, column, odd)).warned(
+            tables = _without(tables, name, odd, column).warned(
                 f"{count} sizes of more than a petabyte, or less than none, were left out"
             )
-    return tables
+    warnings = []
+    for name, column in _BEGINS.items():
+        table = getattr(tables, name)
+        odd = pc.less(table["end_ns"], table[column])
+        if count := pc.sum(odd).as_py():
+            rows = counted(count, "row")
+            warnings.append(f"left out of {name}: {rows} with an end before the begin")
+            if name == "collective_calls":
+                tables = _without(tables, name, odd, "start_ns", "end_ns")
+            else:
+                tables = tables.changed(name, table.filter(pc.invert(odd)))
+    return tables.warned(*warnings)
 
 
-def _few(warnings: Sequence[str]) -> tuple[str, ...]:
-    kept = [
-        each if len(each) <= _LONGEST_WARNING else f"{each[:_LONGEST_WARNING]}..."
-        for each in dict.fromkeys(warnings)
-    ]
-    if (more := len(kept) - _MOST_WARNINGS) > 0:
-        kept[_MOST_WARNINGS:] = [f"and {more} further warnings of this report"]
-    return tuple(kept)
+def _without(tables: RankTables, name: str, odd: pa.ChunkedArray, *columns: str) -> RankTables:
+    """Return `tables`, of which one lacks the values of some columns where they are odd."""
+    table = getattr(tables, name)
+    for column in columns:
+        place = table.schema.get_field_index(column)
+        kept = pc.if_else(pc.fill_null(odd, False), pa.scalar(None, pa.int64()), table[column])
+        table = table.set_column(place, table.schema.field(place), kept)
+    return tables.changed(name, table)
