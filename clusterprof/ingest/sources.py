@@ -85,7 +85,7 @@ def find_sources(paths: Iterable[Path | Source]) -> list[Source]:
     for path in paths:
         if isinstance(path, Source):
             sources.append(path)
-        elif _is_folder(path):
+        elif os.path.isdir(path):  # noqa: PTH112 - nor where it cannot be seen: its reader says so
             sources.extend(_in_folder(path))
         else:
             sources.append(Source(path))
@@ -98,14 +98,6 @@ def resolved(path: Path) -> Path:
         return path.resolve()
     except (OSError, RuntimeError):
         return path.absolute()
-
-
-def _is_folder(path: Path) -> bool:
-    """Whether it is a folder; False too where it cannot be seen, which its reader reports."""
-    try:
-        return path.is_dir()
-    except OSError:
-        return False
 
 
 def _in_folder(folder: Path) -> list[Source]:
@@ -194,16 +186,26 @@ def _with_reduced(folder: Path, found: list[Source]) -> list[Source]:
 
 
 def _reports(folder: Path) -> list[Source]:
-    groups: dict[str, list[Path]] = {}
+    reports: dict[str, dict[str, Path]] = {}
     for path in sorted(folder.iterdir()):
         if _is_report(path):
             stem = stem_of(path)
-            groups.setdefault(_RUN_NAMES.get(stem, stem), []).append(path)
-    return [source for group in groups.values() for source in _one_report(group)]
+            reports.setdefault(_RUN_NAMES.get(stem, stem), {})[suffix_of(path)] = path
+    sources = []
+    for forms in reports.values():
+        traces, exports, others, raw = (
+            [forms[suffix] for suffix in suffixes if suffix in forms]
+            for suffixes in (KINETO, NSYS_SQLITE, NSYS_REPORT, NSYS_RAW)
+        )
+        if nsys := exports + others or raw:
+            sources.append(Source(fresh_export(nsys), beside=traces[0] if traces else None))
+        else:
+            sources += map(Source, traces[:1] or forms.values())
+    return sources
 
 
 def _is_report(path: Path) -> bool:
-    """Return whether a file of a folder is a report, or what another tool left in its place."""
+    """Whether a file of a folder is a report, or what another tool left in its place."""
     if path.is_dir():
         return False
     if suffix_of(path) not in KINETO:
@@ -214,7 +216,7 @@ def _is_report(path: Path) -> bool:
 
 
 def _is_trace(path: Path) -> bool:
-    """Return whether a JSON file is a trace, of whatever tool, or so large that it could be one."""
+    """Whether a JSON file is a trace, of whatever tool, or so large that it could be one."""
     try:
         with opened(path) as file:
             keys = keys_of(file)
@@ -225,19 +227,6 @@ def _is_trace(path: Path) -> bool:
         return path.stat().st_size == 0 or path.stat().st_size >= _NO_SETTINGS
     except (ReportError, OSError, EOFError, lzma.LZMAError, zlib.error):
         return True  # the reader reports what is wrong with it
-
-
-def _one_report(group: list[Path]) -> list[Source]:
-    """Return the source of files that are one report in several forms."""
-    by_suffix = {suffix_of(path): path for path in group}
-
-    def of(*kinds: str) -> list[Path]:
-        return [by_suffix[suffix] for suffix in kinds if suffix in by_suffix]
-
-    traces, nsys = of(*KINETO), of(*NSYS_SQLITE, *NSYS_REPORT) or of(*NSYS_RAW)
-    if not nsys:
-        return [Source(path) for path in traces[:1] or group]
-    return [Source(fresh_export(nsys), beside=traces[0] if traces else None)]
 
 
 def fresh_export(forms: list[Path]) -> Path:
