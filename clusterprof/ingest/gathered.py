@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 import traceback
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -10,13 +11,14 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
+import pyarrow.compute as pc
+
 from clusterprof import words
 from clusterprof.agent.contracts import paths
 from clusterprof.errors import ClusterprofError, MergeError, ReportError
 from clusterprof.ingest.assembler import RankUnknown, checked, combine
 from clusterprof.ingest.engines import Engine, Processes, Rank
-from clusterprof.ingest.group_sizes import ambiguous, with_world
-from clusterprof.ingest.rank_windows import apart, in_time, one_window
+from clusterprof.ingest.rank_windows import apart, in_time, nccl_ids, one_window
 from clusterprof.ingest.recording import said_by_ranks
 from clusterprof.ingest.reports import read_ranks, read_report
 from clusterprof.ingest.sources import Source, find_sources, resolved, stem_of
@@ -28,6 +30,9 @@ _APART_NS = 5_000_000_000
 
 #: how files are called after their rank, not after that on their node
 _CALLED = re.compile(r"(?i)(?<!local)(?<!local[ _.-])rank[ _.-]?(\d{1,9})(?!\d)")
+
+#: communicators that a warning lists
+_MOST_NAMED = 4
 
 _LOG = logging.getLogger(__name__)
 
@@ -61,7 +66,10 @@ def gather(
         raise ReportError("no reports were given", "name files or folders of reports")
     outcomes = (engine or Processes()).read(_attempt, sources)
     if len(sources) == 1 and isinstance(outcomes[0][0], RankUnknown):
-        outcomes = [_only(sources[0]) or outcomes[0]]
+        match _attempt(replace(sources[0], rank=0)):
+            case [RankTables() as tables] if not tables.collective_calls.num_rows:
+                text = "the report does not name its rank: the only one is rank 0"
+                outcomes = [[tables.warned(text)]]
     found: list[RankTables] = []
     missing: list[MissingRank] = []
     errors: list[ClusterprofError] = []
@@ -80,17 +88,9 @@ def gather(
     found.sort(key=lambda tables: tables.rank)
     found, left_out = one_window(found)
     _check_one_job(found)
-    found = with_world([tables.of_world(world_size) for tables in found])
+    found = _with_world([tables.of_world(world_size) for tables in found])
     unread = [str(error).replace("\n ", ";") for error in errors]
     return Gathered(found, missing, [*unread, *left_out, *_common_warnings(found)])
-
-
-def _only(source: Source) -> list[Rank]:
-    """Return the only report as rank 0, if it communicates with no other; else nothing."""
-    match _attempt(replace(source, rank=0)):
-        case [RankTables() as tables] if not tables.collective_calls.num_rows:
-            return [tables.warned("the report does not name its rank: the only one is rank 0")]
-    return []
 
 
 def _named_otherwise(tables: RankTables) -> RankTables:
@@ -219,13 +219,11 @@ def _of_other_jobs(found: Sequence[RankTables], windows: Mapping[int, int]) -> b
     hosts: dict[str, set[int]] = {}
     silent = False
     for tables in found:
-        window = windows[tables.rank]
-        given = tables.collective_calls.column("communicator").unique().to_pylist()
-        names = {name for name in given if name and name.startswith("0x")}
+        window, names = windows[tables.rank], nccl_ids(tables)
         if any(owned.setdefault(name, window) != window for name in names):
             return False
         silent = silent or not names
-        if given:  # of ranks without collectives nothing can be matched wrongly
+        if tables.collective_calls.num_rows:  # of ranks without any nothing can be matched wrongly
             hosts.setdefault(tables.info.host, set()).add(window)
     one_clock = any(len(times) > 1 for host, times in hosts.items() if host)
     return one_clock or not silent
@@ -234,7 +232,7 @@ def _of_other_jobs(found: Sequence[RankTables], windows: Mapping[int, int]) -> b
 def _common_warnings(found: Sequence[RankTables]) -> list[str]:
     """Return each warning once, with the ranks that gave it."""
     lines = said_by_ranks((tables.rank, tables.warnings) for tables in found)
-    return [*lines, *_unlike(found), *ambiguous(found), *apart(found)]
+    return [*lines, *_unlike(found), *_ambiguous(found), *apart(found)]
 
 
 def _unlike(found: Sequence[RankTables]) -> list[str]:
@@ -252,3 +250,64 @@ def _unlike(found: Sequence[RankTables]) -> list[str]:
     odd = "communicators are named otherwise than in most reports, or not at all"
     matched = "their collectives are matched with the other ranks' by order and times"
     return [f"{words.ranks(others)}: {odd}: {matched}"]
+
+
+def _with_world(found: Sequence[RankTables]) -> list[RankTables]:
+    """Return the ranks of one job with its size, where the reports state none or too few.
+
+    It has as many ranks as its largest communicator has members: a warning names that.
+    """
+    stated = max((each.info.world_size or 0 for each in found), default=0)
+    largest = max(found, key=_largest, default=None)
+    if largest is None or _largest(largest) <= max(stated, len(found)):
+        return list(found)
+    size = _largest(largest)
+    by = f"the job has {size} ranks at least, as the size or members of its communicator tell"
+    doubt = f": the report that gives it {stated} is wrong" if stated else ", which no report says"
+    return [
+        replace(each, info=replace(each.info, world_size=size)).warned(
+            *([by + doubt] if each is largest else [])
+        )
+        for each in found
+    ]
+
+
+def _largest(tables: RankTables) -> int:
+    """How many ranks a rank's communicators tell of: their size, or the highest of their members.
+
+    0 where none tells any.
+    """
+    calls = tables.collective_calls
+    size = pc.max(calls["communicator_size"]).as_py() or 0
+    highest = pc.max(pc.list_flatten(calls["members"])).as_py()
+    return max(size, 0 if highest is None else highest + 1)
+
+
+def _ambiguous(found: Sequence[RankTables]) -> list[str]:
+    """Return a warning of communicators of one name that more ranks have than they have members.
+
+    Or fewer, though all ranks are there.
+    """
+    ranks: dict[str, list[int]] = {}
+    sizes: dict[str, int] = {}
+    for tables in found:
+        calls = tables.collective_calls.filter(pc.is_null(tables.collective_calls["members"]))
+        for name in calls["communicator"].unique().drop_null().to_pylist():
+            mine = calls.filter(pc.equal(calls["communicator"], name))["communicator_size"]
+            ranks.setdefault(name, []).append(tables.rank)
+            sizes[name] = max(sizes.get(name, 0), pc.max(mine).as_py() or 0)
+    unprofiled = max((t.info.world_size or math.inf for t in found), default=0) - len(found)
+    ids = any(name.startswith("0x") for name in ranks)
+    unprofiled = math.inf if ids else unprofiled
+    split = [name for name, having in ranks.items() if sizes[name] - len(having) > unprofiled]
+    several = words.listed((words.plain(name.removesuffix("[]")) for name in split), _MOST_NAMED)
+    differently = (
+        f"reports name one communicator differently ({several}): who belongs together is inferred "
+        "from times"
+    )
+    return [differently][: len(split)] + [
+        f"communicator {words.plain(name)} has {sizes[name]} members, and {words.ranks(having)}"
+        " have one of that name: they are several, and who belongs together is inferred from times"
+        for name, having in ranks.items()
+        if 1 < sizes[name] < len(having)
+    ]

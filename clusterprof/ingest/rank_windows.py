@@ -31,9 +31,8 @@ def one_window(found: Sequence[RankTables]) -> tuple[list[RankTables], list[str]
     kept = _in_turn([*of.values()]) or _at_one_time(every)
     if kept is None:
         return list(found), []
-    numbers = {id(each) for each in kept}
-    merged = next(each for each in kept if len(of[each.rank]) > 1)
-    others = [each for each in of[merged.rank] if id(each) not in numbers]
+    merged = next(tables for tables in kept if len(of[tables.rank]) > 1)
+    others = [window for window in of[merged.rank] if window is not merged]
     text = (
         f"rank {merged.rank} has {words.counted(len(others) + 1, 'window')}: merged are "
         f"{_shown(merged)} and the other ranks' at that time, left out "
@@ -42,12 +41,15 @@ def one_window(found: Sequence[RankTables]) -> tuple[list[RankTables], list[str]
     return kept, [text]
 
 
+def nccl_ids(tables: RankTables) -> frozenset[str]:
+    """Return NCCL's ids of a rank's communicators; process groups have names instead."""
+    names = tables.collective_calls["communicator"].unique().to_pylist()
+    return frozenset(name for name in names if name and name.startswith("0x"))
+
+
 def _of_other_jobs(one: RankTables, other: RankTables) -> bool:
     """Whether two reports of one rank are of two jobs: by fingerprints, or by NCCL's ids."""
-    ids = [
-        {name for name in names.to_pylist() if name and name.startswith("0x")}
-        for names in (each.collective_calls["communicator"].unique() for each in (one, other))
-    ]
+    ids = nccl_ids(one), nccl_ids(other)
     return one.info.job != other.info.job or (all(ids) and ids[0].isdisjoint(ids[1]))
 
 
@@ -135,7 +137,13 @@ def _between(tables: RankTables, begin: int | None, end: int | None) -> RankTabl
 
 def apart(found: Sequence[RankTables]) -> list[str]:
     """Return a warning, with the times, of ranks whose calls no other's overlap in time."""
-    times = {tables.rank: _communicating(tables) for tables in found}
+    times = {}
+    for tables in found:
+        calls = tables.collective_calls
+        begin, end = pc.min(calls["start_ns"]).as_py(), pc.max(calls["end_ns"]).as_py()
+        times[tables.rank] = (begin, end)
+        if begin is None or end is None:  # hosts run far ahead: their captures tell less
+            times[tables.rank] = (tables.info.begin_ns, tables.info.end_ns)
     windows: dict[int, list[int]] = {}
     for rank, number in in_time(times, apart_ns=0).items():
         windows.setdefault(number, []).append(rank)
@@ -151,14 +159,6 @@ def apart(found: Sequence[RankTables]) -> list[str]:
         for others in windows.values()
         if others is not most
     ]
-
-
-def _communicating(tables: RankTables) -> tuple[int, int]:
-    """Return from when to when a rank communicates, else its capture: hosts run far ahead."""
-    calls = tables.collective_calls
-    begin, end = pc.min(calls["start_ns"]).as_py(), pc.max(calls["end_ns"]).as_py()
-    known = begin is not None and end is not None
-    return (begin, end) if known else (tables.info.begin_ns, tables.info.end_ns)
 
 
 def in_time(times: Mapping[int, tuple[int, int]], apart_ns: int) -> dict[int, int]:
