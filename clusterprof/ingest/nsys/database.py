@@ -24,7 +24,6 @@ import pyarrow.ipc
 from clusterprof.agent.contracts import files
 from clusterprof.errors import ReportError
 from clusterprof.ingest.nsys import schema
-from clusterprof.ingest.nsys.pages import Pages
 from clusterprof.ingest.nsys.schema import Table
 from clusterprof.ingest.opening import FARTHEST, unreadable
 from clusterprof.ingest.recording import Ints, ints
@@ -32,6 +31,8 @@ from clusterprof.unpacking import most
 
 _MAGIC = b"SQLite format 3\x00"
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+#: kinds of pages that name others below them; bytes of the file's header, before the first page's
+_INNER, _FILE_HEADER = (2, 5), 100
 #: seconds for all small queries together, which take milliseconds
 _PATIENCE_S = 300
 #: steps of SQLite's between two looks at the clock
@@ -76,10 +77,11 @@ class Export:
         self._large: Any = None
         try:
             self._small.execute("PRAGMA trusted_schema = OFF")
-            self._check_pages()
+            with files.opened(path, links=True) as file:
+                _check_pages(file.fileno(), self._roots())
             self.tables = self._find_tables()
             self._check_tables()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError, ValueError) as error:
             self.close()
             raise self._damaged(str(error)) from error
         except ReportError:
@@ -90,16 +92,11 @@ class Export:
         """Close all connections."""
         self._open.close()
 
-    def _check_pages(self) -> None:
-        """Raise `ReportError` where a page is in two places (`Pages`)."""
-        try:
-            with files.opened(self.path, links=True) as file:
-                pages = Pages(file.fileno())
-                pages.check([1])
-                found = self._small.execute("SELECT rootpage FROM sqlite_master WHERE rootpage > 0")
-                pages.check(number for (number,) in found)
-        except (OSError, ValueError) as error:
-            raise self._damaged(str(error)) from error
+    def _roots(self) -> Iterator[int]:
+        """Yield the page at which each table begins; that of the list of tables comes first."""
+        yield 1
+        rows = self._small.execute("SELECT rootpage FROM sqlite_master WHERE rootpage > 0")
+        yield from (number for (number,) in rows)
 
     def _find_tables(self) -> dict[str, str]:
         """Return logical name -> name in this file; of several versions the newest."""
@@ -383,3 +380,38 @@ def _check_file(path: Path, origin: Path) -> None:
     whole = (65536 if page == 1 else page) * int.from_bytes(header[28:32], "big")
     if len(header) < 100 or size < whole:
         raise ReportError(f"{origin} is truncated: {size} of {whole} bytes", again)
+
+
+def _check_pages(file: int, roots: Iterable[int]) -> None:
+    """Raise ValueError unless each page of an SQLite file belongs to one place in one table.
+
+    A page that several others name, or that is below itself, gives its rows any number of times:
+    SQLite follows it, and a few kilobytes take hours.
+    """
+    size = int.from_bytes(os.pread(file, 2, 16), "big")
+    size = 65536 if size == 1 else size
+    free = bytearray(b"\1" * (os.fstat(file).st_size // max(size, 1) + 1))
+    free[0] = 0
+    for root in roots:
+        waiting = [root]
+        while waiting:
+            number = waiting.pop()
+            if not 0 <= number < len(free) or not free[number]:
+                raise ValueError(f"page {number} belongs to no place, or to two")
+            free[number] = 0
+            waiting += _pages_below(file, number, size)
+
+
+def _pages_below(file: int, number: int, size: int) -> list[int]:
+    """Return the pages that a page of so many bytes names: of one that has rows none."""
+    begin = _FILE_HEADER if number == 1 else 0
+    place = (number - 1) * size
+    kind = os.pread(file, 1, place + begin)
+    if not kind or kind[0] not in _INNER:
+        return []
+    page = os.pread(file, size, place)
+    count = int.from_bytes(page[begin + 3 : begin + 5], "big")
+    cells = page[begin + 12 : begin + 12 + 2 * count]
+    offsets = [int.from_bytes(cells[k : k + 2], "big") for k in range(0, len(cells), 2)]
+    names = [page[begin + 8 : begin + 12], *(page[cell : cell + 4] for cell in offsets)]
+    return [int.from_bytes(name, "big") for name in names]

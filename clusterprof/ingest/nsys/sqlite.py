@@ -50,7 +50,24 @@ def read(
     """
     origin = origin or path
     with _unpacked(path) as database, closing(Export(database, origin, numbers)) as export:
-        return _read(export, elsewhere, alone)
+        ranges = nvtx.read(export)
+        info, who = ranks_of_report.origin(export)
+        processes = ranks_of_report.rank_processes(export, ranges, who, alone=alone)
+        read = [
+            _read_process(export, info, each, processes, ranges, elsewhere, alone)
+            for each in processes
+        ]
+    recordings = [recording for recording, _ in read]
+    if len(read) == 1:
+        return recordings
+    # the environment is of the command that started them all: it names none of them
+    communicators = [each for _, each in read]
+    ranks, world, doubts = ranks_of_report.numbered(communicators, who, processes)
+    several = []
+    for local, (recording, rank) in enumerate(zip(recordings, ranks, strict=True)):
+        info = replace(recording.info, rank=rank, world_size=world, local_rank=local)
+        several.append(replace(recording, info=info).warned(*doubts))
+    return sorted(several, key=lambda recording: recording.info.rank or 0)
 
 
 @contextmanager
@@ -78,43 +95,6 @@ def _unpacked(path: Path) -> Iterator[Path]:
         yield database
 
 
-def _read(export: Export, elsewhere: Elsewhere | None, alone: bool) -> list[Recording]:
-    ranges = nvtx.read(export)
-    info, who = ranks_of_report.origin(export)
-    processes = ranks_of_report.rank_processes(export, ranges, who, alone=alone)
-    read = [
-        _read_process(export, info, each, processes, ranges, elsewhere, alone) for each in processes
-    ]
-    recordings = [recording for recording, _ in read]
-    if len(read) == 1:
-        return recordings
-    # the environment is of the command that started them all: it names none of them
-    communicators = [each for _, each in read]
-    ranks, world, doubts = ranks_of_report.numbered(communicators, who, processes)
-    several = []
-    for local, (recording, rank) in enumerate(zip(recordings, ranks, strict=True)):
-        info = replace(recording.info, rank=rank, world_size=world, local_rank=local)
-        several.append(replace(recording, info=info).warned(*doubts))
-    return sorted(several, key=lambda recording: recording.info.rank or 0)
-
-
-def _on_several_gpus(export: Export, gpus: Sequence[int], alone: bool) -> list[str]:
-    """The warning about a rank of a run of ours (`alone`) that drives several GPUs: at most one.
-
-    Raises ReportError for a report that is not known to be of one rank.
-    """
-    if len(gpus) < 2:
-        return []
-    what = f"one process drives {len(gpus)} GPUs ({words.numbers(gpus)})"
-    if alone:
-        return [f"{what}: they are read as one, whose work is that of all of them"]
-    raise ReportError(
-        f"{export.origin} cannot be read: {what}, and nsys does not tell their ranks apart",
-        "start a process for each GPU (torchrun), or record with torch.profiler: of its traces "
-        "each GPU is read as a rank",
-    )
-
-
 def _read_process(
     export: Export,
     info: ReportInfo,
@@ -128,13 +108,12 @@ def _read_process(
         ranges = ranges.of_process(process)
     cuda, of_the_system = _calls(export, process)
     work = activity.read(export, process, cuda)
-    several = _on_several_gpus(export, ranks_of_report.driven(work.work[0]), alone)
+    warnings = list(_odd_work(export, work, alone))
     collectives, communicators, on_device = nccl_ranges.read(export, ranges, work.nccl, elsewhere)
     others = [each for each in processes if each != process]
     info = replace(
         info.warned(
-            *several,
-            *_gpu_warnings(work, export),
+            *warnings,
             *without_nccl(work.nccl.each_name),
             *_diagnostics(export, process, others),
         ),
@@ -179,14 +158,28 @@ def _calls(export: Export, process: int | None) -> tuple[Calls, Calls]:
     return cuda, Calls("os", *times, *export.names(raw["nameId"]))
 
 
-def _gpu_warnings(work: Activity, export: Export) -> list[str]:
+def _odd_work(export: Export, work: Activity, alone: bool) -> Iterator[str]:
+    """Yield a warning of each thing that is odd about the work of a process.
+
+    Raises ReportError for several GPUs of a report that is not known to be of one rank (`alone`).
+    """
+    gpus = ranks_of_report.driven(work.work[0])
+    if len(gpus) > 1:
+        what = f"one process drives {len(gpus)} GPUs ({words.numbers(gpus)})"
+        if not alone:
+            raise ReportError(
+                f"{export.origin} cannot be read: {what}, and nsys does not tell their ranks apart",
+                "start a process for each GPU (torchrun), or record with torch.profiler: of its"
+                " traces each GPU is read as a rank",
+            )
+        yield f"{what}: they are read as one, whose work is that of all of them"
     if work.graphs:
-        hidden = f"{work.graphs} CUDA graphs were traced as a whole: the kernels and NCCL inside"
-        hidden += " them are hidden, and nothing is attributed to them"
-        return [f"{hidden} (record with --nsys-arg={NODES})"]
-    if not work.kernels and schema.RUNTIME.name in export.tables:
-        return ["the report holds CUDA calls but no kernels: nothing ran on the GPU in it"]
-    return []
+        yield (
+            f"{work.graphs} CUDA graphs were traced as a whole: the kernels and NCCL inside them"
+            f" are hidden, and nothing is attributed to them (record with --nsys-arg={NODES})"
+        )
+    elif not work.kernels and schema.RUNTIME.name in export.tables:
+        yield "the report holds CUDA calls but no kernels: nothing ran on the GPU in it"
 
 
 def _diagnostics(export: Export, process: int | None, others: Sequence[int | None]) -> list[str]:
