@@ -1,14 +1,17 @@
 """Pickles of numbers, strings and containers, read without executing anything.
 
-Python's own unpickler calls what a pickle names, and takes memory for whatever memo index it
-names. This one knows the instructions that build data, and no other: there is nothing to call.
-Each instruction costs at most its own bytes, so that time and memory follow from the file's size.
+Python's own unpickler calls what a pickle names. Of the one that is written in Python only those
+instructions are taken here that build data: there is nothing to call, and each takes no more time
+and memory than its own bytes. What comes out is counted before anybody walks through it.
 """
 
 from __future__ import annotations
 
+import io
+import pickle
 import struct
-from collections.abc import Callable
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 #: How many values a document may hold with what it refers to several times counted each time: a
@@ -16,12 +19,44 @@ from typing import Any
 _MOST_VALUES = 1 << 24
 #: containers within containers; a dump of the flight recorder has six
 _DEEPEST = 32
-#: bytes of an integer of 64 bits with its sign
-_LONGEST_INTEGER = 9
+_CONTAINERS = frozenset({list, dict, tuple})
+
+#: what it raises: a KeyError for other instructions than these
+_REFUSED = (
+    pickle.UnpicklingError, struct.error, EOFError, AttributeError, LookupError, OverflowError,
+    TypeError, ValueError,
+)  # fmt: skip
+#: `pickletools` has their meaning
+_OF_DATA = (
+    "PROTO", "FRAME", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2",
+    "LONG1", "BINFLOAT", "EMPTY_LIST", "APPEND", "APPENDS", "EMPTY_DICT", "SETITEM", "SETITEMS",
+    "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "BINPUT", "LONG_BINPUT", "MEMOIZE",
+    "BINGET", "LONG_BINGET",
+)  # fmt: skip
 
 
 class PickleError(ValueError):
     """A pickle that holds anything but data, refers to itself, or is damaged."""
+
+
+def _take_text(machine: Any, length: struct.Struct) -> None:
+    """Take a text, of whatever encoding."""
+    (size,) = length.unpack(machine.read(length.size))
+    machine.append(machine.read(size).decode("utf-8", "replace"))
+
+
+class _Unpickler(pickle._Unpickler):
+    """Python's own, with instructions for data alone."""
+
+    dispatch = {  # noqa: RUF012 - as its parent has it
+        **{
+            code: pickle._Unpickler.dispatch[code]
+            for code in (getattr(pickle, name)[0] for name in _OF_DATA)
+        },
+        pickle.SHORT_BINUNICODE[0]: partial(_take_text, length=struct.Struct("<B")),
+        pickle.BINUNICODE[0]: partial(_take_text, length=struct.Struct("<I")),
+        pickle.BINUNICODE8[0]: partial(_take_text, length=struct.Struct("<Q")),
+    }
 
 
 def unpickled(content: bytes) -> Any:
@@ -29,174 +64,39 @@ def unpickled(content: bytes) -> Any:
 
     Raises `PickleError`.
     """
-    machine = _Machine(content)
+    file = io.BytesIO(content)
     try:
-        return machine.run()
-    except (IndexError, KeyError, struct.error, TypeError, AttributeError, ValueError) as error:
-        if isinstance(error, PickleError):
-            raise
-        raise PickleError(f"damaged at byte {machine.at}") from error
+        value = _Unpickler(file).load()
+    except _REFUSED as error:
+        where = f"damaged, or more than data, at byte {file.tell()}"
+        raise PickleError(f"{where} ({type(error).__name__}: {error})") from error
+    _check([value], {}, 0)
+    return value
 
 
-class _Machine:
-    """The stack machine of pickle; `at` is the byte that is read next."""
+def _check(
+    values: Sequence[Any], checked: dict[int, tuple[int, int]], depth: int
+) -> tuple[int, int]:
+    """Return how many values these are with all that they hold, and how deep they go.
 
-    def __init__(self, content: bytes) -> None:
-        self.content, self.at = content, 0
-        self.stack: list[Any] = []
-        self.marks: list[int] = []
-        self.memo: dict[int, Any] = {}
-        #: containers by id, which no other takes as all are kept: values within, and depth
-        self.sizes: dict[int, tuple[int, int]] = {}
-        self.kept: list[Any] = []
-        #: containers that were referred to: they are complete, so that no cycle is possible
-        self.complete: set[int] = set()
-
-    def run(self) -> Any:
-        content, known = self.content, _INSTRUCTIONS
-        while (code := content[self.at]) != _STOP:
-            instruction = known.get(code)
-            if instruction is None:
-                raise PickleError(f"instruction {code:#04x} at byte {self.at} is not of data")
-            self.at += 1
-            instruction(self)
-        (only,) = self.stack
-        return only
-
-    def take(self, count: int) -> bytes:
-        begin = self.at
-        self.at += count
-        if count < 0 or self.at > len(self.content):
-            raise PickleError(f"ends within a value at byte {begin}")
-        return self.content[begin : self.at]
-
-    def number(self, form: struct.Struct) -> Any:
-        (found,) = form.unpack_from(self.content, self.at)
-        self.at += form.size
-        return found
-
-    def text(self, form: struct.Struct) -> None:
-        self.stack.append(self.take(self.number(form)).decode("utf-8", "replace"))
-
-    def integer(self) -> None:
-        length = self.content[self.at]
-        if length > _LONGEST_INTEGER:
-            raise PickleError(f"an integer of {length} bytes at byte {self.at}")
-        self.at += 1
-        self.stack.append(int.from_bytes(self.take(length), "little", signed=True))
-
-    def since_mark(self) -> list[Any]:
-        begin = self.marks.pop()
-        found = self.stack[begin:]
-        del self.stack[begin:]
-        return found
-
-    def push(self, container: Any, held: list[Any]) -> None:
-        """Put a new container on the stack, which holds `held`."""
-        self.kept.append(container)
-        self.complete.discard(id(container))  # there is but one empty tuple
-        self.sizes[id(container)] = (1, 1)
-        self.hold(container, held)
-        self.stack.append(container)
-
-    def hold(self, container: Any, held: list[Any]) -> None:
-        """Count what a container takes in. Raises PickleError."""
-        if id(container) in self.complete:
-            raise PickleError(f"a value that was referred to is changed at byte {self.at}")
-        values, depth = self.sizes[id(container)]
-        values += len(held)
-        for each in held:
-            if type(each) in _CONTAINERS:
-                within, deep = self.sizes[id(each)]
-                values += within
-                depth = max(depth, deep + 1)
-        if values > _MOST_VALUES or depth > _DEEPEST:
-            raise PickleError(f"{values} values, {depth} deep, at byte {self.at}")
-        self.sizes[id(container)] = values, depth
-
-    def tuple_of(self, count: int) -> None:
-        held = self.stack[len(self.stack) - count :]
-        if len(held) < count:
-            raise PickleError(f"damaged at byte {self.at}")
-        del self.stack[len(self.stack) - count :]
-        self.push(tuple(held), held)
-
-    def marked_tuple(self) -> None:
-        self.tuple_of(len(self.stack) - self.marks.pop())
-
-    def extend(self, held: list[Any]) -> None:
-        into = self.stack[-1]
-        if type(into) is not list:
-            raise PickleError(f"no list at byte {self.at}")
-        self.hold(into, held)
-        into.extend(held)
-
-    def update(self, held: list[Any]) -> None:
-        into = self.stack[-1]
-        if type(into) is not dict or len(held) % 2:
-            raise PickleError(f"no dictionary at byte {self.at}")
-        if any(type(key) not in (str, int) for key in held[::2]):
-            raise PickleError(f"a key that is neither string nor number at byte {self.at}")
-        self.hold(into, held)
-        into.update(zip(held[::2], held[1::2], strict=True))
-
-    def last(self, count: int) -> list[Any]:
-        found = self.stack[-count:]
-        del self.stack[-count:]
-        return found
-
-    def put(self, index: int) -> None:
-        self.memo[index] = self.stack[-1]
-
-    def get(self, index: int) -> None:
-        found = self.memo[index]
-        if type(found) in _CONTAINERS:
-            self.complete.add(id(found))
-        self.stack.append(found)
-
-
-_CONTAINERS = frozenset({list, dict, tuple})
-_STOP = ord(".")
-_U1, _U2, _U4, _U8 = (struct.Struct("<" + form) for form in "BHIQ")
-_I4, _F8 = struct.Struct("<i"), struct.Struct(">d")
-
-
-def _value(value: Any) -> Callable[[_Machine], None]:
-    return lambda machine: machine.stack.append(value)
-
-
-def _number(form: struct.Struct) -> Callable[[_Machine], None]:
-    return lambda machine: machine.stack.append(machine.number(form))
-
-
-#: instruction -> what it does; `pickletools` has their meaning
-_INSTRUCTIONS: dict[int, Callable[[_Machine], None]] = {
-    ord(code): act
-    for code, act in {
-        "\x80": lambda machine: machine.take(1),  # PROTO
-        "\x95": lambda machine: machine.take(8),  # FRAME
-        "N": _value(None), "\x88": _value(True), "\x89": _value(False),
-        "K": _number(_U1), "M": _number(_U2), "J": _number(_I4), "G": _number(_F8),
-        "\x8a": _Machine.integer,
-        "\x8c": lambda machine: machine.text(_U1),
-        "X": lambda machine: machine.text(_U4),
-        "\x8d": lambda machine: machine.text(_U8),
-        "(": lambda machine: machine.marks.append(len(machine.stack)),
-        "]": lambda machine: machine.push([], []),
-        "}": lambda machine: machine.push({}, []),
-        ")": lambda machine: machine.tuple_of(0),
-        "\x85": lambda machine: machine.tuple_of(1),
-        "\x86": lambda machine: machine.tuple_of(2),
-        "\x87": lambda machine: machine.tuple_of(3),
-        "t": _Machine.marked_tuple,
-        "a": lambda machine: machine.extend(machine.last(1)),
-        "e": lambda machine: machine.extend(machine.since_mark()),
-        "s": lambda machine: machine.update(machine.last(2)),
-        "u": lambda machine: machine.update(machine.since_mark()),
-        "q": lambda machine: machine.put(machine.number(_U1)),
-        "r": lambda machine: machine.put(machine.number(_U4)),
-        "\x94": lambda machine: machine.put(len(machine.memo)),  # MEMOIZE
-        "h": lambda machine: machine.get(machine.number(_U1)),
-        "j": lambda machine: machine.get(machine.number(_U4)),
-    }.items()
-}  # fmt: skip
+    Raises PickleError where that is too much, which it is of what holds itself, and for a key that
+    is neither a string nor a number. `checked` has the same of containers that are done.
+    """
+    if depth > _DEEPEST:
+        raise PickleError(f"containers are more than {_DEEPEST} deep")
+    count, deepest = len(values), 0
+    for value in values:
+        if type(value) not in _CONTAINERS:
+            continue
+        if id(value) not in checked:
+            held = value
+            if type(value) is dict:
+                held = [*value, *value.values()]
+                if any(type(key) not in (str, int) for key in value):
+                    raise PickleError("a key is neither a string nor a number")
+            checked[id(value)] = _check(held, checked, depth + 1)
+        within, deep = checked[id(value)]
+        count, deepest = count + within, max(deepest, deep + 1)
+    if count > _MOST_VALUES or deepest > _DEEPEST:
+        raise PickleError(f"{count} values, {deepest} deep")
+    return count, deepest
