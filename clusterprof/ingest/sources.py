@@ -219,7 +219,7 @@ def _is_trace(path: Path) -> bool:
     """Whether a JSON file is a trace, of whatever tool, or so large that it could be one."""
     try:
         with opened(path) as file:
-            keys = keys_of(file)
+            keys = keys_of(file, KINETO_MARKS)
         if keys and "entries" in keys and not KINETO_MARKS & {*keys}:
             return False  # a dump of a flight recorder
         if keys and (KINETO_MARKS & {*keys} or other_tools.by_keys(path, keys)):

@@ -186,7 +186,7 @@ def is_dump(path: Path) -> bool:
         if begin == b"\x80":
             return True
         with opened(path) as file:
-            return begin == b"{" and {"entries"} <= {*(keys_of(file) or ())}
+            return begin == b"{" and "entries" in (keys_of(file, {"entries"}) or ())
     except (OSError, EOFError, lzma.LZMAError, zlib.error, ReportError):
         return False
 

@@ -2,21 +2,19 @@
 
 A piece ends between two elements. Where that is, is guessed from the text and proved by parsing:
 from the beginning of an element on, text parses as whole elements only if it ends with one. Where
-the guess fails (braces in strings, lists of objects inside of an element), the structure of the
-piece is found exactly, by counting quotes and braces of all its bytes at once.
+the guess fails (braces in strings, lists of objects inside of an element), and where the list
+ends, the elements of the piece are gone through one by one.
 """
 
 from __future__ import annotations
 
 import codecs
+import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
 from typing import IO, Any, TypeVar
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 #: bytes that are parsed at once: as Python objects they are several times that
 _PIECE = 1 << 21
@@ -26,15 +24,13 @@ _LONGEST = 16 << 20
 _TAIL = 1 << 16
 
 _BETWEEN = re.compile(rb"\}\s*,\s*(?=\{)")
-_KEY = re.compile(rb'"((?:[^"\\]|\\.){1,80})"\s*:')
+_SPACE = re.compile(r"[ \t\r\n]*")
+_KEY = re.compile(r'[ \t\r\n,]*"((?:[^"\\]|\\.)*)"[ \t\r\n]*:[ \t\r\n]*')
 
-_QUOTE, _COMMA = b'",'
 #: a raw control character in a name is no JSON, and no reason to lose a trace
 _PLAIN = bytes.maketrans(bytes(range(0x20)), b" " * 0x20)
-_STRUCTURAL = np.zeros(256, np.bool_)
-_STRUCTURAL[list(b'"{}[],')] = True
-_STEP = np.zeros(256, np.int32)
-_STEP[list(b"{[")], _STEP[list(b"}]")] = 1, -1
+#: finds where a value ends, and makes nothing of its numbers
+_SCANNER = json.JSONDecoder(strict=False, parse_int=str, parse_float=str)
 
 
 _Element = TypeVar("_Element")
@@ -73,20 +69,20 @@ def pieces(
             piece, text = ends
             yield piece
         else:
-            found = structure(text)
-            if found.closing is not None:
+            end, closes = _last_end(text)
+            if closes:
                 break
             if source.ended:
                 _parsed(b"[" + text)  # raises: the file ends inside of the list
                 raise ValueError("the list is not closed")
-            if found.comma is not None:
-                yield _elements(text[: found.comma], decoder)
-                text = text[found.comma + 1 :]
+            if end:
+                yield _elements(text[:end], decoder)
+                text = text[end + 1 :]
             elif len(text) > _LONGEST:
                 raise ValueError(f"one element is larger than {_LONGEST >> 20} MB")
         text += source.read(max(_PIECE, len(text)))
-    yield _elements(text[: found.closing], decoder)
-    tail = text[found.closing + 1 :] + source.read(_LONGEST)
+    yield _elements(text[:end], decoder)
+    tail = text[end + 1 :] + source.read(_LONGEST)
     if not source.ended and source.read(1):
         raise ValueError(f"more than {_LONGEST >> 20} MB follow the list")
     if before is None:
@@ -95,56 +91,64 @@ def pieces(
         rest.update(_parsed(b"{" + tail.lstrip().removeprefix(b",")))
 
 
-def keys_of(file: IO[bytes]) -> tuple[str, ...] | None:
-    """Return the keys of the object that the file is, as far as a piece shows them; "[" for a list
-    of objects, None for anything else. Raises what reading `file` raises.
+def keys_of(file: IO[bytes], until: Collection[str] = ()) -> tuple[str, ...] | None:
+    """Return the keys of the object that the file is, as far as a piece shows them, or up to one
+    of `until`; "[" for a list of objects, None for anything else. Raises what reading it raises.
     """
     text = _Text(file).read(_PIECE).lstrip()
     if text[:1] == b"[":
         return ("[",) if text[1:].lstrip()[:1] in (b"{", b"]") else None
-    return _keys(text, structure(text)) if text[:1] == b"{" else None
+    if text[:1] != b"{":
+        return None
+    keys = []
+    for key, *_ in _members(text):
+        keys.append(key)
+        if key in until:
+            break
+    return tuple(keys)
 
 
-@dataclass(frozen=True)
-class Structure:
-    """Where quotes, braces and commas of a text are, and what they mean."""
+def _members(text: bytes) -> Iterator[tuple[str, int, int]]:
+    """Yield the key of each member of the object that a text is, where that and its value begin.
 
-    #: of each byte that is one of `"{}[],`
-    place: npt.NDArray[np.intp]
-    #: how deep the text is behind it
-    depth: npt.NDArray[np.int32]
-    quoted: npt.NDArray[np.bool_]
-    #: the last comma outside of everything, and the bracket that closes what the text is inside of
-    comma: int | None
-    closing: int | None
-
-    def at(self, place: int) -> int | None:
-        """Return how deep the byte at `place` is; None inside of a string."""
-        before = int(np.searchsorted(self.place, place)) - 1
-        if before < 0:
-            return 0
-        return None if self.quoted[before] else int(self.depth[before])
+    As far as the text goes, and is JSON.
+    """
+    plain = text.decode("latin-1")  # a character for each byte: what is looked for is ASCII
+    end: int | None = 1
+    while end is not None and (match := _KEY.match(plain, end)):
+        yield match[1].encode("latin-1").decode(errors="replace"), match.start(), match.end()
+        end = _end(plain, match.end())
 
 
-def structure(text: bytes) -> Structure:
-    """Find the structure of a text that begins outside of strings."""
-    # an escaped quote is none: each pair of a backslash and what it escapes goes, from the left
-    plain = text.replace(b"\\\\", b"  ").replace(b'\\"', b"  ")
-    content = np.frombuffer(plain, np.uint8)
-    place = np.flatnonzero(_STRUCTURAL[content])
-    what = content[place]
-    # behind an odd number of quotes is the inside of a string
-    quoted = np.cumsum(what == _QUOTE, dtype=np.int32) % 2 == 1
-    depth = np.cumsum(np.where(quoted, 0, _STEP[what]), dtype=np.int32)
-    closing = np.flatnonzero(depth < 0)
-    commas = np.flatnonzero((what == _COMMA) & (depth == 0) & ~quoted)
-    return Structure(
-        place,
-        depth,
-        quoted,
-        int(place[commas[-1]]) if commas.size else None,
-        int(place[closing[0]]) if closing.size else None,
-    )
+def _last_end(text: bytes) -> tuple[int, bool]:
+    """Return where the last whole element of a list's text ends that another one follows (0: none).
+
+    Or where the list is closed, and whether it is.
+    """
+    plain = text.decode("latin-1")
+    comma, begin = 0, 0
+    while (end := _end(plain, begin)) is not None and plain[end : end + 1] == ",":
+        comma, begin = end, end + 1
+    closing = _space(plain, begin) if end is None else end
+    closes = plain[closing : closing + 1] == "]"
+    return (closing if closes else comma), closes
+
+
+def _end(text: str, begin: int) -> int | None:
+    """Return where the value that begins behind `begin` ends, with the space behind it.
+
+    None where the text ends before it, or it is no JSON.
+    """
+    try:
+        return _space(text, _SCANNER.raw_decode(text, _space(text, begin))[1])
+    except (ValueError, RecursionError):
+        return None
+
+
+def _space(text: str, begin: int) -> int:
+    """Return where the space ends that begins at `begin`."""
+    match = _SPACE.match(text, begin)
+    return match.end() if match else begin
 
 
 class _Text:
@@ -178,28 +182,18 @@ def _head(source: _Text, key: str) -> tuple[bytes | None, bytes]:
     text = source.read(_PIECE).lstrip()
     if text[:1] == b"[":
         return None, text[1:]
-    begins = re.compile(rb'"%s"\s*:\s*\[' % re.escape(key.encode()))
     while True:
-        found = structure(text)
-        for match in begins.finditer(text):
-            if found.at(match.start()) == 1:
-                before = text[: match.start()].rstrip().removesuffix(b",")
-                return before + b"}", text[match.end() :]
+        keys = []
+        for name, begin, value in _members(text):
+            keys.append(name)
+            if name == key and text[value : value + 1] == b"[":
+                return text[:begin] + b"}", text[value + 1 :]
         if source.ended or len(text) > _LONGEST:
             break
         text += source.read(max(_PIECE, len(text)))
     if source.ended and not isinstance(_parsed(text), dict):
         raise NotAList("it is no object")
-    raise NotAList(f"it has no list of {key}", _keys(text, found))
-
-
-def _keys(text: bytes, found: Structure) -> tuple[str, ...]:
-    names = (
-        match[1].decode(errors="replace")
-        for match in _KEY.finditer(text)
-        if found.at(match.start()) == 1
-    )
-    return tuple(dict.fromkeys(names))
+    raise NotAList(f"it has no list of {key}", tuple(dict.fromkeys(keys)))
 
 
 def _guessed(
