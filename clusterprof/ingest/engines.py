@@ -68,7 +68,8 @@ class Processes:
         through, one at a time: memory is free by then.
         """
         console.progress(f"reading reports: 0 of {len(sources)}")
-        workers = min(self.workers or _usual(), len(sources))
+        processors = min(len(os.sched_getaffinity(0)), MOST_WORKERS)
+        workers = min(self.workers or processors, len(sources))
         few = len(sources) < 2 or sum(map(seconds, sources)) < _WORTH_PROCESSES_S
         if few and not self.always:
             if workers < 2:
@@ -95,7 +96,11 @@ class Tasks:
         """What `read` gives of each source."""
         # Tables that were reduced on the nodes are a fifth of what they are in memory: those come
         # over the file system, and no tables over MPI.
-        far = [source for source in sources if not _is_reduced(source)]
+        far = [
+            source
+            for source in sources
+            if source.path.exists() or source.reduced is None or not source.reduced.exists()
+        ]
         came = dict(zip(far, self._over(read, far), strict=True))
         unsure = [source for source in sources if not _is_whole(came.get(source))]
         came |= zip(unsure, self.here.read(read, unsure), strict=True)
@@ -121,38 +126,32 @@ class Tasks:
 
 
 def once_more(
-    read: Read, sources: Sequence[Source], found: Sequence[list[Rank] | Lost]
+    read: Read, sources: Sequence[Source], answers: Sequence[list[Rank] | Lost]
 ) -> list[list[Rank]]:
-    """Return what was found, with what was lost read again, one at a time."""
-    lost = [each for each, parts in zip(sources, found, strict=True) if isinstance(parts, Lost)]
+    """Return what was read, with what was lost read again, one at a time."""
+    pairs = [*zip(sources, answers, strict=True)]
+    lost = [source for source, answer in pairs if isinstance(answer, Lost)]
     again = iter(_apart(read, lost, 1))
-    return [
-        _second(source, parts, next(again)) if isinstance(parts, Lost) else parts
-        for source, parts in zip(sources, found, strict=True)
-    ]
+    whole = []
+    for source, first in pairs:
+        second = next(again) if isinstance(first, Lost) else first
+        if not isinstance(first, Lost):
+            whole.append(first)
+        elif not isinstance(second, Lost):
+            whole.append(first.read_again(second))
+        else:
+            error = ReportError(
+                f"{source.path} could not be read: its reading process {second.why}",
+                f"another one before it {first.why}",
+                "read fewer reports at once, or elsewhere: clusterprof merge --workers 1 PATH",
+            )
+            whole.append([error])
+    return whole
 
 
 def _apart(read: Read, sources: Sequence[Source], workers: int) -> list[list[Rank] | Lost]:
     limited = [(source, _limit_s(source)) for source in sources]
     return Readers().read_each(read, limited, workers, "reports")
-
-
-def _second(source: Source, lost: Lost, again: list[Rank] | Lost) -> list[Rank]:
-    if not isinstance(again, Lost):
-        return lost.read_again(again)
-    return [
-        ReportError(
-            f"{source.path} could not be read: its reading process {again.why}",
-            f"another one before it {lost.why}",
-            "read fewer reports at once, or elsewhere: clusterprof merge --workers 1 PATH",
-        )
-    ]
-
-
-def _is_reduced(source: Source) -> bool:
-    """Whether a source's tables are there, and its report is not."""
-    there = source.reduced is not None and source.reduced.exists()
-    return there and not source.path.exists()
 
 
 def _is_whole(found: list[Rank] | Lost | None) -> bool:
@@ -173,7 +172,3 @@ def seconds(source: Source) -> float:
     except OSError:
         return 0.0
     return size * (_TRACE_S if suffix_of(path) in KINETO else _EXPORT_S)
-
-
-def _usual() -> int:
-    return min(len(os.sched_getaffinity(0)), MOST_WORKERS)

@@ -45,8 +45,8 @@ class Launched(NamedTuple):
 
 def not_launched(size: int) -> Launched:
     """Return that no launching call is known of so many pieces of work."""
-    none = np.full(size, -1, np.int64)
-    return Launched(none, none, none, none >= 0)
+    start, end, thread = np.full((3, size), -1, np.int64)
+    return Launched(start, end, thread, np.zeros(size, bool))
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,13 @@ class Calls:
     def launching(self, correlation: Ints) -> Launched:
         """Return the call that has each correlation id."""
         order, ids = self._by_correlation
-        if not ids.size:
-            return not_launched(correlation.size)
-        nearest = np.minimum(np.searchsorted(ids, correlation), ids.size - 1)
-        known = (ids[nearest] == correlation) & (correlation > 0)
-        call = order[nearest]
-        columns = (self.start, self.end, self.thread)
-        return Launched._make([*(np.where(known, each[call], -1) for each in columns), known])
+        place = place_of(ids, correlation)
+        known = (place >= 0) & (correlation > 0)
+        call = order[place[known]]
+        launched = not_launched(correlation.size)._replace(known=known)
+        for column, of_call in zip(launched, (self.start, self.end, self.thread), strict=False):
+            column[known] = of_call[call]
+        return launched
 
 
 @dataclass(frozen=True)
@@ -190,6 +190,14 @@ def joined(table: str, parts: Iterable[pa.Table], by: str = "") -> pa.Table:
     if keys.size and not (keys[1:] >= keys[:-1]).all():
         whole = whole.take(pa.array(np.argsort(keys, kind="stable")))
     return whole
+
+
+def place_of(values: Ints, wanted: Ints) -> Ints:
+    """Return the place in `values`, which ascend, of each one wanted: the first, -1 for none."""
+    if not values.size:
+        return np.full(wanted.size, -1, np.int64)
+    place = np.minimum(np.searchsorted(values, wanted), values.size - 1)
+    return np.where(values[place] == wanted, place, -1)
 
 
 def span_around(begin: Ints, end: Ints, of: Ints, thread: Ints, time: Ints) -> Ints:

@@ -15,7 +15,7 @@ import numpy as np
 from clusterprof.ingest.nsys.nccl_payloads import Payloads
 from clusterprof.ingest.nsys.nvtx import Ranges
 from clusterprof.ingest.operations import NCCL_CALL
-from clusterprof.ingest.recording import Bools, Ints, span_around
+from clusterprof.ingest.recording import Bools, Ints, place_of, span_around
 
 #: ranges of NCCL's own work, in which operations come a second time; the second inside the first
 _SCHEDULING = ("^GroupLaunch$", "^GroupRuntime$")
@@ -80,10 +80,7 @@ def groups(ranges: Ranges, calls: Ints) -> tuple[Ints, Ints]:
     """
     around = inside(ranges, np.flatnonzero(ranges.named(_API_GROUP)), ranges.thread, ranges.start)
     of_calls, counts = np.unique(around[calls], return_counts=True)
-    several = of_calls[(counts > 1) & (of_calls >= 0)]
-    place = np.minimum(np.searchsorted(several, around), max(several.size - 1, 0))
-    is_group = np.isin(around, several)
-    return np.where(is_group, place, -1), around
+    return place_of(of_calls[(counts > 1) & (of_calls >= 0)], around), around
 
 
 def inside(ranges: Ranges, outer: Ints, thread: Ints, time: Ints) -> Ints:

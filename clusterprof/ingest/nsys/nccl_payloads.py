@@ -26,7 +26,7 @@ from clusterprof.ingest.nsys import schema
 from clusterprof.ingest.nsys.database import Export
 from clusterprof.ingest.nsys.nvtx import Ranges
 from clusterprof.ingest.opening import unreadable
-from clusterprof.ingest.recording import Bools, Ints, ints
+from clusterprof.ingest.recording import Bools, Ints, ints, place_of
 
 #: bytes of a JSON export that are read at once
 _PIECE = 8 << 20
@@ -104,11 +104,9 @@ class Payloads:
 
     def at(self, rows: Ints, name: str) -> tuple[Ints, Bools]:
         """Return field `name` for NVTX rows `rows`, and where it is present."""
-        if not self.row.size:
-            return np.zeros(rows.size, np.int64), np.zeros(rows.size, bool)
-        place = np.minimum(np.searchsorted(self.row, rows), self.row.size - 1)
-        present = (self.row[place] == rows) & self.present[name][place]
-        return np.where(present, self.values[name][place], 0), present
+        place = place_of(self.row, rows)
+        present = np.append(self.present[name], False)[place]
+        return np.where(present, np.append(self.values[name], 0)[place], 0), present
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ nothing is launched, and the kernels of the whole group come from the outermost
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +27,7 @@ from clusterprof.ingest.nsys.nccl_advanced import DeviceOperations
 from clusterprof.ingest.nsys.nccl_payloads import Payloads
 from clusterprof.ingest.nsys.nvtx import Ranges
 from clusterprof.ingest.operations import NCCL_CALL, operation
-from clusterprof.ingest.recording import Bools, Ints, encoded, fill, joined, nullable
+from clusterprof.ingest.recording import Bools, Ints, encoded, fill, joined, nullable, place_of
 
 #: the payloads of these ranges, out of another file
 Elsewhere = Callable[[Ranges], Payloads]
@@ -63,17 +64,6 @@ class Communicators:
             return None
         ranks = {rank for size, rank in self.known.values() if size == self.largest}
         return ranks.pop() if len(ranks) == 1 else None
-
-
-@dataclass(frozen=True)
-class _Links:
-    """Per call its kernels' span and stream, whether it has any, and whether they are unclear."""
-
-    start: Ints
-    end: Ints
-    stream: Ints
-    found: Bools
-    unclear: Bools
 
 
 def read(
@@ -122,14 +112,13 @@ def read(
         ranges.where(calls),
         operations,
         group[calls],
-        launcher,
         links,
         payloads,
         communicators,
         _ids(ranges.row[calls], operations, on_device, ranges, payloads),
     )
     # a stream is a communicator's: one that otherwise only exchanges has done so before as well
-    only = np.setdiff1d(links.stream[exchange], links.stream[~exchange])
+    only = np.setdiff1d(links["stream"][exchange], links["stream"][~exchange])
     left = np.flatnonzero(inside < 0)
     orphans = _kernel_table(kernels, left, np.isin(kernels.stream[left], only))
     table = joined("collective_calls", [table, orphans])
@@ -235,17 +224,13 @@ def _ids(
     api, known = payloads.at(rows, "api")
     order = np.argsort(on_device.api, kind="stable")
     order = order[on_device.known[order]]
-    first = np.searchsorted(on_device.api[order], api).clip(max=max(order.size - 1, 0))
-    beside = rows
-    if order.size:
-        there = known & (on_device.api[order][first] == api)
-        beside = np.where(there, ranges.row[on_device.first[order[first]]], rows)
+    place = np.where(known, place_of(on_device.api[order], api), -1)
+    beside = np.where(place >= 0, np.append(ranges.row[on_device.first[order]], -1)[place], rows)
     found, present = _of_either(payloads, "operation", rows, beside)
     if not present.any():
         found, present = _of_either(payloads, "sequence", rows, beside)
-        kinds, kind = np.unique(np.r_[FUNCTIONS, operations.astype(str)], return_inverse=True)
-        number = np.array([FUNCTIONS.index(each) if each in FUNCTIONS else -1 for each in kinds])
-        number = number[kind[len(FUNCTIONS) :]]
+        number_of = {function: number for number, function in enumerate(FUNCTIONS)}
+        number = np.array([number_of.get(each, -1) for each in operations.tolist()], np.int64)
         found, present = found * len(FUNCTIONS) + number, present & (number >= 0)
     return nullable(found, present)
 
@@ -255,8 +240,10 @@ def _of_either(payloads: Payloads, name: str, one: Ints, other: Ints) -> tuple[I
     return np.where(known, first, second), known | present
 
 
-def _link(launcher: Ints, inside: Ints, communicator: Ints, kernels: NcclKernels) -> _Links:
-    """Find each call's kernels: those launched `inside` the range `launcher` (-1: no such range).
+def _link(launcher: Ints, inside: Ints, communicator: Ints, kernels: NcclKernels) -> dict[str, Any]:
+    """Return the columns of each call's kernels: `stream`, `start_ns`, `end_ns`, and the `reason`.
+
+    They are those launched `inside` the range `launcher` (-1: no such range).
 
     All calls of a range have its one kernel. A group launches one kernel per communicator, more
     where the operations differ: its calls have those on their communicator's stream, since
@@ -288,7 +275,13 @@ def _link(launcher: Ints, inside: Ints, communicator: Ints, kernels: NcclKernels
                 unclear[theirs] = len(ids) > 1 or np.unique(kernels.stream[mine]).size > 1
             start[theirs], end[theirs] = kernels.start[chosen].min(), kernels.end[chosen].max()
             stream[theirs] = kernels.stream[chosen[0]]
-    return _Links(start, end, stream, found, unclear)
+    reasons = np.select([found & unclear, found, launcher < 0], [2, -1, 1], 0)
+    return {
+        "stream": stream,
+        "start_ns": nullable(start, found),
+        "end_ns": nullable(end, found),
+        "reason": encoded(reasons, [NO_KERNEL, NO_GROUP_END, UNCLEAR]).cast(pa.string()),
+    }
 
 
 def _communicators(ranges: Ranges, payloads: Payloads) -> Communicators:
@@ -305,26 +298,26 @@ def _call_table(
     calls: Ranges,
     operations: npt.NDArray[np.object_],
     group: Ints,
-    launcher: Ints,
-    links: _Links,
+    links: Mapping[str, Any],
     payloads: Payloads,
     communicators: Communicators,
     ids: pa.Array,
 ) -> pa.Table:
-    names = ("communicator", "bytes", "root", "peer")
     (communicator, has_communicator), (bytes_, has_bytes), (root, has_root), (peer, has_peer) = (
-        payloads.at(calls.row, name) for name in names
+        payloads.at(calls.row, name) for name in ("communicator", "bytes", "root", "peer")
     )
+    distinct, place = np.unique(communicator, return_inverse=True)
+    codes = np.where(has_communicator, place, -1)
+    names = [f"{number % (1 << 64):#018x}" for number in distinct.tolist()]  # as NCCL prints them
     size = np.array([communicators.known.get(c, (-1, -1))[0] for c in communicator.tolist()], int)
-    reasons = np.select([links.found & links.unclear, links.found, launcher < 0], [2, -1, 1], 0)
     return fill(
         "collective_calls",
         calls.start.size,
         {
             "operation": pa.array(operations, pa.string()).dictionary_encode(),
-            "communicator": _hexadecimal(communicator, has_communicator),
+            "communicator": encoded(codes, names).cast(pa.string()),
             "communicator_size": nullable(size.astype(np.int32), size > 0),
-            "stream": links.stream,
+            **links,
             "message_bytes": nullable(bytes_, has_bytes),
             "root": nullable(root.astype(np.int32), has_root),
             "peer": nullable(peer.astype(np.int32), has_peer),
@@ -332,19 +325,9 @@ def _call_table(
             "group": nullable(group.astype(np.int32), group >= 0),
             "issue_start_ns": calls.start,
             "issue_end_ns": nullable(calls.end, calls.end >= calls.start),
-            "start_ns": nullable(links.start, links.found),
-            "end_ns": nullable(links.end, links.found),
             "source": encoded(has_bytes.astype(np.int32), ["nvtx_name", "nvtx_payload"]),
-            "reason": encoded(reasons, [NO_KERNEL, NO_GROUP_END, UNCLEAR]).cast(pa.string()),
         },
     )
-
-
-def _hexadecimal(values: Ints, present: Bools) -> pa.Array:
-    """Return communicator ids as NCCL prints them (`0x2be99ac413cc7b82`)."""
-    ids, codes = np.unique(values, return_inverse=True)
-    names = [f"{each % (1 << 64):#018x}" for each in ids.tolist()]
-    return encoded(np.where(present, codes, -1), names).cast(pa.string())
 
 
 def _kernel_table(kernels: NcclKernels, orphans: Ints, exchange: Bools) -> pa.Table:
