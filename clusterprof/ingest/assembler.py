@@ -56,7 +56,12 @@ def assemble(recording: Recording) -> RankTables:
     epoch = recording.info.epoch_ns
     device = _device(activity["device"].to_numpy(), recording.devices)
     info = replace(recording.info, device=device, begin_ns=begin + epoch, end_ns=end + epoch)
-    tables = (_on_wall_clock(each, epoch) for each in (activity, collectives, steps, calls))
+    tables = [activity, collectives, steps, calls]
+    for n, table in enumerate(tables):
+        for place, field in enumerate(table.schema):
+            if field.name.endswith("_ns"):
+                shifted = pc.add(table.column(place), pa.scalar(epoch, pa.int64()))
+                tables[n] = tables[n].set_column(place, field, shifted)
     return RankTables(info, *tables)
 
 
@@ -74,14 +79,6 @@ def _calls(calls: Calls) -> pa.Table:
             "correlation": None if ids is None else nullable(ids, ids > 0),
         },
     )
-
-
-def _on_wall_clock(table: pa.Table, epoch_ns: int) -> pa.Table:
-    for place, field in enumerate(table.schema):
-        if field.name.endswith("_ns"):
-            shifted = pc.add(table.column(place), pa.scalar(epoch_ns, pa.int64()))
-            table = table.set_column(place, field, shifted)
-    return table
 
 
 def _device(devices: Ints, names: Mapping[int, str]) -> str:

@@ -83,8 +83,14 @@ def gather(
                 missing.append(MissingRank(rank=rank, source=str(source.path), reason=outcome.what))
     for error in errors:
         _LOG.debug("%s", error.trace)
+    if not found and len(errors) == 1:
+        raise errors[0]
     if not found:
-        raise _none_readable(errors)
+        raise ReportError(
+            f"none of the {len(errors)} reports can be read",
+            *(error.what for error in errors[:8]),
+            *errors[0].details[-1:],
+        )
     found.sort(key=lambda tables: tables.rank)
     found, left_out = one_window(found)
     _check_one_job(found)
@@ -163,16 +169,6 @@ def _attempt(source: Source) -> list[Rank]:
         if isinstance(each, ClusterprofError):
             each.trace = "".join(traceback.format_exception(each))
     return ranks
-
-
-def _none_readable(errors: Sequence[ClusterprofError]) -> ClusterprofError:
-    if len(errors) == 1:
-        return errors[0]
-    return ReportError(
-        f"none of the {len(errors)} reports can be read",
-        *(error.what for error in errors[:8]),
-        *errors[0].details[-1:],
-    )
 
 
 def _check_one_job(found: Sequence[RankTables]) -> None:

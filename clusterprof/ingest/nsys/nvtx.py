@@ -108,9 +108,7 @@ def _names(export: Export, own: pa.ChunkedArray, ids: Ints) -> tuple[Ints, list[
     codes = np.where(ids >= 0, of_strings + len(both), codes)
     numbers: dict[str, int] = {}
     same = np.array([numbers.setdefault(each, len(numbers)) for each in (*both, *more)], np.int64)
-    used, first = np.unique(same[codes], return_index=True)
-    order = used[np.argsort(first)]
-    place = np.zeros(len(numbers), np.int64)
-    place[order] = np.arange(len(order))
+    in_order = pa.array(same[codes]).dictionary_encode()
     texts_of = [*numbers]
-    return place[same[codes]], [texts_of[each] for each in order]
+    names = [texts_of[number] for number in in_order.dictionary.to_pylist()]
+    return in_order.indices.to_numpy().astype(np.int64), names

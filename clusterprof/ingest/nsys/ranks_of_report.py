@@ -65,10 +65,12 @@ def origin(export: Export) -> tuple[ReportInfo, Identity | None]:
     driver = str(system.get("NvDriverVersion") or "")
     epochs = export.rows('SELECT "utcEpochNs" FROM {0}', schema.SESSION_START)
     epoch = next((int(each) for (each,) in epochs if each), 0)
+    sql = "SELECT value FROM {0} WHERE name = 'EXPORT_PRODUCT_VERSION'"
+    exporters = [row for table in schema.EXPORTED_BY for row in export.rows(sql, table)]
     untimed = "the report does not state when it was recorded: only collectives can align it"
     info = ReportInfo(
         source=export.origin,
-        profiler=_profiler(export),
+        profiler=" ".join(["nsys", *(str(v).removesuffix(".0") for (v,) in exporters[:1])]),
         rank=who.rank if who else None,
         world_size=who.world_size if who else None,
         local_rank=who.local_rank if who else None,
@@ -116,14 +118,6 @@ def fingerprint(environ: Mapping[str, str]) -> str | None:
         return None
     text = "\0".join(f"{name}={value}" for name, value in named)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _profiler(export: Export) -> str:
-    for table in schema.EXPORTED_BY:
-        sql = "SELECT value FROM {0} WHERE name = 'EXPORT_PRODUCT_VERSION'"
-        for (version,) in export.rows(sql, table):
-            return f"nsys {str(version).removesuffix('.0')}"
-    return "nsys"
 
 
 def rank_processes(
