@@ -80,7 +80,6 @@ def read(trace: Trace, groups: Mapping[str, ProcessGroup]) -> tuple[pa.Table, li
     args = [spans.args[place] for place in chosen.tolist()]
     owners, lanes, warnings = _owners(trace, spans.column("thread")[chosen], groups)
     issue, issue_end, issued = _issues(trace, operations, start)
-    sizes = np.array([_bytes(*pair) for pair in zip(operations, args, strict=True)], np.int64)
     ended = np.array([str(each.finished).lower() != "false" for each in args], bool)
     table = fill(
         "collective_calls",
@@ -88,11 +87,9 @@ def read(trace: Trace, groups: Mapping[str, ProcessGroup]) -> tuple[pa.Table, li
         {
             **member_columns(owners),
             "operation": pa.array(operations),
-            "communicator_size": pa.array(
-                [len(each.ranks) if each else None for each in owners], pa.int32()
-            ),
+            "communicator_size": [len(group.ranks) if group else None for group in owners],
             "stream": lanes,
-            "message_bytes": nullable(sizes, sizes >= 0),
+            "message_bytes": [*map(_bytes, operations, args)],
             "issue_start_ns": nullable(issue, issued),
             "issue_end_ns": nullable(issue_end, issued),
             "start_ns": start,
@@ -145,15 +142,15 @@ def _issues(trace: Trace, operations: list[str], start: Ints) -> tuple[Ints, Int
     return issue, until, known
 
 
-def _bytes(kind: str, args: Arguments) -> int:
-    """Return one rank's message in bytes, -1 where the trace has no shapes (record_shapes)."""
+def _bytes(kind: str, args: Arguments) -> int | None:
+    """Return one rank's message in bytes, None where the trace has no shapes (record_shapes)."""
     if kind not in _SIZED:
-        return -1
+        return None
     try:
         shapes = msgspec.json.decode(args.shapes, type=list[list[int]])
-        sizes = [
-            DTYPE_BYTES[name.lower()] for name in msgspec.json.decode(args.types, type=list[str])
-        ]
+        types = msgspec.json.decode(args.types, type=list[str])
+        sizes = [DTYPE_BYTES[name.lower()] for name in types]
     except (KeyError, ValueError):
-        return -1
-    return sum(prod(shape) * size for shape, size in zip(shapes, sizes, strict=False))
+        return None
+    size = sum(prod(shape) * size for shape, size in zip(shapes, sizes, strict=False))
+    return size if size >= 0 else None

@@ -61,7 +61,14 @@ class ProcessGroup:
     @property
     def communicator(self) -> str:
         """Its id, equal on all members: name and ranks (`1[0-3,8]`), for names are counted."""
-        return f"{self.name}[{_abridged(self.ranks)}]"
+        spans: list[list[int]] = []
+        for rank in sorted(self.ranks):
+            if spans and rank == spans[-1][1] + 1:
+                spans[-1][1] = rank
+            else:
+                spans.append([rank, rank])
+        ranks = (str(low) if low == high else f"{low}-{high}" for low, high in spans)
+        return f"{self.name}[{','.join(ranks)}]"
 
 
 def process_groups(distributed: dict[str, Any]) -> dict[str, ProcessGroup]:
@@ -83,17 +90,6 @@ def listed(ranks: object) -> tuple[int, ...]:
     """
     text = str(ranks)
     return () if "..." in text else tuple(int(rank) for rank in re.findall(r"\d+", text))
-
-
-def _abridged(ranks: Sequence[int]) -> str:
-    """Return `0-3,8` for 0, 1, 2, 3, 8."""
-    spans: list[list[int]] = []
-    for rank in sorted(ranks):
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
 
 
 def exchanging(trace: Trace, launched: Launched) -> Bools:
