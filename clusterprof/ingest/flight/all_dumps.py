@@ -35,7 +35,8 @@ from clusterprof.ingest.flight.dump import (
 from clusterprof.ingest.kineto.json_stream import keys_of
 from clusterprof.ingest.opening import opened, unreadable
 from clusterprof.ingest.operations import SYNCHRONISING
-from clusterprof.ingest.recording import Bools, Ints, said_by_ranks
+from clusterprof.ingest.rank_windows import in_time
+from clusterprof.ingest.recording import Ints, said_by_ranks
 from clusterprof.ingest.sources import KINETO_MARKS, OUR_OWN
 from clusterprof.results import MissingRank
 
@@ -44,6 +45,7 @@ from clusterprof.results import MissingRank
 _APART_NS = 1_000_000_000
 #: torch's own, of process groups whose dumps do not say it
 _USUAL_TIMEOUT_NS = 1_800_000_000_000
+_NEVER = np.iinfo(np.int64).max
 _SYNCHRONISING = pa.array(SYNCHRONISING)
 
 #: A process starts in the time in which forty dumps of 2,000 entries are read (0.4 s), and as long
@@ -120,7 +122,7 @@ def _is_lost(path: Path) -> bool:
         return path.is_symlink()  # to a dump that is gone
     try:
         with opened(path) as file:
-            return not KINETO_MARKS & {*(keys_of(file) or ())}
+            return not KINETO_MARKS & {*(keys_of(file, KINETO_MARKS) or ())}
     except (OSError, EOFError, lzma.LZMAError, zlib.error, ReportError):
         return True
 
@@ -262,12 +264,11 @@ def _of_other_attempts(dumps: Sequence[FlightDump]) -> list[FlightDump]:
     parts = _in_time(dumps)
     if len(parts) < 2:
         return []
-    calls = [_Calls.of(part) for part in parts]
     kept = parts.index(_chosen(parts))
     return [
         dump
         for n, part in enumerate(parts)
-        if n != kept and calls[min(n, kept)].contradict(calls[max(n, kept)])
+        if n != kept and _contradict(parts[min(n, kept)], parts[max(n, kept)])
         for dump in part
     ]
 
@@ -282,15 +283,13 @@ def _in_time(dumps: Sequence[FlightDump]) -> list[list[FlightDump]]:
     """
     of_a_run = all(OF_A_RUN.fullmatch(each.source.name) for each in dumps)
     apart_ns = _USUAL_TIMEOUT_NS if of_a_run else _APART_NS
-    spans = [(_since(each), n) for n, each in enumerate(dumps) if each.entries.num_rows]
-    parts: list[list[FlightDump]] = []
-    until = 0
-    for since, n in sorted(spans):
-        if not parts or since > until + apart_ns:
-            parts.append([])
-        parts[-1].append(dumps[n])
-        until = max(until, dumps[n].until_ns)
-    return parts
+    times = {
+        n: (_since(dump), dump.until_ns) for n, dump in enumerate(dumps) if dump.entries.num_rows
+    }
+    parts: dict[int, list[FlightDump]] = {}
+    for n, number in in_time(times, apart_ns).items():
+        parts.setdefault(number, []).append(dumps[n])
+    return [*parts.values()]
 
 
 def _since(dump: FlightDump) -> int:
@@ -302,60 +301,47 @@ def _since(dump: FlightDump) -> int:
     return int(pc.min(enqueue).as_py() or dump.until_ns)
 
 
-@dataclass(frozen=True)
-class _Calls:
-    """The collectives of some dumps, by group, since its numbers last began anew."""
+def _contradict(dumps: Sequence[FlightDump], later: Sequence[FlightDump]) -> bool:
+    """Whether calls and later calls cannot be of one attempt, at one time.
 
-    #: their numbers, which of them all members joined, and when those had ended
-    of_group: Mapping[Hashable, tuple[Ints, Bools, Ints]]
-    since: int
+    A call that ended before `later` began was joined by all members: none comes to it, or to one of
+    a lower number, later. And one that ended later was joined by those here.
+    """
+    calls, later_calls = _collectives(dumps), _collectives(later)
+    since = min(map(_since, later))
+    for key in calls.keys() & later_calls.keys():
+        (numbers, ended_ns), (others, others_ended_ns) = calls[key], later_calls[key]
+        joined = numbers[ended_ns < since].max(initial=-1)
+        joined_later = others[others_ended_ns < _NEVER].max(initial=-1)
+        if joined >= others.min() or joined_later > numbers.max():
+            return True
+    return False
 
-    @classmethod
-    def of(cls, dumps: Sequence[FlightDump]) -> _Calls:
-        found: dict[Hashable, list[tuple[Ints, Bools, Ints]]] = {}
-        for dump in dumps:
-            rows = pc.and_(pc.equal(dump.entries["restarts"], 0), pc.invert(dump.entries["p2p"]))
-            entries = dump.entries.filter(rows)
-            group, number, time, timeout = (
-                np.asarray(pc.fill_null(entries[name], usual).to_numpy(), np.int64)
-                for name, usual in (
-                    ("group", -1),
-                    ("sequence", -1),
-                    ("enqueue_ns", 0),
-                    ("timeout_ns", _USUAL_TIMEOUT_NS),
-                )
-            )
-            waits_for_all = pc.is_in(entries["operation"].cast(pa.string()), _SYNCHRONISING)
-            ended = np.asarray(pc.and_(entries["finished"], waits_for_all).to_numpy(), bool)
-            for place, each in enumerate(dump.groups):
-                mine = np.flatnonzero(group == place)
-                if mine.size and (each.ranks or each.is_world):
-                    mine = mine[np.unique(number[mine], return_index=True)[1]]
-                    # a rank calls again when its last call has ended, or it was given up
-                    until = np.append(time[mine[1:]], time[mine[-1]] + timeout[mine[-1]])
-                    found.setdefault(_identity(each), []).append((number[mine], ended[mine], until))
-        joined = {
-            key: (np.concatenate(numbers), np.concatenate(ended), np.concatenate(until))
-            for key, some in found.items()
-            for numbers, ended, until in [zip(*some, strict=True)]
-        }
-        return cls(joined, min(map(_since, dumps)))
 
-    def contradict(self, later: _Calls) -> bool:
-        """Whether these and later calls cannot be of one attempt, at one time.
+def _collectives(dumps: Sequence[FlightDump]) -> dict[Hashable, Ints]:
+    """Return of each group the calls since its numbers last began anew, [2, n].
 
-        A call that ended before `later` began was joined by all members: none comes to it, or to
-        one of a lower number, later. And one that ended later was joined by those here.
-        """
-        for key in self.of_group.keys() & later.of_group.keys():
-            numbers, ended, until = self.of_group[key]
-            others, their_ended, _ = later.of_group[key]
-            before = ended & (until < later.since)
-            if numbers[before].max(initial=-1) >= others.min():
-                return True
-            if others[their_ended].max(initial=-1) > numbers.max():
-                return True
-        return False
+    These are their numbers, and when they had ended (ns) after all members had joined them.
+    """
+    calls: dict[Hashable, list[Ints]] = {}
+    for dump in dumps:
+        is_last = pc.equal(dump.entries["restarts"], 0)
+        entries = dump.entries.filter(pc.and_not(is_last, dump.entries["p2p"]))
+        of_group, number, time = (
+            entries[name].to_numpy() for name in ("group", "sequence", "enqueue_ns")
+        )
+        timeout = pc.fill_null(entries["timeout_ns"], _USUAL_TIMEOUT_NS).to_numpy()
+        waits_for_all = pc.is_in(entries["operation"].cast(pa.string()), _SYNCHRONISING)
+        joined = pc.and_(entries["finished"], waits_for_all).to_numpy()
+        for place, group in enumerate(dump.groups):
+            rows = np.flatnonzero(of_group == place)
+            if rows.size and (group.ranks or group.is_world):
+                rows = rows[np.unique(number[rows], return_index=True)[1]]
+                # a rank calls again when its last call has ended, or it was given up
+                ended = np.append(time[rows[1:]], time[rows[-1]] + timeout[rows[-1]])
+                ended = np.where(joined[rows], ended, _NEVER)
+                calls.setdefault(_identity(group), []).append(np.stack([number[rows], ended]))
+    return {key: np.concatenate(of_ranks, axis=1) for key, of_ranks in calls.items()}
 
 
 def _doubts(dumps: Sequence[FlightDump]) -> list[str]:
