@@ -59,7 +59,9 @@ _OF_RANK = re.compile(r"\[([^\]]*\d[^\]]*)\] ")
 #: how others do in the metadata of a process
 _RANK = re.compile(r"(?i)\brank\W*(\d+)")
 #: what an event raises that is none
-_NO_TRACE = (AttributeError, OverflowError, RecursionError, TypeError, msgspec.ValidationError)
+_NO_TRACE = (
+    AttributeError, OverflowError, RecursionError, TypeError, ValueError, msgspec.ValidationError,
+)  # fmt: skip
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+(?=>)")
 
 
@@ -222,6 +224,10 @@ def read(path: Path) -> Trace:
             _check_times(each)
     except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
         raise _damaged(path, f"not a whole {path.suffix[1:]} file: {error}") from error
+    except NotAList as error:
+        keys = f", but: {', '.join(error.keys[:6])}" if error.keys else ""
+        no_trace = _damaged(path, f"not a Kineto trace: {error}{keys}")
+        raise other_tools.by_keys(path, error.keys) or no_trace from error
     except _NO_TRACE as error:
         raise _damaged(path, f"not a Kineto trace: {type(error).__name__} {error}") from error
     except msgspec.DecodeError as error:
@@ -230,12 +236,6 @@ def read(path: Path) -> Trace:
         raise named or _damaged(path, f"not whole JSON: {error}") from error
     except OSError as error:
         raise unreadable(path, error) from error
-    except NotAList as error:
-        found = f", but: {', '.join(error.keys[:6])}" if error.keys else ""
-        no_trace = _damaged(path, f"not a Kineto trace: {error}{found}")
-        raise other_tools.by_keys(path, error.keys) or no_trace from error
-    except ValueError as error:
-        raise _damaged(path, f"not a Kineto trace: {type(error).__name__} {error}") from error
     trace.names = list(codes)
     return trace
 
@@ -260,32 +260,29 @@ def _damaged(path: Path, why: str) -> ReportError:
 
 
 def _take_ranks(events: list[Event], trace: Trace, codes: dict[str, int]) -> None:
-    """Add a piece's events to the columns of the rank that each is labelled with, if any is."""
-    of = _by_rank(events)
-    _take(of.pop("", []), trace, codes)
-    if len(of.keys() | trace.ranks.keys()) > _MOST_RANKS:
-        raise ValueError("its events are labelled with more ranks than one trace can hold")
-    for label, mine in of.items():
-        part = trace.ranks.setdefault(label, _of(trace.meta))
-        names = {name: code for code, name in enumerate(part.names)}
-        _take(mine, part, names)
-        part.names = list(names)
+    """Add a piece's events to the columns of the rank that each is labelled with, if any is.
 
-
-def _by_rank(events: list[Event]) -> dict[str, list[Event]]:
-    """Return the events of each rank, as their processes or arguments label them; "": of none."""
-    found = [isinstance(event.pid, str) and _OF_RANK.match(event.pid) for event in events]
-    if any(found):
-        labels = [label[1] if label else "" for label in found]
-    else:
+    Their processes or arguments label them.
+    """
+    matches = [isinstance(event.pid, str) and _OF_RANK.match(event.pid) for event in events]
+    labels = [match[1] if match else "" for match in matches]
+    if not any(matches):
         ranks = [event.args and event.args.rank for event in events]
         labels = [str(rank) if type(rank) is int else "" for rank in ranks]
         if 2 * labels.count("") >= len(labels):
-            return {"": events}
+            return _take(events, trace, codes)
     of: dict[str, list[Event]] = {}
     for label, event in zip(labels, events, strict=True):
         of.setdefault(label, []).append(event)
-    return of
+    _take(of.pop("", []), trace, codes)
+    if len(of.keys() | trace.ranks.keys()) > _MOST_RANKS:
+        raise ValueError("its events are labelled with more ranks than one trace can hold")
+    for label, labelled in of.items():
+        part = trace.ranks.setdefault(label, _of(trace.meta))
+        names = {name: code for code, name in enumerate(part.names)}
+        _take(labelled, part, names)
+        part.names = list(names)
+    return None
 
 
 def _take(events: list[Event], trace: Trace, codes: dict[str, int]) -> None:
