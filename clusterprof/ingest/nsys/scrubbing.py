@@ -9,6 +9,7 @@ what stays is searched for what looks like an assignment or a secret.
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import shutil
 import sqlite3
@@ -68,6 +69,8 @@ def scrub(source: Path, target: Path) -> None:
             with contextlib.closing(sqlite3.connect(copy.name)) as database:
                 # Names of other processes need not be UTF-8.
                 database.text_factory = bytes
+                database.create_function("variables", 1, _variables, deterministic=True)
+                database.create_function("masked", 1, _masked, deterministic=True)
                 _clean(database)
                 database.execute(f"PRAGMA application_id = {_MARK}")
                 database.commit()
@@ -109,17 +112,10 @@ def _clean(database: sqlite3.Connection) -> None:
 
 def _keep_variables(database: sqlite3.Connection, table: str) -> None:
     """Of environments, one variable or NUL-separated ones, only those that may stay."""
-    asked = (
-        f"SELECT rowid, value FROM {table}"
-        " WHERE name GLOB '*Environment*' OR name GLOB '*ENVIRONMENT_VARIABLE'"
-    )
-    for row, value in database.execute(asked).fetchall():
-        kept = _variables(value)
-        if kept and kept != value:
-            change = f"UPDATE {table} SET value = CAST(? AS TEXT) WHERE rowid = ?"
-            database.execute(change, (kept, row))
-        elif kept != value:
-            database.execute(f"DELETE FROM {table} WHERE rowid = ?", (row,))
+    environments = "name GLOB '*Environment*' OR name GLOB '*ENVIRONMENT_VARIABLE'"
+    kept = "CAST(variables(CAST(value AS BLOB)) AS TEXT)"
+    database.execute(f"UPDATE {table} SET value = {kept} WHERE {environments}")
+    database.execute(f"DELETE FROM {table} WHERE value = '' AND ({environments})")
 
 
 def _variables(value: object) -> bytes:
@@ -177,13 +173,12 @@ def _ids(
 
 def _mask(database: sqlite3.Connection, table: str, names: Iterable[str]) -> None:
     """Mask what looks like an assignment or a secret in every text of a table."""
-    table = _quoted(table)
     for column in map(_quoted, names):
-        sql = f"SELECT DISTINCT {column} FROM {table} WHERE typeof({column}) = 'text'"
-        for (value,) in database.execute(sql).fetchall():
-            if (masked := _masked(value)) != value:
-                change = f"UPDATE {table} SET {column} = CAST(? AS TEXT)"
-                database.execute(f"{change} WHERE {column} = CAST(? AS TEXT)", (masked, value))
+        masked = f"CAST(masked(CAST({column} AS BLOB)) AS TEXT)"
+        database.execute(
+            f"UPDATE {_quoted(table)} SET {column} = {masked}"
+            f" WHERE typeof({column}) = 'text' AND {column} <> {masked}"
+        )
 
 
 def _quoted(name: str) -> str:
@@ -191,6 +186,7 @@ def _quoted(name: str) -> str:
     return '"{}"'.format(name.replace('"', '""'))
 
 
+@functools.lru_cache(maxsize=1 << 16)  # many events have the same text
 def _masked(value: bytes) -> bytes:
     plain = value.decode("utf-8", "surrogateescape")
     masked = masking.text(_ASSIGNMENT.sub(rf"\1{masking.MASK}", plain))
