@@ -1,28 +1,14 @@
 """The form of `results.json`, schema version 3: the contract between analysis and every reader.
 
-Times are integers in nanoseconds. `docs/design.md` has the definitions behind each number, and
+Times are integers in nanoseconds. Lists of ranks and steps are in their order. `docs/design.md` has the definitions behind each number, and
 what each version has that those before it had not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 SCHEMA_VERSION = 3
-
-
-def by(*names: str) -> Callable[[dict[str, Any]], Any]:
-    """The order in which `results_json` writes a list: by these members of its entries.
-
-    `-` before a name puts the largest first; null comes last. A list has it as `Annotated`.
-    """
-    signs = [(name.removeprefix("-"), -1 if name.startswith("-") else 1) for name in names]
-    return lambda entry: [
-        (entry[name] is None, 0 if entry[name] is None else sign * entry[name])
-        for name, sign in signs
-    ]
-
 
 #: the uncertainty of a rank that nothing connects with the reference rank: an hour. It stands for
 #: "unbounded" (a warning says so); nothing smaller than the uncertainty is ever reported
@@ -33,10 +19,8 @@ Recurrence = Literal["persistent", "intermittent", "once"]
 What = Literal["host", "compute", "communication", "copy", "idle"]
 GroupKind = Literal["pipeline", "tensor", "expert", "data", "world", "unknown"]
 
-
 #: stands in a command line for `--ranks` and what the next run is to capture
 RANKS = "{ranks}"
-
 
 #: nsys' option to record the kernels in CUDA graphs
 NODES = "--cuda-graph-trace=node"
@@ -78,7 +62,7 @@ class ClockEntry(TypedDict):
     reference_rank: int
     middle_ns: int
     method: str
-    ranks: Annotated[list[RankClock], by("rank")]
+    ranks: list[RankClock]
     #: the ranks whose bound rests on an assumption (a warning says which) and is not guaranteed
     assumed: list[int]
 
@@ -108,7 +92,7 @@ class StepEntry(TypedDict):
     settled: bool
     begin_ns: int
     duration_ns: int
-    ranks: Annotated[list[RankAccount], by("rank")]
+    ranks: list[RankAccount]
 
 
 class OperationEntry(TypedDict):
@@ -136,9 +120,8 @@ class CollectivesEntry(TypedDict):
     matched: int
     incomplete: int
     unmatched: int
-    by_operation: Annotated[
-        list[OperationEntry], by("-exposed_ns_per_step", "operation", "communicator")
-    ]
+    #: the most exposed first
+    by_operation: list[OperationEntry]
 
 
 class GroupEntry(TypedDict):
@@ -448,10 +431,10 @@ class Results(TypedDict):
 
     schema_version: int
     clusterprof_version: str
-    ranks: Annotated[list[RankEntry], by("rank")]
-    missing: Annotated[list[MissingRank], by("rank", "source")]
+    ranks: list[RankEntry]
+    missing: list[MissingRank]
     clock: ClockEntry
-    steps: Annotated[list[StepEntry], by("step")]
+    steps: list[StepEntry]
     collectives: CollectivesEntry
     topology: TopologyEntry
     #: None where the reports are not of a run of clusterprof
@@ -464,7 +447,8 @@ class Results(TypedDict):
     #: None without steady-state steps
     critical_path: CriticalPath | None
     compute_absent: list[ComputeAbsent]
-    findings: Annotated[list[Finding], by("-saved_ns_per_step", "code", "ranks")]
+    #: those that save most first
+    findings: list[Finding]
     #: None where no finding above severity info saves anything by a replay
     combined: Combined | None
     #: the verdict, one or two sentences

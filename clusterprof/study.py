@@ -106,7 +106,9 @@ def study(
         "schema_version": SCHEMA_VERSION,
         "clusterprof_version": __version__,
         "ranks": [_rank(t) for t in dataset.tables],
-        "missing": [*missing, *lost],
+        "missing": sorted(
+            (*missing, *lost), key=lambda m: (m["rank"] is None, m["rank"] or 0, m["source"])
+        ),
         "clock": dataset.clock.entry(),
         "steps": _steps(dataset),
         "collectives": _collectives(dataset),
@@ -117,7 +119,9 @@ def study(
         "what_if": slowdown(dataset),
         "critical_path": critical_path(dataset),
         "compute_absent": compute_absent(dataset),
-        "findings": findings,
+        "findings": sorted(
+            findings, key=lambda f: (-f["saved_ns_per_step"], f["code"], f["ranks"])
+        ),
         "combined": combined(dataset, findings),
         "headline": headline,
         "verdict": " ".join(sentence["text"] for sentence in headline),
@@ -239,7 +243,10 @@ def _collectives(dataset: Dataset) -> CollectivesEntry:
         "matched": count["matched"],
         "incomplete": count["incomplete"],
         "unmatched": count["unmatched"],
-        "by_operation": communication.by_operation(dataset),
+        "by_operation": sorted(
+            communication.by_operation(dataset),
+            key=lambda e: (-e["exposed_ns_per_step"], e["operation"], e["communicator"]),
+        ),
     }
 
 

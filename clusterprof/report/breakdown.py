@@ -45,7 +45,7 @@ def account(run: Summary) -> dict[str, Any] | None:
             "rank": row.rank,
             "host": hosts.get(row.rank, ""),
             "named": row.rank in stragglers,
-            "step": words.milliseconds(row.duration_ns, words.column_decimals(row.duration_ns)),
+            "step": row.step,
             "cells": _cells(row, run.pair_bound_ns),
             "bar": _bar(row, longest),
         }
@@ -82,7 +82,7 @@ def _parts(row: Average) -> list[tuple[str, str, float]]:
     return [
         ("compute", "compute", row.compute_ns),
         ("wait", "exposed wait", row.exposed_wait_ns),
-        ("transfer", "exposed transfer", row.exposed_transfer_ns),
+        ("transfer", "exposed transfer", row.exposed_communication_ns - row.exposed_wait_ns),
         ("copies", "exposed copies", row.exposed_copy_ns),
         ("soft", "idle", row.idle_ns),
     ]

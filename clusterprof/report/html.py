@@ -98,7 +98,7 @@ def render(
         account=breakdown.account(run),
         path=breakdown.path(results),
         groups=breakdown.ends(results["topology"]["groups"], breakdown.ENDS, 0),
-        operations=breakdown.ends(run.by_exposed, breakdown.ENDS, 0),
+        operations=breakdown.ends(results["collectives"]["by_operation"], breakdown.ENDS, 0),
         late=breakdown.ends(run.suspects, 2 * breakdown.ENDS, 0),
         clocks=breakdown.ends([(entry, clocks.get(entry["rank"])) for entry in ranks]),
         explained=explained or {},

@@ -103,7 +103,7 @@ def build(run: Summary, collectives: pa.Table, spans: pa.Table | None = None) ->
         # findings that name ranks, by their anchors
         "findings": [
             {"anchor": f"finding-{number}", "code": finding["code"], "ranks": finding["ranks"]}
-            for number, finding in enumerate(run.findings, 1)
+            for number, finding in enumerate(run.results["findings"], 1)
         ],
         "spans": drawn,
         **calls,

@@ -19,10 +19,10 @@ def render(results: Results) -> str:
     """Verdict, findings and what was measured; the step's account folded. Ends in a newline."""
     run = Summary(results)
     lines = [MARK, f"**{escaped(results['verdict'])}**", ""]
-    if run.findings:
+    if findings := results["findings"]:
         head = ("finding", "", "whom", "saves per step", "of the step", "confidence")
-        lines += [*pipes(head, [_row(finding) for finding in run.findings], left=3), ""]
-    for finding in run.findings:
+        lines += [*pipes(head, [_row(finding) for finding in findings], left=3), ""]
+    for finding in findings:
         lines += _finding(finding, results["verdict"])
     lines += [f"- {label}: {escaped(text)}" for label, text in run.measured]
     lines += [f"- missing: {escaped(summary.missing(entry))}" for entry in results["missing"]]

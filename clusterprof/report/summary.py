@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
+from typing import NamedTuple
 
 from clusterprof import words
 from clusterprof.results import (
@@ -18,7 +19,6 @@ from clusterprof.results import (
     GroupEntry,
     MissingRank,
     OperationEntry,
-    RankAccount,
     RankClock,
     Results,
     Sentence,
@@ -36,8 +36,7 @@ SUSPECT_COLUMNS = ("rank", "host", "group", "late per step", "since", "effect", 
 ACCOUNT_COLUMNS = ("rank", "step", "compute", "exposed", "waiting", "copies", "idle")
 
 
-@dataclass(frozen=True)
-class Average:
+class Average(NamedTuple):
     """A rank's means over some steps, ns; the parts are those of `RankAccount`."""
 
     rank: int
@@ -49,16 +48,9 @@ class Average:
     idle_ns: float
 
     @property
-    def exposed_transfer_ns(self) -> float:
-        """The exposed communication after the last rank's arrival."""
-        return self.exposed_communication_ns - self.exposed_wait_ns
-
-
-def average(rank: int, accounts: Sequence[RankAccount]) -> Average:
-    """The mean of a rank's accounts of some steps."""
-    names = [field.name for field in fields(Average)[1:]]
-    sums = [sum(account[name] for account in accounts) for name in names]  # type: ignore[literal-required]
-    return Average(rank, *(total / len(accounts) for total in sums))
+    def step(self) -> str:
+        """The step in ms, as a column of a table has it."""
+        return words.milliseconds(self.duration_ns, words.column_decimals(self.duration_ns))
 
 
 @dataclass(frozen=True)
@@ -93,11 +85,15 @@ class Summary:
     def averages(self) -> list[Average]:
         """One `Average` per rank that has an account in the evidence steps, sorted by rank."""
         evidence = set(self.evidence_steps)
-        by_rank: dict[int, list[RankAccount]] = {}
+        by_rank: dict[int, list[list[int]]] = {}
         for step in self.results["steps"]:
             for account in step["ranks"] if step["step"] in evidence else ():
-                by_rank.setdefault(account["rank"], []).append(account)
-        return [average(rank, by_rank[rank]) for rank in sorted(by_rank)]
+                times = [account[name] for name in Average._fields[1:]]  # type: ignore[literal-required]
+                by_rank.setdefault(account["rank"], []).append(times)
+        return [
+            Average(rank, *(sum(ns) / len(ns) for ns in zip(*times, strict=True)))
+            for rank, times in sorted(by_rank.items())
+        ]
 
     def account_rows(self, most: int) -> list[list[str]]:
         """A row of `ACCOUNT_COLUMNS`, ms and shares, for each of the `telling_averages`."""
@@ -110,9 +106,8 @@ class Summary:
                 part_cells(row, row.exposed_copy_ns),
                 part_cells(row, row.idle_ns),
             ]
-            step = words.milliseconds(row.duration_ns, words.column_decimals(row.duration_ns))
             cells = [f"{ms} {share:>5}" if share else ms for ms, share in parts]
-            rows.append([str(row.rank), step, *cells])
+            rows.append([str(row.rank), row.step, *cells])
         return rows
 
     def telling_averages(self, most: int) -> list[Average]:
@@ -161,24 +156,13 @@ class Summary:
         worst = sorted(self.uncertainties.values())[-2:]
         return sum(worst) if len(worst) > 1 else 0
 
-    @cached_property
-    def by_exposed(self) -> list[OperationEntry]:
-        """The operations, those with the most exposed time first."""
-        operations = self.results["collectives"]["by_operation"]
-        return sorted(operations, key=lambda operation: -operation["exposed_ns_per_step"])
-
     # --- the findings, and the verdict made of them
-
-    @cached_property
-    def findings(self) -> list[Finding]:
-        """The findings, first those whose repair saves most."""
-        return sorted(self.results["findings"], key=lambda finding: -finding["saved_ns_per_step"])
 
     @cached_property
     def cards(self) -> list[Finding]:
         """The findings to act on or know of: what the profiler cost stands with its provenance."""
         own = ("profiler.perturbation", "info")
-        return [f for f in self.findings if (f["code"], f["severity"]) != own]
+        return [f for f in self.results["findings"] if (f["code"], f["severity"]) != own]
 
     def stragglers(self, *, unprofiled: bool = False) -> list[int]:
         """The ranks that findings name as stragglers, alone or together, in the findings' order.
@@ -193,17 +177,18 @@ class Summary:
     @cached_property
     def leading(self) -> Finding | None:
         """The finding that the verdict begins with; else the weighty one which saves most."""
-        named = [f for one in self.results["headline"] for f in self.findings if _is_of(one, f)]
-        weighty = [finding for finding in self.findings if finding["severity"] != "info"]
+        findings, headline = self.results["findings"], self.results["headline"]
+        named = [f for sentence in headline for f in findings if _is_of(sentence, f)]
+        weighty = [finding for finding in findings if finding["severity"] != "info"]
         return next(iter([*named, *weighty]), None)
 
     @cached_property
     def verdict_lines(self) -> list[str]:
         """The verdict's sentences, that of the leading finding first: no straggler is no news."""
-        leading, every = self.leading, self.results["headline"]
+        leading, headline = self.leading, self.results["headline"]
         if leading is not None:
-            every = sorted(every, key=lambda sentence: not _is_of(sentence, leading))
-        return [sentence["text"] for sentence in every]
+            headline = sorted(headline, key=lambda sentence: not _is_of(sentence, leading))
+        return [sentence["text"] for sentence in headline]
 
     def not_in_verdict(self, finding: Finding) -> str:
         """A finding's summary without the sentences that the verdict has."""
@@ -362,8 +347,8 @@ class Summary:
     def collectives(self) -> str:
         """How many collectives were matched over all their profiled members."""
         count = self.results["collectives"]
-        known = f"{count['matched']:,} matched, {count['incomplete']:,} incomplete"
-        return f"{known}, {count['unmatched']:,} unmatched"
+        matched = f"{count['matched']:,} matched, {count['incomplete']:,} incomplete"
+        return f"{matched}, {count['unmatched']:,} unmatched"
 
     # --- what the steps are made of
 

@@ -113,8 +113,9 @@ class _Page:
 
 def _findings(page: _Page, run: Summary) -> None:
     page.paragraph()
-    page.line("findings, those that save most first" if run.findings else "findings  none")
-    for number, finding in enumerate(run.findings, 1):
+    findings = run.results["findings"]
+    page.line("findings, those that save most first" if findings else "findings  none")
+    for number, finding in enumerate(findings, 1):
         page.paragraph()
         whom = summary.whom(finding)
         severity = page.styled(finding["severity"], finding["severity"])
@@ -129,7 +130,7 @@ def _findings(page: _Page, run: Summary) -> None:
         if finding["next"]:
             page.line(f"    next: {words.plain(finding['next'])}")
     page.paragraph()
-    if run.findings:
+    if findings:
         explain = "what a finding means and when it is wrong: clusterprof explain CODE"
         page.sentence(explain, style="quiet")
 
@@ -160,6 +161,7 @@ def _account(page: _Page, run: Summary) -> None:
 def _collectives(page: _Page, run: Summary) -> None:
     page.paragraph()
     page.line(f"collectives  {run.collectives}")
+    operations = run.results["collectives"]["by_operation"]
     rows = [
         [
             words.plain(entry["operation"]),
@@ -167,10 +169,10 @@ def _collectives(page: _Page, run: Summary) -> None:
             words.spans(entry["ranks"], limit=3),
             *(cell for cell, _ in summary.operation_cells(entry, run.pair_bound_ns)),
         ]
-        for entry in run.by_exposed[:_MOST_OPERATIONS]
+        for entry in operations[:_MOST_OPERATIONS]
     ]
     if rows:
         page.table(_OPERATION_COLUMNS, rows, left=3, spare=("communicator", "bytes"))
         page.sentence("per step; times: the mean over all profiled ranks", 2, style="quiet")
-    if len(run.by_exposed) > len(rows):
-        page.sentence(f"and {len(run.by_exposed) - len(rows)} more, with less exposed time", 2)
+    if len(operations) > len(rows):
+        page.sentence(f"and {len(operations) - len(rows)} more, with less exposed time", 2)

