@@ -1,7 +1,7 @@
 """The form of `results.json`, schema version 3: the contract between analysis and every reader.
 
-Times are integers in nanoseconds. Lists of ranks and steps are in their order. `docs/design.md` has the definitions behind each number, and
-what each version has that those before it had not.
+Times are integers in nanoseconds. Lists of ranks and steps are in their order. `docs/design.md` has
+the definitions behind each number, and what each version has that those before it had not.
 """
 
 from __future__ import annotations

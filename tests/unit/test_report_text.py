@@ -26,7 +26,8 @@ def test_lines_keep_to_the_width_except_commands_to_copy(width: int) -> None:
 
 
 def test_findings_come_by_saving_with_uncertainty_share_recurrence_and_confidence() -> None:
-    page = " ".join(text.render(sample.results()).split())
+    results = sample.results()
+    page = " ".join(text.render(results).split())
     assert page.index("1 critical straggler.host rank 2") < page.index("2 warning input.pageable_")
     facts = ("17.9 ±1.2 ms", "29%", "persistent", "7–9", "97%")
     assert re.search(".{1,28}".join(map(re.escape, facts)), page)
