@@ -16,11 +16,6 @@ Bools = npt.NDArray[np.bool_]
 OPERATION, MADE = "AllToAll", "exchange"
 
 
-def kernels(rank: Ints, start: Ints, stream: Ints) -> Ints:
-    """Each call's kernel as a number, from 0: calls of one NCCL group share one."""
-    return combined(rank, start, stream)
-
-
 def exchanges(rank: Ints, kernel: Ints, is_send: Bools, collective: Ints, matched: Bools) -> Bools:
     """Which of these Sends and Recvs with a kernel are an all-to-all's.
 
@@ -51,25 +46,26 @@ def whole(table: pa.Table) -> pa.Table:
         return table
     calls = table.take(pa.array(rows))
     rank, start, stream, collective = (
-        _ints(calls, name) for name in ("rank", "start_ns", "stream", "collective")
+        integers(calls, name) for name in ("rank", "start_ns", "stream", "collective")
     )
     is_send = np.asarray(pc.equal(calls["operation"].cast(pa.string()), "Send").to_numpy())
     matched = np.asarray(pc.equal(calls["state"].cast(pa.string()), "matched").to_numpy())
-    kernel = kernels(rank, start, stream)
+    # calls of one NCCL group share one kernel
+    kernel = combined(rank, start, stream)
     exchanged = exchanges(rank, kernel, is_send, collective, matched)
     if not exchanged.any():
         return table
     rest = np.setdiff1d(np.arange(table.num_rows), rows[exchanged])
     rows, is_send = rows[exchanged], is_send[exchanged]
     number = np.unique(kernel[exchanged], return_inverse=True)[1]
-    waits, size = _ints(table, "wait_ns", -1)[rows], _ints(table, "message_bytes")[rows]
+    waits, size = integers(table, "wait_ns", -1)[rows], integers(table, "message_bytes")[rows]
     order = np.lexsort((-waits, number))
     count = int(number.max()) + 1
     longest = rows[order[np.searchsorted(number[order], np.arange(count))]]
     sent, received = (np.bincount(number, size * way) for way in (is_send, ~is_send))
     joined = connected(number, np.unique(collective[exchanged], return_inverse=True)[1], count)
     columns = {
-        "collective": pa.array(joined + _ints(table, "collective").max() + 1),
+        "collective": pa.array(joined + integers(table, "collective").max() + 1),
         "operation": pa.array([OPERATION] * count),
         "source": pa.array([MADE] * count),
         "message_bytes": pa.array(np.maximum(sent, received).astype(np.int64)),
@@ -89,8 +85,8 @@ def certain_waits(table: pa.Table, uncertainties: Mapping[int, int]) -> Ints:
 
     Zero elsewhere, and where it is no longer than the two clocks may err (`uncertainties`, ns).
     """
-    rank, last, start = (_ints(table, name) for name in ("rank", "last_rank", "start_ns"))
-    wait, kernel = _ints(table, "wait_ns", -1), kernels(rank, start, _ints(table, "stream"))
+    rank, last, start = (integers(table, name) for name in ("rank", "last_rank", "start_ns"))
+    wait, kernel = integers(table, "wait_ns", -1), combined(rank, start, integers(table, "stream"))
     order = np.lexsort((-wait, kernel))
     longest = np.zeros(table.num_rows, dtype=bool)
     longest[order[np.unique(kernel[order], return_index=True)[1]]] = True
@@ -143,5 +139,6 @@ def connected(member: Ints, group: Ints, count: int) -> Ints:
             return first
 
 
-def _ints(table: pa.Table, name: str, missing: int = 0) -> Ints:
+def integers(table: pa.Table, name: str, missing: int = 0) -> Ints:
+    """A column of whole numbers, with `missing` for null."""
     return np.asarray(pc.fill_null(table[name], missing).to_numpy(), dtype=np.int64)

@@ -46,8 +46,7 @@ def account(run: Summary) -> dict[str, Any] | None:
             "host": hosts.get(row.rank, ""),
             "named": row.rank in stragglers,
             "step": row.step,
-            "cells": _cells(row, run.pair_bound_ns),
-            "bar": _bar(row, longest),
+            **_row(row, longest, run.pair_bound_ns),
         }
         for row in averages
     ])  # fmt: skip
@@ -77,39 +76,32 @@ def path(results: Results) -> list[list[str]]:
     ]
 
 
-def _parts(row: Average) -> list[tuple[str, str, float]]:
-    """(tone, name, ns) of the parts of a step; the last one is what the others leave."""
-    return [
+def _row(row: Average, longest_ns: float, floor_ns: int) -> dict[str, Any]:
+    """A rank's step: a cell for each part, and a stacked bar in % of the longest step.
+
+    The bar has (tone, left, width) of each part but idle, which is what the others leave.
+    """
+    parts = (
         ("compute", "compute", row.compute_ns),
         ("wait", "exposed wait", row.exposed_wait_ns),
         ("transfer", "exposed transfer", row.exposed_communication_ns - row.exposed_wait_ns),
         ("copies", "exposed copies", row.exposed_copy_ns),
         ("soft", "idle", row.idle_ns),
-    ]
-
-
-def _cells(row: Average, floor: int) -> list[dict[str, Any]]:
-    cells = []
-    for tone, _, ns in _parts(row):
-        ms, percent = summary.part_cells(row, ns, floor if tone == "wait" else 0)
+    )
+    total = min(row.duration_ns / longest_ns, 1.0) * 100 if longest_ns else 0.0
+    left, cells, bars, texts = 0.0, [], [], []
+    for tone, name, ns in parts:
+        part = ns / row.duration_ns if row.duration_ns else 0.0
+        ms, percent = summary.part_cells(row, ns, floor_ns if tone == "wait" else 0)
         # compute is what one hopes for: the shade is for what costs
-        shaded = percent and tone != "compute" and row.duration_ns
-        share = round(max(ns / row.duration_ns, 0.0), 2) if shaded else 0
-        cells.append({"tone": tone, "share": share, "ms": ms, "percent": percent})
-    return cells
-
-
-def _bar(row: Average, longest: float) -> dict[str, Any]:
-    """A stacked bar: (tone, left, width) of each part but idle, in % of the longest step."""
-    total = min(row.duration_ns / longest, 1.0) * 100 if longest else 0.0
-    shares = [(t, name, ns / row.duration_ns) for t, name, ns in _parts(row) if row.duration_ns]
-    left, bars = 0.0, []
-    for tone, _, share in shares[:-1]:
-        width = share * total
-        if width > 0:
+        shade = round(max(part, 0.0), 2) if percent and tone != "compute" else 0
+        cells.append({"tone": tone, "share": shade, "ms": ms, "percent": percent})
+        if part:
+            texts.append(f"{name} {words.percent(part)}")
+        if part * total > 0 and name != "idle":
             # the style sheet knows these tones by their first letters, copies by m
-            bars.append(("m" if tone == "copies" else tone[0], round(left, 2), round(width, 2)))
-        left += width
-    texts = ", ".join(f"{name} {words.percent(share)}" for _, name, share in shares if share)
-    label = f"{words.ms(row.duration_ns)}: {texts}"
-    return {"parts": bars, "total": round(total, 2), "label": label}
+            letter = "m" if tone == "copies" else tone[0]
+            bars.append((letter, round(left, 2), round(part * total, 2)))
+        left += part * total
+    label = f"{words.ms(row.duration_ns)}: {', '.join(texts)}"
+    return {"cells": cells, "bar": {"parts": bars, "total": round(total, 2), "label": label}}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -67,12 +67,9 @@ class Calls:
         columns |= {name: self.table[name] for name in ("collective", "rank", "message_bytes")}
         begin, end = (pc.fill_null(self.table[f"aligned_{e}_ns"], 0) for e in ("start", "end"))
         columns |= {"begin": begin, "took": pc.subtract(end, begin)}
-        least_and_most = [("begin", "min"), ("begin", "max"), ("took", "min")]
-        grouped = pa.table(columns).group_by("collective", use_threads=False)
-        return grouped.aggregate(
-            [*least_and_most, ("message_bytes", "max"), ("rank", "count"),
-             *((name, "first") for name in names)]
-        )  # fmt: skip
+        sums = [("begin", "min"), ("begin", "max"), ("took", "min"), ("message_bytes", "max")]
+        sums += [("rank", "count"), *((name, "first") for name in names)]
+        return pa.table(columns).group_by("collective", use_threads=False).aggregate(sums)
 
 
 def calls(run: Summary, collectives: pa.Table) -> Calls | None:
@@ -118,9 +115,13 @@ def bandwidth(run: Summary, matched: Calls) -> dict[str, Any] | None:
     sizes, speeds = ([point[key] for point in points] for key in ("bytes", "rate"))
     links = {point["link"] for point in points if point["link"]}
     top = max([*speeds, *(rate for _, rate in links)])
-    x, y = _Scale(min(sizes), max(sizes)), _Scale(min(speeds), top)
+    x, decades_across = _scale(min(sizes), max(sizes))
+    y, decades_upwards = _scale(min(speeds), top)
     names = sorted({point["operation"] for point in points})
     shapes = {name: _SHAPES[min(k, len(_SHAPES) - 1)] for k, name in enumerate(names)}
+
+    def along(size: float) -> float:
+        return round(_LEFT + _ACROSS * x(size), 1)
 
     def up(rate: float) -> float:
         return round(_TOP + _HEIGHT * (1 - y(rate)), 1)
@@ -129,7 +130,7 @@ def bandwidth(run: Summary, matched: Calls) -> dict[str, Any] | None:
         **_FRAME,
         "points": [
             {
-                "x": round(_LEFT + _ACROSS * x(point["bytes"]), 1),
+                "x": along(point["bytes"]),
                 "y": up(point["rate"]),
                 "shape": shapes[point["operation"]],
                 "label": point["label"],
@@ -137,10 +138,8 @@ def bandwidth(run: Summary, matched: Calls) -> dict[str, Any] | None:
             for point in points
         ],
         "names": [*shapes.items()],
-        "across": [
-            (round(_LEFT + _ACROSS * x(size), 1), _round(words.size(size))) for size in x.decades
-        ],
-        "upwards": [(up(rate), _rate(rate)) for rate in y.decades],
+        "across": [(along(size), _round(words.size(size))) for size in decades_across],
+        "upwards": [(up(rate), _rate(rate)) for rate in decades_upwards],
         "links": [(up(rate), f"NVLink of {name}: {_rate(rate)}") for name, rate in sorted(links)],
         "least": any(point["least"] for point in points),
     }
@@ -150,18 +149,8 @@ def _points(run: Summary, matched: Calls) -> list[dict[str, Any]]:
     """One for each operation, number of members and size: the median over its calls."""
     groups = {group["communicator"]: group for group in run.results["topology"]["groups"]}
     links = {name: _link(run, group["ranks"]) for name, group in groups.items()}
-    alike = matched.collectives.group_by(
-        [
-            "operation_first",
-            "communicator_first",
-            "source_first",
-            "rank_count",
-            "message_bytes_max",
-        ],
-        use_threads=False,
-    ).aggregate([("took_min", "list")])
     kinds: dict[tuple[str, int, int, bool, tuple[str, float] | None], list[int]] = {}
-    for row in alike.to_pylist():
+    for row in matched.collectives.to_pylist():
         operation, communicator, members = (
             row[name] for name in ("operation_first", "communicator_first", "rank_count")
         )
@@ -171,13 +160,11 @@ def _points(run: Summary, matched: Calls) -> list[dict[str, Any]]:
         to_one = operation == "AllToAll" and row["source_first"] == "nvtx_payload"
         size = (row["message_bytes_max"] or 0) * (true if to_one else 1)
         is_bound = true > members and operation not in _POINT_TO_POINT
-        if size > 0 and bus_factor(operation, true):
+        if size > 0 and bus_factor(operation, true) and row["took_min"] > 0:
             key = (operation, true, size, is_bound, links.get(communicator))
-            kinds.setdefault(key, []).extend(ns for ns in row["took_min_list"] if ns > 0)
+            kinds.setdefault(key, []).append(row["took_min"])
     points: list[dict[str, Any]] = []
     for (operation, true, size, is_bound, link), times in sorted(kinds.items(), key=str):
-        if not times:
-            continue
         ns = float(np.median(times))
         rate = (bus_factor(operation, true) or 0.0) * size / ns
         name, calls_ = words.plain(operation), words.counted(len(times), "call")
@@ -185,10 +172,8 @@ def _points(run: Summary, matched: Calls) -> list[dict[str, Any]]:
             f"{name} of {words.counted(true, 'rank')}, {words.size(size)}: "
             f"{'at least ' if is_bound else ''}{_rate(rate)} ({words.duration(ns)}, {calls_})"
         )
-        points.append({
-            "operation": name, "bytes": size, "rate": rate, "link": link, "label": label,
-            "least": is_bound, "ns": sum(times),
-        })  # fmt: skip
+        point = {"operation": name, "bytes": size, "rate": rate, "link": link, "label": label}
+        points.append(point | {"least": is_bound, "ns": sum(times)})
     return sorted(points, key=lambda point: -point["ns"])[:_MOST_POINTS]
 
 
@@ -214,19 +199,12 @@ def _round(text: str) -> str:
     return f"{float(number):g} {unit}"
 
 
-class _Scale:
-    """Where a value lies on a logarithmic scale of whole decades, 0 to 1."""
-
-    def __init__(self, low: float, high: float) -> None:
-        self._low = math.floor(math.log10(max(low, 1e-3)) + 1e-9)
-        self._high = max(math.ceil(math.log10(max(high, 1e-3)) - 1e-9), self._low + 1)
-
-    def __call__(self, value: float) -> float:
-        return (math.log10(max(value, 1e-3)) - self._low) / (self._high - self._low)
-
-    @property
-    def decades(self) -> list[float]:
-        return [10.0**power for power in range(self._low, self._high + 1)]
+def _scale(low: float, high: float) -> tuple[Callable[[float], float], list[float]]:
+    """Where a value lies on a logarithmic scale of whole decades, 0 to 1, and these decades."""
+    first = math.floor(math.log10(max(low, 1e-3)) + 1e-9)
+    last = max(math.ceil(math.log10(max(high, 1e-3)) - 1e-9), first + 1)
+    decades = [10.0**power for power in range(first, last + 1)]
+    return lambda value: (math.log10(max(value, 1e-3)) - first) / (last - first), decades
 
 
 # --- spread of arrivals
@@ -282,10 +260,8 @@ def spread(run: Summary, matched: Calls) -> dict[str, Any] | None:
 
 def waits(run: Summary, matched: Calls) -> dict[str, Any] | None:
     """Who waits for whom, ms per step: rank × rank, or host × host of many ranks."""
-    rank, last, step, start = (
-        pc.fill_null(matched.table[name], 0).to_numpy()
-        for name in ("rank", "last_rank", "step", "aligned_start_ns")
-    )
+    columns = ("rank", "last_rank", "step", "aligned_start_ns")
+    rank, last, step, start = (exchanges.integers(matched.table, name) for name in columns)
     certain = exchanges.certain_waits(matched.table, run.uncertainties) * (rank != last)
     if not certain.any():
         return None

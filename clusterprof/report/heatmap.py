@@ -7,7 +7,7 @@ values are 16-bit numbers in base64: a job of 4,096 ranks fits into a page.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,25 +55,39 @@ class Measure:
 
 def measures(run: Summary, collectives: pa.Table, job: Job) -> list[Measure]:
     """All measures that the results and the job's records have, the most telling first."""
-    every = [*_caused(run, collectives), *_accounts(run), *_shallow(job.shallow), *_logged(job)]
-    return [measure for measure in every if np.isfinite(measure.values).any()]
+    steps, shallow = run.results["steps"], job.shallow
+    known_measures = [*_caused(run, collectives)]
+    accounts = [(account, step["step"]) for step in steps for account in step["ranks"]]
+    for name, key, what, from_least in _OF_ACCOUNTS:
+        rows = [(account["rank"], step, account[key]) for account, step in accounts]  # type: ignore[literal-required]
+        columns = np.array(rows, np.int64).reshape(-1, 3).T
+        known_measures.append(_measure(name, what, *columns, from_least=from_least))
+    if shallow is not None:
+        is_known = pc.and_(pc.is_valid(shallow["lateness_ns"]), pc.is_valid(shallow["step"]))
+        names = ("rank", "step", "lateness_ns")
+        columns = [shallow.filter(is_known)[name].to_numpy() for name in names]
+        what = "by how much the rank comes after the first member, in all its calls, of all ranks"
+        known_measures.append(_measure("lateness, all ranks", what, *columns))
+    what = "the step on the rank's host, by the step logs of all ranks"
+    known_measures.append(_measure("step time, all ranks", what, *job.logged, from_least=True))
+    return [measure for measure in known_measures if np.isfinite(measure.values).any()]
 
 
 def _measure(
     name: str,
     what: str,
-    rank: npt.ArrayLike,
-    step: npt.ArrayLike,
+    rank: Numbers,
+    step: Numbers,
     ns: npt.ArrayLike,
     *,
     from_least: bool = False,
     without: float = np.nan,
 ) -> Measure:
     """The sums of `ns` by rank and step; `without` where there are no values."""
-    ranks, row = np.unique(np.asarray(rank, np.int64), return_inverse=True)
-    steps, column = np.unique(np.asarray(step, np.int64), return_inverse=True)
+    ranks, row = np.unique(rank, return_inverse=True)
+    steps, column = np.unique(step, return_inverse=True)
     sums, has_value = np.zeros((len(ranks), len(steps))), np.zeros((len(ranks), len(steps)), bool)
-    np.add.at(sums, (row, column), np.asarray(ns, np.float64))
+    np.add.at(sums, (row, column), ns)
     has_value[row, column] = True
     return Measure(name, what, ranks, steps, np.where(has_value, sums, without), from_least)
 
@@ -84,10 +98,8 @@ def _caused(run: Summary, collectives: pa.Table) -> Iterator[Measure]:
     table = exchanges.whole(collectives.filter(has_wait))
     if not table.num_rows:
         return
-    rank, last, step = (
-        pc.fill_null(table[name], 0).to_numpy() for name in ("rank", "last_rank", "step")
-    )
-    start = pc.fill_null(table["aligned_start_ns"], 0).to_numpy()
+    names = ("rank", "last_rank", "step", "aligned_start_ns")
+    rank, last, step, start = (exchanges.integers(table, name) for name in names)
     certain = exchanges.certain_waits(table, run.uncertainties)
     waits = exchanges.counted_once(start, certain, rank, last, step)
     # the mean over the ranks for which it comes last in the step
@@ -101,41 +113,6 @@ def _caused(run: Summary, collectives: pa.Table) -> Iterator[Measure]:
         "wait caused", what, np.r_[last, rank], np.r_[step, step],
         np.r_[mean_waits, np.zeros(len(rank))], without=0.0,
     )  # fmt: skip
-
-
-def _accounts(run: Summary) -> Iterator[Measure]:
-    window = run.results["steps"]
-    accounts = [account for step in window for account in step["ranks"]]
-    ranks = [account["rank"] for account in accounts]
-    steps = [step["step"] for step in window for _ in step["ranks"]]
-    for name, key, what, from_least in _OF_ACCOUNTS if accounts else ():
-        ns = [account[key] for account in accounts]  # type: ignore[literal-required]
-        yield _measure(name, what, ranks, steps, ns, from_least=from_least)
-
-
-def _shallow(table: pa.Table | None) -> Iterator[Measure]:
-    """How long all members of its groups wait for each rank, by all flight recorders."""
-    if table is None:
-        return
-    table = table.filter(pc.and_(pc.is_valid(table["lateness_ns"]), pc.is_valid(table["step"])))
-    if table.num_rows:
-        columns = (table[name].to_numpy() for name in ("rank", "step", "lateness_ns"))
-        what = "by how much the rank comes after the first member, in all its calls, of all ranks"
-        yield _measure("lateness, all ranks", what, *columns)
-
-
-def _logged(job: Job) -> Iterator[Measure]:
-    """What each step took on the host, by the step logs of all ranks."""
-    logs = [(rank, log) for rank, log in sorted(job.steps.items()) if log.num_rows]
-    if not logs:
-        return
-    log = pa.concat_tables([log.select(["step", "begin_ns", "end_ns"]) for _, log in logs])
-    rank = np.repeat([rank for rank, _ in logs], [log.num_rows for _, log in logs])
-    took = pc.subtract(log["end_ns"], log["begin_ns"]).to_numpy()
-    what = "the step on the rank's host, by the step logs of all ranks"
-    yield _measure(
-        "step time, all ranks", what, rank, log["step"].to_numpy(), took, from_least=True
-    )
 
 
 # --- as data for the page
@@ -167,7 +144,11 @@ def _packed(measure: Measure, ranks: Numbers, run: Summary) -> dict[str, Any]:
     steady = [step["step"] for step in run.results["steps"] if step["settled"]]
     pace = run.results["pace"]
     least_range_ns = _LEAST_SHADE * pace["window_step_ns"] if pace else 0.0
-    chosen = _columns(measure.steps, len(ranks), window)
+    # the steps that a page can carry: those nearest to the window
+    most_steps = max(min(MOST_CELLS // max(len(ranks), 1), MOST_STEPS), 1)
+    middle = (window[0] + window[-1]) / 2 if window else float(measure.steps[-1])
+    nearest = np.argsort(np.abs(measure.steps - middle), kind="stable")
+    chosen = np.sort(nearest[:most_steps])
     steps = measure.steps[chosen]
     values = np.full((len(ranks), len(steps)), np.nan)
     values[np.searchsorted(ranks, measure.ranks)] = measure.values[:, chosen]
@@ -192,14 +173,6 @@ def _packed(measure: Measure, ranks: Numbers, run: Summary) -> dict[str, Any]:
     }
 
 
-def _columns(steps: Numbers, ranks: int, window: Sequence[int]) -> Numbers:
-    """The steps that a page can carry: those nearest to the window."""
-    most_steps = max(min(MOST_CELLS // max(ranks, 1), MOST_STEPS), 1)
-    middle = (window[0] + window[-1]) / 2 if window else float(steps[-1])
-    nearest = np.argsort(np.abs(steps - middle), kind="stable")[:most_steps]
-    return np.sort(nearest)
-
-
 def _groupings(run: Summary, job: Job, ranks: Numbers) -> list[dict[str, Any]]:
     """By what ranks can be grouped: name, labels, and each rank's label (-1 where unknown)."""
     topology, shallow = run.results["topology"], run.results["shallow"]
@@ -216,18 +189,13 @@ def _groupings(run: Summary, job: Job, ranks: Numbers) -> list[dict[str, Any]]:
     for kind, members in named:
         kinds.setdefault(kind, {})[words.spans(members, 2)] = members
     every = [("host", hosts), ("stage", stages), *kinds.items()]
-    groupings = (_grouping(kind, groups, ranks) for kind, groups in every)
-    return [grouping for grouping in groupings if grouping is not None]
-
-
-def _grouping(
-    name: str, groups: Mapping[str, Iterable[int]], ranks: Numbers
-) -> dict[str, Any] | None:
-    """None where it groups nothing: one group, or one rank in each."""
-    label = np.full(len(ranks), -1)
-    for number, members in enumerate(groups.values()):
-        label[np.isin(ranks, np.asarray([*members], np.int64)) & (label < 0)] = number
-    sizes = np.bincount(label[label >= 0], minlength=1)
-    if (sizes > 0).sum() < 2 or sizes.max() < 2:
-        return None
-    return {"name": name, "labels": [*groups], "of": label.tolist()}
+    groupings = []
+    for kind, groups in every:
+        label = np.full(len(ranks), -1)
+        for number, group in enumerate(groups.values()):
+            label[np.isin(ranks, group) & (label < 0)] = number
+        sizes = np.bincount(label[label >= 0], minlength=1)
+        # one group, or one rank in each, groups nothing
+        if (sizes > 0).sum() > 1 and sizes.max() > 1:
+            groupings.append({"name": kind, "labels": [*groups], "of": label.tolist()})
+    return groupings

@@ -8,7 +8,6 @@ only where it arrives after the second-to-last by more than the two clocks may e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof import words
+from clusterprof.exchanges import integers
 from clusterprof.report.summary import Summary
 from clusterprof.results import UNBOUNDED_NS, Results, steps_to_look_at
 from clusterprof.tables import SPAN_ROWS, SPANS
@@ -89,10 +89,31 @@ def build(run: Summary, collectives: pa.Table, spans: pa.Table | None = None) ->
     numbers = [step.number for step in steps]
     first = [numbers.index(step) for step in steps_to_look_at(run.results) if step in numbers]
     typical, worst = [*first, -1, -1][:2] if first else (0, -1)
+    stragglers, rows = run.stragglers(), np.zeros(len(ranks), np.int64)
+    np.maximum.at(rows, calls["lane"], calls["row"])
+    medians = {entry["step"]: entry["duration_ns"] for entry in run.results["steps"]}
     data = {
         "unit_ns": UNIT_NS,
-        "lanes": _lanes(run, ranks, calls),
-        "steps": [_embedded_step(step, run, zero) for step in steps],
+        "lanes": [
+            {
+                "rank": rank,
+                "host": words.plain(run.hosts.get(rank, "")),
+                "rows": last_row + 1,
+                "named": rank in stragglers,
+            }
+            for rank, last_row in zip(ranks, rows.tolist(), strict=True)
+        ],
+        "steps": [
+            {
+                "step": step.number,
+                "steady": step.steady,
+                "begin": (step.begin - zero) // UNIT_NS,
+                "end": (step.end - zero) // UNIT_NS,
+                # over the ranks, as everywhere: by it the longest is chosen
+                "median": medians.get(step.number or 0, step.end - step.begin) // UNIT_NS,
+            }
+            for step in steps
+        ],
         "typical": typical,
         # the longest steady-state step where that is another one
         "worst": worst,
@@ -112,34 +133,6 @@ def build(run: Summary, collectives: pa.Table, spans: pa.Table | None = None) ->
     return Timeline(data, ranks, steps, typical, kinds, notes)
 
 
-def _lanes(run: Summary, ranks: list[int], calls: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Each rank's lane, with how many rows its calls take."""
-    rows = np.zeros(len(ranks), np.int64)
-    np.maximum.at(rows, calls["lane"], calls["row"])
-    named = run.stragglers()
-    return [
-        {
-            "rank": rank,
-            "host": words.plain(run.hosts.get(rank, "")),
-            "rows": last_row + 1,
-            "named": rank in named,
-        }
-        for rank, last_row in zip(ranks, rows.tolist(), strict=True)
-    ]
-
-
-def _embedded_step(step: Step, run: Summary, zero: int) -> dict[str, Any]:
-    """A step; `median`, by which the longest is chosen, is over the ranks, as everywhere."""
-    medians = {entry["step"]: entry["duration_ns"] for entry in run.results["steps"]}
-    return {
-        "step": step.number,
-        "steady": step.steady,
-        "begin": (step.begin - zero) // UNIT_NS,
-        "end": (step.end - zero) // UNIT_NS,
-        "median": medians.get(step.number or 0, step.end - step.begin) // UNIT_NS,
-    }
-
-
 def _call_columns(
     placed: pa.Table, ranks: list[int], run: Summary, zero: int
 ) -> dict[str, list[Any]]:
@@ -149,11 +142,11 @@ def _call_columns(
     its wait (arrival before the last) and its duration, in the order of the collectives.
     """
     collective, last = _numbered(placed)
-    placed = placed.take(pa.array(np.lexsort((_integers(placed["aligned_start_ns"]), collective))))
+    placed = placed.take(np.lexsort((integers(placed, "aligned_start_ns"), collective)))
     collective = np.sort(collective)
-    lane = np.searchsorted(np.array(ranks), _integers(placed["rank"]))
+    lane = np.searchsorted(ranks, integers(placed, "rank"))
     coded = {name: _coded(placed[name]) for name in ("operation", "communicator", "state")}
-    start, end = (_integers(placed[f"aligned_{edge}_ns"]) for edge in ("start", "end"))
+    start, end = (integers(placed, f"aligned_{edge}_ns") for edge in ("start", "end"))
     head = np.searchsorted(collective, np.arange(len(last)))
     alone = np.asarray(pc.is_null(placed["wait_ns"])).astype(np.int64)[head]
     # who came last, and by how much after the second-to-last
@@ -176,8 +169,8 @@ def _call_columns(
         if group["kind"] != "unknown"
     }
     columns = {name: codes[head] for name, (codes, _) in coded.items()} | {
-        "bytes": _integers(placed["message_bytes"], -1)[head],
-        "order": _integers(placed["order"], -1)[head],
+        "bytes": integers(placed, "message_bytes", -1)[head],
+        "order": integers(placed, "order", -1)[head],
         "confidence": np.floor(confidence * 100 + 1e-9).astype(np.int64)[head],
         "last": np.diff((last - zero) // UNIT_NS, prepend=0),
         # lane of the rank that came last by more than the clocks may err, -1 where none did
@@ -211,9 +204,9 @@ def _span_columns(spans: pa.Table, ranks: list[int], zero: int) -> dict[str, lis
     kind, kinds = _coded(spans["kind"])
     text, texts = _coded(spans["name"])
     pairs, name = np.unique(kind * len(texts) + text, return_inverse=True)
-    key = np.searchsorted(np.array(ranks), _integers(spans["rank"])) * len(SPAN_ROWS)
+    key = np.searchsorted(ranks, integers(spans, "rank")) * len(SPAN_ROWS)
     key += np.array([SPAN_ROWS.index(name) for name in rows], np.int64)[row]
-    start, end, count = (_integers(spans[column]) for column in ("start_ns", "end_ns", "count"))
+    start, end, count = (integers(spans, column) for column in ("start_ns", "end_ns", "count"))
     order = np.lexsort((start, key))
     key, name, count = key[order], name.reshape(-1)[order], count[order]
     start, end = ((times[order] - zero) // UNIT_NS for times in (start, end))
@@ -281,8 +274,7 @@ def _steps(results: Results, placed: pa.Table, spans: pa.Table) -> list[Step]:
     final = (pc.max(column).as_py() for column in (placed["aligned_end_ns"], spans["end_ns"]))
     begin, end = min(t for t in first if t is not None), max(t for t in final if t is not None)
     # Calls of other times than the results' steps (a foreign table) still get a span.
-    entries = sorted(results["steps"], key=lambda entry: entry["step"])
-    entries = [step for step in entries if step.get("begin_ns") and step["begin_ns"] < end]
+    entries = [step for step in results["steps"] if step["begin_ns"] < end]
     if not entries:
         return [Step(number=None, steady=True, begin=begin, end=max(end, begin + 1))]
     begins = [entry["begin_ns"] for entry in entries]
@@ -295,8 +287,8 @@ def _steps(results: Results, placed: pa.Table, spans: pa.Table) -> list[Step]:
 
 def _numbered(placed: pa.Table) -> tuple[Numbers, Numbers]:
     """Each call's collective, numbered by their last arrivals; and those, ns."""
-    arrival = _integers(pc.coalesce(placed["last_arrival_ns"], placed["aligned_start_ns"]))
-    _, collective = np.unique(_integers(placed["collective"]), return_inverse=True)
+    arrival = pc.coalesce(placed["last_arrival_ns"], placed["aligned_start_ns"]).to_numpy()
+    _, collective = np.unique(integers(placed, "collective"), return_inverse=True)
     last = np.full(int(collective.max(initial=-1)) + 1, np.iinfo(np.int64).min)
     np.maximum.at(last, collective, arrival)
     by_arrival = np.argsort(last, kind="stable")
@@ -335,18 +327,14 @@ def _within_limit(
         notes.append(f"the timeline carries {some} of {len(steps)}: {numbers}")
     keep = np.isin(step, kept)
     length = np.zeros(len(keep), np.int64)
-    spent = pc.subtract(placed["aligned_end_ns"], placed["aligned_start_ns"])
-    np.maximum.at(length, collective, _integers(spent))
+    spent = integers(placed, "aligned_end_ns") - integers(placed, "aligned_start_ns")
+    np.maximum.at(length, collective, spent)
     longest = np.argsort(np.where(keep, -length, 1), kind="stable")
     fits = longest[np.cumsum(np.bincount(collective)[longest]) <= most_calls]
     if len(fits) < keep.sum():
         notes.append(f"its {int(keep.sum()) - len(fits):,} shortest collectives are not drawn")
         keep &= np.isin(np.arange(len(keep)), fits)
     return placed.filter(pa.array(keep[collective])), [steps[i] for i in kept]
-
-
-def _integers(column: pa.ChunkedArray, missing: int = 0) -> Numbers:
-    return np.asarray(pc.fill_null(column.cast(pa.int64()), missing), np.int64)
 
 
 def _coded(column: pa.ChunkedArray) -> tuple[Numbers, list[str]]:

@@ -44,22 +44,29 @@ class Bar:
         """Which step, or from which to which."""
         return f"{self.first}" if self.count == 1 else f"{self.first}–{self.first + self.count - 1}"
 
+    @property
+    def label(self) -> str:
+        """What it says when it is pointed at."""
+        kind, spread = ("step", "ranks") if self.count == 1 else ("steps", "quartiles")
+        apart = f"{words.duration(self.low_ns)} to {words.duration(self.high_ns)}"
+        return f"{kind} {self.numbers}: {words.duration(self.median_ns)}, {spread} {apart}"
+
 
 def bars(results: Results, job: Job) -> list[Bar]:
     """All steps in order: those of the step logs, and the others in blocks; else the window's."""
-    logged: dict[int, list[float]] = {}
-    for log in job.steps.values():
-        took = log["end_ns"].to_numpy() - log["begin_ns"].to_numpy()
-        for step, ns in zip(log["step"].to_pylist(), took.tolist(), strict=True):
-            logged.setdefault(step, []).append(ns)
-    if not logged:
-        logged = {
-            step["step"]: [account["duration_ns"] for account in step["ranks"]]
-            for step in results["steps"]
-            if step["ranks"]
-        }
-    steps = [Bar(n, 1, float(np.median(ns)), min(ns), max(ns)) for n, ns in logged.items()]
-    return sorted([*steps, *_blocks(job.paces, logged)], key=lambda bar: bar.first)
+    _, step, ns = job.logged
+    if not len(step):
+        window = results["steps"]
+        rows = [(e["step"], account["duration_ns"]) for e in window for account in e["ranks"]]
+        step, ns = np.array(rows, np.int64).reshape(-1, 2).T
+    numbers, first = np.unique(np.sort(step), return_index=True)
+    by_step = np.split(ns[np.argsort(step, kind="stable")], first)[1:]
+    steps = [
+        Bar(number, 1, float(np.median(of_ranks)), float(of_ranks.min()), float(of_ranks.max()))
+        for number, of_ranks in zip(numbers.tolist(), by_step, strict=True)
+    ]
+    blocks = _blocks(job.paces, [bar.first for bar in steps])
+    return sorted([*steps, *blocks], key=lambda bar: bar.first)
 
 
 def _blocks(
@@ -113,6 +120,8 @@ def chart(results: Results, job: Job) -> dict[str, Any] | None:
         left, high = _LEFT + before * unit, up(bar.median_ns)
         x, bar_width = round(left + _FREE * unit, 1), round(wide * unit - 2 * _FREE * unit, 1)
         disturbed = bar.first in unsteady
+        # across the bar, from its foot to its head
+        lines = np.arange(_FLOOR - 3, high, -6).tolist() if disturbed else []
         drawn.append({
             "x": x,
             "width": bar_width,
@@ -123,10 +132,17 @@ def chart(results: Results, job: Job) -> dict[str, Any] | None:
             "high": round(up(bar.high_ns), 1),
             "cut": max(bar.median_ns, bar.high_ns) > top,
             "inside": bar.count == 1 and bar.first in window,
-            "stripes": _stripes(x, high, bar_width) if disturbed else "",
-            "label": _label(bar) + (", not in steady state" if disturbed else ""),
+            "stripes": "".join(f"M{x} {line:.1f}h{bar_width}" for line in lines),
+            "label": bar.label + (", not in steady state" if disturbed else ""),
             "numbers": bar.numbers,
         })  # fmt: skip
+    shown_first, steps = "", steps_to_look_at(results)
+    if len(steps) > 1:  # another step may be higher here, and this says why
+        steady = " in steady state" if any(step["settled"] for step in results["steps"]) else ""
+        shown_first = (
+            f"The timeline shows step {steps[0]}, a typical one, and step {steps[1]}, the longest"
+            f"{steady}{' of the profiled ranks' if job.steps else ''}."
+        )
     inside = [bar for bar in drawn if bar["inside"]]
     free = _FREE * unit
     window_x = inside[0]["x"] - free if inside else 0.0
@@ -141,45 +157,19 @@ def chart(results: Results, job: Job) -> dict[str, Any] | None:
             round(inside[-1]["x"] + inside[-1]["width"] + free - window_x, 1),
         ) if job.steps and inside else None,
         "marks": _marks(drawn, width),
-        "scale": [(round(up(ns), 1), f"{ns / 1e6:g} ms") for ns in round_times(top, top / 5)[1:]],
+        "scale": [(round(up(ns), 1), f"{ns / 1e6:g} ms") for ns in _round_times(top)],
         "cut": any(bar["cut"] for bar in drawn),
         "left_out": len(every) - len(shown),
-        "timeline": _timeline(results, whole=bool(job.steps)),
+        "timeline": shown_first,
         "of": f"{len(job.steps):,} ranks' step logs" if job.steps else "the profiled ranks' steps",
     }  # fmt: skip
 
 
-def _timeline(results: Results, whole: bool) -> str:
-    """Which steps the timeline shows at first: another may be higher here, and that says why."""
-    shown = steps_to_look_at(results)
-    if len(shown) < 2:
-        return ""
-    of = " of the profiled ranks" if whole else ""
-    steady = " in steady state" if any(step["settled"] for step in results["steps"]) else ""
-    return (
-        f"The timeline shows step {shown[0]}, a typical one, and step {shown[1]}, the longest"
-        f"{steady}{of}."
-    )
-
-
-def round_times(longest: float, apart: float) -> list[float]:
-    """Round times (ns) from 0 to `longest`, at least `apart` from each other."""
-    power = 10.0 ** math.floor(math.log10(max(apart, 1)))
-    every = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= apart)
-    return [count * every for count in range(int(longest / every) + 1)]
-
-
-def _label(bar: Bar) -> str:
-    """What a bar says when it is pointed at."""
-    kind, spread = ("step", "ranks") if bar.count == 1 else ("steps", "quartiles")
-    apart = f"{words.duration(bar.low_ns)} to {words.duration(bar.high_ns)}"
-    return f"{kind} {bar.numbers}: {words.duration(bar.median_ns)}, {spread} {apart}"
-
-
-def _stripes(x: float, y: float, width: float) -> str:
-    """Lines across a bar, from its foot to its head."""
-    lines = np.arange(_FLOOR - 3, y, -6)
-    return "".join(f"M{x} {line:.1f}h{width}" for line in lines.tolist())
+def _round_times(top: float) -> list[float]:
+    """At most five round times (ns) up to `top`."""
+    power = 10.0 ** math.floor(math.log10(max(top / 5, 1)))
+    apart = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= top / 5)
+    return [count * apart for count in range(1, int(top / apart) + 1)]
 
 
 def _marks(drawn: list[dict[str, Any]], width: int) -> list[tuple[float, str]]:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 Numbers = npt.NDArray[np.int64]
+_STEP = ("step", "begin_ns", "end_ns")
 
 
 @dataclass(frozen=True)
@@ -33,3 +34,13 @@ class Job:
     launcher: str = ""
     began: str = ""
     ended: str = ""
+
+    @property
+    def logged(self) -> tuple[Numbers, Numbers, Numbers]:
+        """The rank, the number and the length (ns) of each step in the step logs."""
+        steps = [
+            np.stack([np.full(log.num_rows, rank), *(log[name].to_numpy() for name in _STEP)])
+            for rank, log in sorted(self.steps.items())
+        ]
+        rank, step, begin, end = np.concatenate([np.zeros((4, 0), np.int64), *steps], axis=1)
+        return rank, step, end - begin

@@ -82,7 +82,7 @@ class Collectives:
     @cached_property
     def kernel(self) -> Ints:
         """Each row's kernel as a number: calls of one NCCL group share one."""
-        return exchanges.kernels(self.rank, self.start, self.stream)
+        return exchanges.combined(self.rank, self.start, self.stream)
 
     @cached_property
     def exchange(self) -> Bools:
