@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import zipfile
-from typing import IO, Any
+from typing import IO
 
 from clusterprof.export import perfetto
 from clusterprof.export.merged_tables import Merged
@@ -34,30 +34,24 @@ def write(merged: Merged, own: Merged, file: IO[bytes], chosen: Cut) -> None:
         begin_ns = min([*begins.values(), *first_moment(merged)], default=0)
         trace = perfetto.trace_of_findings(merged, begin_ns, chosen.notes)
         archive.writestr(_member(_FINDINGS), trace)
-        later_ns = {rank: begin - begin_ns for rank, begin in begins.items()}
-        manifest = _manifest(merged, later_ns, chosen)
-        archive.writestr(_member("perfetto_manifest.json"), json.dumps(manifest))
-
-
-def _manifest(merged: Merged, later_ns: dict[int, int], chosen: Cut) -> dict[str, Any]:
-    """`later_ns`: by how much each rank's trace begins after that of the findings."""
-    reference = {"file": _FINDINGS, "clock": _CLOCK}
-    ranks = [
-        {
-            "path": _name(rank),
-            "machine": {"name": shown(merged.names[rank])},
-            "clocks": {"clock": _CLOCK, "sync_to": reference, "offset_ns": offset},
-        }
-        for rank, offset in later_ns.items()
-    ]
-    return {  # by these first letters Perfetto knows it
-        "perfetto_manifest": {
+        reference = {"file": _FINDINGS, "clock": _CLOCK}
+        ranks = [
+            {
+                "path": _name(rank),
+                "machine": {"name": shown(merged.names[rank])},
+                "clocks": {"clock": _CLOCK, "sync_to": reference, "offset_ns": begin - begin_ns},
+            }
+            for rank, begin in begins.items()
+        ]
+        manifest = {
             "version": 1,
             "trace_time": {"clock": _CLOCK, "file": _FINDINGS},
             "attributes": perfetto.about_trace(merged, chosen.notes),
             "files": [{"path": _FINDINGS, "machine": {"name": "clusterprof"}}, *ranks],
         }
-    }
+        # by these first letters Perfetto knows it
+        content = json.dumps({"perfetto_manifest": manifest})
+        archive.writestr(_member("perfetto_manifest.json"), content)
 
 
 def _name(rank: int) -> str:

@@ -26,9 +26,8 @@ _TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_
 def tables(merged: Merged) -> dict[str, pa.Table]:
     """All tables by name; times are ns, `aligned_…` on the reference rank's clock."""
     results, clock = merged.results, merged.clock
-    entries = sorted(results["ranks"], key=lambda entry: entry["rank"])
-    ranks = _of_entries(entries, RankEntry)
-    places = [clock.ranks.index(entry["rank"]) for entry in entries]
+    ranks = _of_entries(results["ranks"], RankEntry)
+    places = [clock.ranks.index(rank) for rank in merged.ranks]
     for name in ("offset_ns", "drift_ppm", "uncertainty_ns"):
         ranks = ranks.append_column(f"clock_{name}", pa.array(getattr(clock, name)[places]))
     return {

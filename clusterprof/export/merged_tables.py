@@ -41,7 +41,7 @@ class Merged:
     @property
     def ranks(self) -> list[int]:
         """The profiled ranks, in order."""
-        return sorted(entry["rank"] for entry in self.results["ranks"])
+        return [entry["rank"] for entry in self.results["ranks"]]
 
     @cached_property
     def is_steady(self) -> pa.ChunkedArray:
@@ -62,8 +62,7 @@ class Merged:
     def clock(self) -> Clock:
         """Every profiled rank's clock. Raises ReportError where results.json lacks one."""
         entry = self.results["clock"]
-        clocks = sorted(entry["ranks"], key=lambda clock: clock["rank"])
-        file = self.folder / paths.MERGED / paths.RESULTS
+        clocks, file = entry["ranks"], self.folder / paths.MERGED / paths.RESULTS
         absent = set(self.ranks) - {clock["rank"] for clock in clocks}
         if absent:
             raise _damaged(file, f"it has no clock of rank {min(absent)}")

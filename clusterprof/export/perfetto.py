@@ -105,10 +105,12 @@ def rank_packets(
     """
     process = number(1, place + 1)
     on, own = number(_SEQUENCE, place + 2), next(ids)
+    entry = next(entry for entry in merged.results["ranks"] if entry["rank"] == rank)
+    device, clock = entry["device"] or "no GPU", _uncertainty(merged, rank)
     described = [
         number(_UUID, own),
         message(_PROCESS, process, text(6, shown(merged.names[rank]))),
-        text(_DESCRIPTION, _about_rank(merged, rank)),
+        text(_DESCRIPTION, shown(f"{device}; {entry['profiler']}; clock {clock}")),
         number(_CHILD_ORDERING, _EXPLICIT_CHILDREN),
         number(_PLACE, place),
     ]
@@ -129,13 +131,6 @@ def rank_packets(
         yield _interned(track, used, interned, line, on)
         yield _slices(track, code + interned + 1, line, this, on, begin_ns)
         interned += len(used)
-
-
-def _about_rank(merged: Merged, rank: int) -> str:
-    entry = next(entry for entry in merged.results["ranks"] if entry["rank"] == rank)
-    return shown(
-        f"{entry['device'] or 'no GPU'}; {entry['profiler']}; clock {_uncertainty(merged, rank)}"
-    )
 
 
 def _uncertainty(merged: Merged, rank: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -45,10 +45,9 @@ class Track:
     kind: str
     start: Ints
     end: Ints
-    #: of each slice its name's place in `names`
-    code: Ints
+    #: the different names, and of each slice its name's place among them
     names: Objects
-    category: str
+    code: Index
     #: the host thread, of which this shows the calls
     thread: int | None = None
     #: further values of each slice, and which slices have one
@@ -59,16 +58,17 @@ class Track:
     def __len__(self) -> int:
         return len(self.start)
 
+    @property
+    def category(self) -> str:
+        """What viewers choose slices by: the kind, and of a host's ranges that they are such."""
+        return "range" if self.kind == "host" and self.thread is None else self.kind
+
     def take(self, rows: Index) -> Track:
         """These slices only, in this order."""
-        return replace(
-            self,
-            start=self.start[rows],
-            end=self.end[rows],
-            code=self.code[rows],
-            values={name: (value[rows], has[rows]) for name, (value, has) in self.values.items()},
-            flow=None if self.flow is None else self.flow[rows],
-        )
+        values = {name: (value[rows], has[rows]) for name, (value, has) in self.values.items()}
+        start, end, code = self.start[rows], self.end[rows], self.code[rows]
+        flow = None if self.flow is None else self.flow[rows]
+        return replace(self, start=start, end=end, code=code, values=values, flow=flow)
 
 
 @dataclass
@@ -80,10 +80,6 @@ class Cut:
     #: slices of this kind that are shorter (ns) are left out
     shortest_ns: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-
-    def keep(self, kind: str, length: Ints) -> Bools:
-        """Which slices of these lengths (ns) stay."""
-        return length >= self.shortest_ns.get(kind, 0)
 
 
 def survey(merged: Merged, limit: float, *, json: bool = False) -> Cut:
@@ -114,7 +110,9 @@ def survey(merged: Merged, limit: float, *, json: bool = False) -> Cut:
             whole = dropped == total
             some = "all " if whole else f"{dropped:,} of "
             which = "" if whole else f", which are shorter than {words.duration(shortest)}"
-            cut.notes.append(f"{some}{_CALLED[kinds[0]](total)} are left out{which}")
+            cut.notes.append(
+                f"{some}{words.counted(total, *_CALLED[kinds[0]])} are left out{which}"
+            )
     cut.begin_ns = min(begins, default=0)
     return cut
 
@@ -142,12 +140,11 @@ def _count(track: Track, count: Ints, size: Floats, *, json: bool) -> None:
         size += np.bincount(longest[used], names[used] + NAME_BYTES, len(_LENGTHS))
 
 
-_CALLED: dict[str, Callable[[int], str]] = {
-    "step": lambda n: words.counted(n, "step of a rank", "steps of ranks"),
-    "collective": lambda n: words.counted(n, "collective call"),
-    "device": lambda n: words.counted(
-        n, "kernel, copy or host call", "kernels, copies and host calls"
-    ),
+#: what the slices of a kind are called
+_CALLED = {
+    "step": ("step of a rank", "steps of ranks"),
+    "collective": ("collective call",),
+    "device": ("kernel, copy or host call", "kernels, copies and host calls"),
 }
 
 
@@ -158,7 +155,8 @@ def of_rank(merged: Merged, rank: int, chosen: Cut) -> list[Track]:
     """
     tracks = []
     for track in unlimited(merged, rank):
-        track = track.take(np.flatnonzero(chosen.keep(track.kind, track.end - track.start)))
+        shortest_ns = chosen.shortest_ns.get(track.kind, 0)
+        track = track.take(np.flatnonzero(track.end - track.start >= shortest_ns))
         track = track.take(np.lexsort((-track.end, track.start)))
         lane = lanes(track.start, track.end)
         tracks += [track.take(np.flatnonzero(lane == k)) for k in np.unique(lane[lane >= 0])]
@@ -197,16 +195,10 @@ def _steps(merged: Merged, rank: int) -> Track:
     rows = merged.accounts.filter(pc.equal(merged.accounts["rank"], rank))
     step, code = np.unique(integers(rows, "step"), return_inverse=True)
     parts = ("compute_ns", "exposed_communication_ns", "exposed_copy_ns", "idle_ns")
-    every = np.ones(rows.num_rows, np.bool_)
-    return Track(
-        "steps",
-        "step",
-        *_times(merged, rank, rows, "begin_ns"),
-        code=code.astype(np.int64),
-        names=np.array([f"step {each}" for each in step], np.object_),
-        category="step",
-        values={name: (integers(rows, name), every) for name in parts},
-    )
+    values = {name: (integers(rows, name), np.ones(rows.num_rows, np.bool_)) for name in parts}
+    names = np.array([f"step {number}" for number in step], np.object_)
+    times = _times(merged, rank, rows, "begin_ns")
+    return Track("steps", "step", *times, names, code, values=values)
 
 
 def _collectives(merged: Merged, rank: int) -> Iterator[Track]:
@@ -220,20 +212,15 @@ def _collectives(merged: Merged, rank: int) -> Iterator[Track]:
     names = [
         name if how == "matched" else f"{name} ({how})" for name in operations for how in states
     ]
-    whole = Track(
-        "",
-        "collective",
-        *_times(merged, rank, table),
-        code=operation.astype(np.int64) * len(states) + state,
-        names=np.array(names, np.object_),
-        category="collective",
-        values={
-            name: (integers(table, name), np.asarray(pc.is_valid(table[name])))
-            for name in ("message_bytes", "wait_ns", "transfer_ns", "lateness_ns", "last_rank")
-        },
-        # a flow's number is its collective's, from 1; 0 is none
-        flow=integers(table, "collective") + 1,
-    )
+    code, times = operation * len(states) + state, _times(merged, rank, table)
+    values = {
+        name: (integers(table, name), np.asarray(pc.is_valid(table[name])))
+        for name in ("message_bytes", "wait_ns", "transfer_ns", "lateness_ns", "last_rank")
+    }
+    # a flow's number is its collective's, from 1; 0 is none
+    flow = integers(table, "collective") + 1
+    named = np.array(names, np.object_)
+    whole = Track("", "collective", *times, named, code, values=values, flow=flow)
     called = {
         group["communicator"]: group["description"] or (group["kind"] + " ").replace("unknown ", "")
         for group in merged.results["topology"]["groups"]
@@ -248,17 +235,10 @@ def _collectives(merged: Merged, rank: int) -> Iterator[Track]:
 def _streams(merged: Merged, rank: int, table: pa.Table) -> Iterator[Track]:
     device, stream = integers(table, "device"), integers(table, "stream")
     kinds, kind = coded(table, "kind")
-    names, name = coded(table, "name")
     size, has_size = integers(table, "size_bytes"), np.asarray(pc.is_valid(table["size_bytes"]))
-    whole = Track(
-        "",
-        "device",
-        *_times(merged, rank, table),
-        code=name.astype(np.int64),
-        names=names,
-        category="device",
-        values={"size_bytes": (size, has_size)} if has_size.any() else {},
-    )
+    values = {"size_bytes": (size, has_size)} if has_size.any() else {}
+    times = _times(merged, rank, table)
+    whole = Track("", "device", *times, *coded(table, "name"), values=values)
     for on, own in _groups(device, stream):
         where = f"GPU {on[0]} stream {on[1]}" if on[0] >= 0 else f"stream {on[1]}"
         # what a stream is for: the kind of most of its slices
@@ -269,19 +249,11 @@ def _streams(merged: Merged, rank: int, table: pa.Table) -> Iterator[Track]:
 def _threads(merged: Merged, rank: int, table: pa.Table) -> Iterator[Track]:
     thread = integers(table, "thread")
     kinds, kind = coded(table, "kind")
-    names, name = coded(table, "name")
-    whole = Track(
-        "",
-        "host",
-        *_times(merged, rank, table),
-        code=name.astype(np.int64),
-        names=names,
-        category="host",
-    )
+    whole = Track("", "host", *_times(merged, rank, table), *coded(table, "name"))
     is_range = kinds[kind] == "range"
     for on, own in _groups(is_range.astype(np.int64) * -1, thread):
         if on[0]:
-            yield replace(whole.take(own), name=f"NVTX · thread {on[1]}", category="range")
+            yield replace(whole.take(own), name=f"NVTX · thread {on[1]}")
         else:
             yield replace(whole.take(own), name=f"thread {on[1]}", thread=int(on[1]))
 
