@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterprof import words
-from clusterprof.agent.contracts import plan
+from clusterprof.agent.contracts import files, plan
 from clusterprof.errors import UsageError
 
 _PART = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
@@ -82,25 +82,19 @@ def parse_ranks(text: str, **sizes: int | None) -> Selection:
     if plain == "stages":
         return _stages(**sizes)
     chosen: set[int] = set()
-    for range_text in plain.split(","):
-        chosen.update(_range(range_text.strip(), text))
+    for part in map(str.strip, plain.split(",")):
+        where, match = f"--ranks {text!r}:", _PART.fullmatch(part)
+        if match is None:
+            raise UsageError(f"{where} cannot read {part!r}", f"expected {RANKS_GRAMMAR}")
+        first = int(match[1])
+        last, stride = int(match[2] or first), int(match[3] or 1)
+        if last < first or stride == 0:
+            upwards = "a range goes upwards and its stride is 1 or more: 0-63:8"
+            raise UsageError(f"{where} {part!r} is empty", upwards)
+        if last - first > 10_000_000:
+            raise UsageError(f"{where} {part!r} is too large", "all ranks: --ranks all")
+        chosen.update(range(first, last + 1, stride))
     return Selection(plain, "ranks", tuple(sorted(chosen)))
-
-
-def _range(text: str, whole: str) -> range:
-    match = _PART.fullmatch(text)
-    if match is None:
-        raise UsageError(f"--ranks {whole!r}: cannot read {text!r}", f"expected {RANKS_GRAMMAR}")
-    first = int(match[1])
-    last, stride = int(match[2] or first), int(match[3] or 1)
-    if last < first or stride == 0:
-        raise UsageError(
-            f"--ranks {whole!r}: {text!r} is empty",
-            "a range goes upwards and its stride is 1 or more: 0-63:8",
-        )
-    if last - first > 10_000_000:
-        raise UsageError(f"--ranks {whole!r}: {text!r} is too large", "all ranks: --ranks all")
-    return range(first, last + 1, stride)
 
 
 def _stages(pp: int | None = None, **others: int | None) -> Selection:
@@ -184,6 +178,15 @@ def shortest(folder: Path) -> str:
     """A path as one would type it here."""
     current = Path.cwd()
     return str(folder.relative_to(current) if folder.is_relative_to(current) else folder)
+
+
+def beginning(file: Path) -> bytes:
+    """How a file begins, by which ours are known; nothing where it cannot be read."""
+    try:
+        with files.opened(file, links=True) as opened:
+            return bytes(opened.read(4096))
+    except OSError:
+        return b""
 
 
 def check_free(target: Path, force: bool, ours: Callable[[Path], bool]) -> None:

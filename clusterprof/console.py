@@ -50,11 +50,6 @@ def error(what: str, *more: str) -> None:
     say(f"error: {what}", *more)
 
 
-def failed(error: ClusterprofError) -> None:
-    """Print an error that was raised."""
-    say(f"error: {error.what}", *error.details)
-
-
 def show(line: str) -> None:
     """Print one line of a result."""
     print(messages.line(line), flush=True)
@@ -286,7 +281,10 @@ def streams() -> Iterator[None]:
     before = sys.stdout, sys.stderr
     stdout = sys.stdout or cast("TextIO", open(1, "w", encoding="utf-8", closefd=False))  # noqa: SIM115
     stderr = sys.stderr or cast("TextIO", open(2, "w", encoding="utf-8", closefd=False))  # noqa: SIM115
-    _any_name(stdout)
+    if isinstance(stdout, io.TextIOWrapper):
+        # file names that are not valid text: as they are, or else escaped
+        utf8 = stdout.encoding.lower().replace("-", "") == "utf8"
+        stdout.reconfigure(errors="surrogateescape" if utf8 else "backslashreplace")
     sys.stdout = cast("TextIO", _Shown(stdout))
     real = sys.stderr is None or sys.stderr is sys.__stderr__
     sys.stderr = cast("TextIO", (_Quiet if real else _Shown)(stderr))
@@ -296,13 +294,6 @@ def streams() -> Iterator[None]:
         with harmless():
             sys.stdout.flush()
         sys.stdout, sys.stderr = before
-
-
-def _any_name(stream: object) -> None:
-    """Let a stream take file names that are not valid text: as they are, or else escaped."""
-    if isinstance(stream, io.TextIOWrapper):
-        utf8 = stream.encoding.lower().replace("-", "") == "utf8"
-        stream.reconfigure(errors="surrogateescape" if utf8 else "backslashreplace")
 
 
 @contextlib.contextmanager

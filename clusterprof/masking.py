@@ -89,21 +89,16 @@ def telling(name: str) -> bool:
 
 def text(plain: str) -> str:
     """The text with every value in it masked that looks like a secret."""
-    for pattern in (_NAMED, _OPTION):
-        plain = _masked(plain, pattern)
+    for pattern in (_NAMED, _OPTION):  # the values that stand behind a telling name
+        parts, done = [], 0
+        for named in pattern.finditer(plain):
+            value = _VALUE.match(plain, named.end()) if telling(named[1]) else None
+            if value is not None and named.start() >= done:
+                parts += [plain[done : named.end()], MASK]
+                done = value.end()
+        plain = "".join([*parts, plain[done:]])
     plain = _PLACED.sub(lambda found: (found[1] or found[2]) + MASK, plain)
     return _KNOWN.sub(MASK, plain)
-
-
-def _masked(plain: str, named: re.Pattern[str]) -> str:
-    """The values masked that stand behind a telling name."""
-    made, done = [], 0
-    for found in named.finditer(plain):
-        value = _VALUE.match(plain, found.end()) if telling(found[1]) else None
-        if value is not None and found.start() >= done:
-            made += [plain[done : found.end()], MASK]
-            done = value.end()
-    return "".join([*made, plain[done:]])
 
 
 def words(argv: Sequence[str]) -> list[str]:

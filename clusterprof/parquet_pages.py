@@ -6,7 +6,6 @@ Source: parquet.thrift (PageHeader), and Thrift's compact protocol.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import IO, Any
 
 #: bytes of one header; with the least and greatest text of its page it has a few thousand
@@ -32,16 +31,14 @@ def unpacked_size(file: IO[bytes], column: Any) -> int:
         return 0
     # An empty column has a dictionary alone.
     pages = column.data_page_offset, column.dictionary_page_offset or 0
-    begin = min(filter(None, pages), default=0)
-    return sum(_sizes(file, begin, begin + column.total_compressed_size))
-
-
-def _sizes(file: IO[bytes], place: int, end: int) -> Iterator[int]:
+    place, total = min(filter(None, pages), default=0), 0
+    end = place + column.total_compressed_size
     while place < end:
         file.seek(place)
         header = _Header(file.read(_LONGEST))
-        yield max(_LEAST, header.sizes[_UNPACKED])
+        total += max(_LEAST, header.sizes[_UNPACKED])
         place += header.place + header.sizes[_PACKED]
+    return total
 
 
 class _Header:

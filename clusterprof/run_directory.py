@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from clusterprof.agent.contracts import documents, files, later_window, paths, states
 from clusterprof.agent.contracts.later_window import LaterWindow
@@ -58,14 +58,6 @@ _FORM = {
     "ssh": {"config": (str, None), "timeout_s": (int, float), "python": str},
 }  # fmt: skip
 _NUMBER = re.compile(r"[0-9]{1,9}")
-
-
-class SshRecord(NamedTuple):
-    """How the hosts of a run were reached: data to compare, never to execute."""
-
-    config: str | None
-    timeout_s: float
-    python: str
 
 
 @dataclass(frozen=True)
@@ -184,10 +176,9 @@ class Manifest:
         return list(self.content.get("hosts", []))
 
     @property
-    def ssh(self) -> SshRecord:
-        """How these were reached."""
-        record = self._member("ssh")
-        return SshRecord(record["config"], float(record["timeout_s"]), record["python"])
+    def ssh(self) -> dict[str, Any]:
+        """How these were reached (config, timeout_s, python): to compare, never to execute."""
+        return dict(self._member("ssh"))
 
     def expected_ranks(self) -> list[int] | None:
         """The ranks that the run was to profile; None where only the ranks knew.
@@ -348,13 +339,14 @@ class Window:
         """
         later = self.directory.later_windows(self.attempt) if self.number == 1 else []
         ordered = [window for window in reversed(later) if window.is_auto]
-        return max(ordered, key=Window._begun, default=self)
 
-    def _begun(self) -> int:
-        """How many ranks began to capture this window."""
-        order = self.order()
-        ranks = order.selection.ranks if order else ()
-        return sum("step_begin" in state for _, state in self.states_of(ranks))
+        def begun(window: Window) -> int:
+            """How many ranks began to capture it."""
+            order = window.order()
+            ranks = order.selection.ranks if order else ()
+            return sum("step_begin" in state for _, state in window.states_of(ranks))
+
+        return max(ordered, key=begun, default=self)
 
     @cached_property
     def is_deep(self) -> bool:

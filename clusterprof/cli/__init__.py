@@ -19,7 +19,6 @@ _SHORTEST = len("--rank")
 #: From here on a word that can be nothing else is said to be near one: `htlm` is at 0.75 of `html`.
 _PERHAPS = 0.6
 
-
 #: argparse's message for a value that is none of those there are
 _CHOICE = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)")
 
@@ -50,14 +49,14 @@ class Parser(argparse.ArgumentParser):
         formatter = self._get_formatter()
         formatter.add_text(self.description)
         examples = ["examples:", *_examples(self.examples, width)] if self.examples else []
-        parts = [formatter.format_help().rstrip("\n"), *filter(None, ["\n".join(examples)]),
-                 "\n".join(self._usage(width)), options]  # fmt: skip
-        return "\n\n".join(parts)
-
-    def _usage(self, width: int) -> list[str]:
         text = self.format_usage().rstrip()
         lines = text.splitlines() if self.usage else [" ".join(text.split())]
-        return [part for line in lines for part in console.wrapped(line, width, " " * 9, _BRACKETS)]
+        usage = [
+            part for line in lines for part in console.wrapped(line, width, " " * 9, _BRACKETS)
+        ]
+        parts = [formatter.format_help().rstrip("\n"), *filter(None, ["\n".join(examples)]),
+                 "\n".join(usage), options]  # fmt: skip
+        return "\n\n".join(parts)
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError, with what may have been meant."""

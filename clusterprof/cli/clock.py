@@ -56,23 +56,18 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
             "no launcher has started more than one of us here",
             f"write: {_HOW}",
         )
-    if me.rank == 0:
-        refuse_existing(arguments)
+    if me.rank == 0 and arguments.output:
+        check_free(arguments.output, arguments.force, is_measurement)
     from clusterprof.probe import ping_pong
 
     measured = ping_pong.over_udp(me, arguments.meet, os.environ, arguments.timeout)
     return 0 if measured is None else print_measurement(measured, arguments)
 
 
-def refuse_existing(arguments: argparse.Namespace) -> None:
-    """Raise UsageError where --output may not be written."""
-    if arguments.output:
-        check_free(arguments.output, arguments.force, is_measurement)
-
-
 def print_measurement(measurement: Measurement, arguments: argparse.Namespace) -> int:
     """Write and print what was measured."""
-    refuse_existing(arguments)
+    if arguments.output:
+        check_free(arguments.output, arguments.force, is_measurement)
     if not measurement.bounds:
         raise ClusterprofError("no clock could be measured", *measurement.notes)
     if arguments.output:

@@ -6,6 +6,7 @@ import argparse
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from clusterprof import installed_nsys, run_directory, words
 from clusterprof.arguments import path
@@ -15,7 +16,7 @@ from clusterprof.collect.outcomes import collect_attempts, flights, import_raw
 from clusterprof.console import say
 from clusterprof.errors import ReportError, UsageError
 from clusterprof.launch.run_job import print_outcomes
-from clusterprof.run_directory import SshRecord, Window
+from clusterprof.run_directory import Window
 
 
 def parser(verb: str) -> Parser:
@@ -88,7 +89,7 @@ def chosen_window(run: Window, number: int | None) -> Window:
     return windows[number]
 
 
-def ssh(arguments: argparse.Namespace, recorded: SshRecord) -> tuple[Path | None, str]:
+def ssh(arguments: argparse.Namespace, recorded: dict[str, Any]) -> tuple[Path | None, str]:
     """The ssh configuration and the hosts' Python, as the user says them.
 
     Raises UsageError where run.json (`recorded`) has others: a run directory that somebody else
@@ -97,9 +98,9 @@ def ssh(arguments: argparse.Namespace, recorded: SshRecord) -> tuple[Path | None
     from clusterprof.launchers.ssh import default_python
 
     config, python = arguments.ssh_config, arguments.python or default_python()
-    options = ["-F", recorded.config] if recorded.config and config is None else []
-    if recorded.python != python and not arguments.python:
-        options += ["--python", recorded.python]
+    options = ["-F", recorded["config"]] if recorded["config"] and config is None else []
+    if recorded["python"] != python and not arguments.python:
+        options += ["--python", recorded["python"]]
     if options:
         raise UsageError(
             f"the hosts of this run were reached with {shlex.join(options)}",

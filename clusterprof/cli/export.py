@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from clusterprof import words
 from clusterprof.agent.contracts import files
-from clusterprof.arguments import check_free, path
+from clusterprof.arguments import beginning, check_free, path
 from clusterprof.cli import Parser, verb_parser
 from clusterprof.console import say
 from clusterprof.errors import UsageError
@@ -141,11 +141,10 @@ def _is_ours(target: Path) -> bool:
     """
     from clusterprof.export.flat_tables import NAMES
 
+    if not target.is_dir():
+        return b"clusterprof" in beginning(target)[:300]
+    ours = {f"{name}.{ending}" for name in NAMES for ending in ("csv", "parquet")}
     try:
-        if target.is_dir():
-            ours = {f"{name}.{ending}" for name in NAMES for ending in ("csv", "parquet")}
-            return {each.name for each in target.iterdir()} <= ours
-        with files.opened(target, links=True) as opened:
-            return b"clusterprof" in opened.read(300)
+        return {file.name for file in target.iterdir()} <= ours
     except OSError:
         return False

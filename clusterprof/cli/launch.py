@@ -81,7 +81,7 @@ def wrong_codes(conditions: Sequence[gate.Condition]) -> int:
         try:
             gate.check_codes(conditions)
         except UsageError as error:
-            console.failed(error)
+            console.error(error.what, *error.details)
             return error.exit_code
         return 0
 

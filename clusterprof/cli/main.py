@@ -90,16 +90,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run(list(sys.argv[1:] if argv is None else argv))
 
 
-def keep_from_others() -> None:
-    """Where the umask lets all users write what we make, let its owner alone.
-
-    A user who asks for no such thing has it where a container's umask is 0. The umask that a job
-    inherits from us is its own affair.
-    """
-    umask = os.umask(0o022)
-    os.umask(umask if umask & stat.S_IWOTH else umask | 0o022)
-
-
 def run(words: Sequence[str]) -> int:
     """Run one verb, and turn an error into a message and a status."""
     if words[:1] == ["help"]:
@@ -118,8 +108,11 @@ def run(words: Sequence[str]) -> int:
     try:
         if verb not in verbs():
             check_verb(verb)
-        if verb not in (*launchers.names(), "sbatch"):  # they start the user's own programs
-            keep_from_others()
+        if verb not in (*launchers.names(), "sbatch"):
+            # Where a container's umask lets all users write what we make, let its owner alone. The
+            # umask of the user's own programs, which those verbs start, is its own affair.
+            umask = os.umask(0o022)
+            os.umask(umask if umask & stat.S_IWOTH else umask | 0o022)
         status = int(verb_module(verb).main(verb, own, program))
         sys.stdout.flush()
     except KeyboardInterrupt:
@@ -138,7 +131,7 @@ def run(words: Sequence[str]) -> int:
                 "this is a bug in clusterprof",
                 "add --debug to see where it happened, and please report it",
             )
-        console.failed(error)
+        console.error(error.what, *error.details)
         return error.exit_code
     return status
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from clusterprof import console
 from clusterprof.agent.contracts import files, paths
-from clusterprof.arguments import check_free, path
+from clusterprof.arguments import beginning, check_free, path
 from clusterprof.cli import Parser, verb_parser
 from clusterprof.console import say
 from clusterprof.run_directory import Window, writing
@@ -84,9 +84,5 @@ def is_ours(file: Path) -> bool:
     from clusterprof.report import csv_table, html, markdown
 
     begins = (markdown.MARK, ",".join(csv_table.COLUMNS), '{\n  "schema_version"')
-    try:
-        with files.opened(file, links=True) as opened:
-            start = opened.read(4096).decode(errors="replace")
-    except OSError:
-        return False
+    start = beginning(file).decode(errors="replace")
     return start.startswith(begins) or html.is_ours(file)

@@ -63,7 +63,6 @@ class Run:
     state: str
     #: None where it was not merged, or by another version
     verdict: str | None
-    ended: bool
 
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
@@ -108,7 +107,7 @@ def look(run: Window, manifest: Manifest) -> Run:
         newest_s = max(path.stat().st_mtime for path in written)
         is_silent = dt.datetime.now().timestamp() - newest_s > _SILENT.total_seconds()
         state = "interrupted" if is_silent else "running"
-    return Run(run.path, began, shlex.join(command), state, verdict, state != "running")
+    return Run(run.path, began, shlex.join(command), state, verdict)
 
 
 def lines(runs: Sequence[Run]) -> list[str]:
@@ -141,7 +140,7 @@ def clean(runs: Sequence[Run], keep: int | None, age: dt.timedelta | None, reall
     now = dt.datetime.now(dt.timezone.utc)
     old = [
         run for run in runs[keep or 0 :]
-        if run.ended and (age is None or now - run.began > age)
+        if run.state != "running" and (age is None or now - run.began > age)
     ]  # fmt: skip
     for run in old:
         size = words.size(bytes_of(run.path))

@@ -66,7 +66,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         say(f"opened {page}")
         return 0
     try:
-        server = served(page, arguments.port)
+        server = Server(page, arguments.port)
     except OSError as error:
         raise UsageError(
             f"port {arguments.port} cannot be used: {error.strerror or error}",
@@ -91,15 +91,11 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, page: Path, port: int) -> None:
+    def __init__(self, page: Path, port: int = 0) -> None:
+        """Raises OSError where the port cannot be used."""
         self.page = page
         self.secret = secrets.token_urlsafe(24)
         super().__init__(("127.0.0.1", port), _Request)
-
-
-def served(page: Path, port: int = 0) -> Server:
-    """A server of this page. Raises OSError where the port cannot be used."""
-    return Server(page, port)
 
 
 class _Request(BaseHTTPRequestHandler):

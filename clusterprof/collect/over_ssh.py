@@ -293,7 +293,7 @@ def gather_left(
                 f"{run.path}",
             )
         host = Host(entry["name"], entry["address"], entry.get("user"), entry.get("port"))
-        ssh = SshHost(host, config, min(manifest.ssh.timeout_s, 3600.0))
+        ssh = SshHost(host, config, min(float(manifest.ssh["timeout_s"]), 3600.0))
         remote = RemoteHost(host, ssh, python, Description(entry["hostname"]), entry["left"])
         remote.ranks = None if entry.get("ranks") is None else frozenset(entry["ranks"])
         remote.brought = {(attempt, rank) for attempt, rank in entry.get("brought") or ()}

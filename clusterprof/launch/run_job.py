@@ -172,7 +172,7 @@ def conclude(
         if plan.arguments.debug:
             traceback.print_exc()
         if isinstance(error, ClusterprofError):
-            console.failed(error)
+            console.error(error.what, *error.details)
         elif isinstance(error, OSError):
             console.error(
                 f"the reports could not be merged: {error}",

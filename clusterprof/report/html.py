@@ -13,20 +13,28 @@ import hashlib
 from collections.abc import Mapping
 from itertools import chain, groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import pyarrow as pa
 
 from clusterprof import words
 from clusterprof.agent.contracts import files
-from clusterprof.report import breakdown, overview, summary
+from clusterprof.arguments import beginning
+from clusterprof.report import (
+    breakdown,
+    collective_charts,
+    heatmap,
+    lanes,
+    overview,
+    provenance,
+    step_chart,
+    summary,
+    templates,
+)
 from clusterprof.report.summary import Summary
 from clusterprof.report.whole_job import Job
 from clusterprof.results import UNBOUNDED_NS, Finding, Results
 from clusterprof.run_directory import writing
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from clusterprof.report import lanes
 
 _MOST_EVIDENCE = 64
 #: of more findings of one code than fit on a screen, the first is a card and the others its table
@@ -57,29 +65,20 @@ def render(
     what the findings' codes mean (`explained` of the registry). The same arguments give the same
     page; it ends in a newline.
     """
-    from clusterprof.report import (
-        collective_charts,
-        heatmap,
-        lanes,
-        provenance,
-        step_chart,
-        templates,
-    )
-
     run, job = Summary(results), job or Job()
     timeline = lanes.build(run, collectives, spans)
     what_if = overview.what_if(run)
     data = {
         "timeline-data": timeline.data if timeline else None,
         "heatmap-data": heatmap.embedded(run, collectives, job),
-        "what-if-data": overview.ticked(what_if),
+        "what-if-data": what_if and what_if["script"],
         "results-data": provenance.embedded(results),
     }
     data = {name: content for name, content in data.items() if content is not None}
     script = "".join(map(templates.asset, _SCRIPTS))
     clocks = {entry["rank"]: entry for entry in results["clock"]["ranks"]}
     # those whose clocks are known least come first
-    ranks = sorted(results["ranks"], key=lambda entry: entry["rank"])
+    ranks = [*results["ranks"]]
     if len(ranks) > 2 * breakdown.ENDS:
         ranks.sort(key=lambda entry: -run.uncertainties.get(entry["rank"], UNBOUNDED_NS))
     template = templates.environment().get_template("report.html.j2")
@@ -123,11 +122,7 @@ def write(path: Path, page: str, option: str = "--output") -> None:
 
 def is_ours(path: Path) -> bool:
     """Whether a file is a page that `write` wrote."""
-    try:
-        with files.opened(path, links=True) as file:
-            return _MARK in file.read(4096)
-    except OSError:
-        return False
+    return _MARK in beginning(path)
 
 
 class Card(NamedTuple):
@@ -194,11 +189,10 @@ def _links(finding: Finding, begins: Mapping[int, int]) -> list[str]:
 
 def _saving(finding: Finding) -> list[dict[str, Any]]:
     """The step with and without a finding's cause, in the window and in the long run."""
-    saving = finding["saving"]
-    rows = []
+    saving, rows = finding["saving"], []
+    if saving is None:
+        return []
     for view, name in (("window", "the window"), ("long_run", "its steps again and again")):
-        if saving is None:
-            continue
         step, without = saving[view]["step_ns"], saving[view]["without_ns"]  # type: ignore[literal-required]
         stated = " (stated)" if view == saving["stated"] else ""
         cells = [f"{words.milliseconds(ns, 2)} ms" for ns in (step, without, step - without)]

@@ -160,13 +160,6 @@ def what_if(run: Summary) -> dict[str, Any] | None:
         "all": words.ms(remaining[-1]),
         "of": view if combined["view"] == "window" else f"{view}, again and again",
         "more": words.counted(left_out, "finding") if left_out > 0 else "",
-        "remaining_ns": remaining,
+        # what the panel's script needs
+        "script": {"remaining_ns": remaining, "texts": [words.ms(ns) for ns in remaining]},
     }
-
-
-def ticked(shown: dict[str, Any] | None) -> dict[str, Any] | None:
-    """What the panel's script needs of `what_if`."""
-    if shown is None:
-        return None
-    steps = shown["remaining_ns"]
-    return {"remaining_ns": steps, "texts": [words.ms(ns) for ns in steps]}

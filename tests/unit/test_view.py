@@ -22,7 +22,7 @@ def page(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(page: Path) -> Iterator[view.Server]:
-    made = view.served(page)
+    made = view.Server(page)
     thread = threading.Thread(target=made.serve_forever, args=(0.01,))
     thread.start()
     yield made
@@ -72,12 +72,12 @@ def test_a_page_that_is_gone_is_gone(server: view.Server, page: Path) -> None:
 
 
 def test_it_listens_on_the_loopback_alone_and_each_time_at_another_address(page: Path) -> None:
-    with view.served(page) as one, view.served(page) as other:
+    with view.Server(page) as one, view.Server(page) as other:
         assert one.server_address[0] == "127.0.0.1"
         assert len(one.secret) >= 32
         assert one.secret != other.secret
         with pytest.raises(OSError):
-            view.served(page, one.server_address[1])
+            view.Server(page, one.server_address[1])
 
 
 def test_over_ssh_the_address_and_the_command_that_forwards_it_are_printed(
