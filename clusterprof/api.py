@@ -12,7 +12,7 @@ import os
 from collections.abc import Collection, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -199,14 +199,14 @@ class Run:
         job = self._job
         by = by or (None if ranks is not None or times is not None else "rank")
         groups = _groups(job, self.results, ranks, by)
-        rows = [_row(job, group, kind, times) for group in groups for kind in kinds]
+        rows = [_row(job, who, of, kind, times) for who, of in groups.items() for kind in kinds]
         return _frame(pa.Table.from_pylist(rows, schema=WHAT_IF))
 
     @cached_property
     def _job(self) -> WhatIfs:
         from clusterprof.analysis.model.what_if import what_ifs
 
-        job = what_ifs(self._study.dataset)
+        job = what_ifs(self._study().dataset)
         if job is None:
             raise ReportError(
                 f"{self.path}: there are no steady-state steps to replay",
@@ -214,7 +214,6 @@ class Run:
             )
         return job
 
-    @cached_property
     def _study(self) -> Study:
         from clusterprof import merge_run
         from clusterprof.collect.outcomes import collect
@@ -278,13 +277,6 @@ def _frame(table: pa.Table) -> pd.DataFrame:
     return table.cast(pa.schema(plain)).to_pandas(types_mapper=pd.ArrowDtype)
 
 
-class _Group(NamedTuple):
-    """Ranks whose time is changed together."""
-
-    name: str
-    ranks: tuple[int, ...]
-
-
 def _check(kinds: Sequence[What], times: float | None) -> None:
     """Raises UsageError."""
     if strange := [kind for kind in kinds if kind not in get_args(What)]:
@@ -300,8 +292,11 @@ def _check(kinds: Sequence[What], times: float | None) -> None:
 
 def _groups(
     job: WhatIfs, results: Results, ranks: Collection[int] | None, by: By | None
-) -> list[_Group]:
-    """Whose time is changed in each row. Raises UsageError."""
+) -> dict[str, list[int]]:
+    """The ranks whose time is changed together in a row, by what they are called.
+
+    Raises UsageError.
+    """
     profiled = job.dataset.ranks
     if by not in (None, *get_args(By)):
         raise UsageError(f"what_if(by={by!r}): expected one of {', '.join(get_args(By))}")
@@ -312,7 +307,7 @@ def _groups(
         raise UsageError(f"what_if: {what}", f"with a report: {words.ranks(profiled)}")
     if by is None:
         whole = len(chosen) == len(profiled) > 1
-        return [_Group("all ranks" if whole else words.ranks(chosen), tuple(chosen))]
+        return {"all ranks" if whole else words.ranks(chosen): chosen}
     of_rank: dict[int, Any] = {rank: rank for rank in chosen}
     if by == "host":
         of_rank = {entry["rank"]: entry["host"] for entry in results["ranks"]}
@@ -322,20 +317,21 @@ def _groups(
     members: dict[Any, list[int]] = {}
     for rank in chosen:
         members.setdefault(of_rank.get(rank, "" if by == "host" else 0), []).append(rank)
-    return [_Group(f"{by} {name}", tuple(of)) for name, of in sorted(members.items())]
+    return {f"{by} {name}": of for name, of in sorted(members.items())}
 
 
-def _row(job: WhatIfs, group: _Group, what: What, times: float | None) -> dict[str, Any]:
+def _row(
+    job: WhatIfs, who: str, ranks: list[int], what: What, times: float | None
+) -> dict[str, Any]:
     """One what-if. Without peers nothing is known."""
     row: dict[str, Any] = {
-        "who": group.name, "ranks": list(group.ranks), "what": what, "times": times,
-        "step_ns": round(job.step_ns),
+        "who": who, "ranks": ranks, "what": what, "times": times, "step_ns": round(job.step_ns),
     }  # fmt: skip
-    lengths = _changed(job, group.ranks, what, times)
+    lengths = _changed(job, ranks, what, times)
     if lengths is None:
         return row
-    saved = job.saved(lengths, ranks=group.ranks)
-    least_ns, most_ns, _ = job.interval(saved, group.ranks)
+    saved = job.saved(lengths, ranks=tuple(ranks))
+    least_ns, most_ns, _ = job.interval(saved, tuple(ranks))
     return row | {
         "without_ns": round(job.step_ns - saved.ns),
         "saved_ns": round(saved.ns),

@@ -63,7 +63,7 @@ def read(file: Path) -> Baseline:
     """Read and check a baseline. Raises ReportError (`results_json.read` says which)."""
     loaded = results_json.load(file)
     version = loaded.get("baseline_version") if isinstance(loaded, dict) else None
-    if version != BASELINE_VERSION or isinstance(version, bool):
+    if version != BASELINE_VERSION:
         raise ReportError(
             f"{file} is no baseline of version {BASELINE_VERSION}, which this clusterprof reads",
             f"it has baseline_version {version!r}",

@@ -135,8 +135,8 @@ def of_results(name: str, results: Results) -> MeasuredRun:
     ranks = results["ranks"]
     sizes = {entry["world_size"] for entry in ranks} - {None}
     groups = [group["size"] for group in results["topology"]["groups"]]
-    blocking = [rank["blocking_ns"] for rank in results["compute_absent"]]
-    blocked_ns = [ns for ns in blocking if ns is not None]
+    absent = results["compute_absent"]
+    blocked_ns = [rank["blocking_ns"] for rank in absent if rank["blocking_ns"] is not None]
     # steps that are evidence, each the mean over ranks
     window: Any = [
         {part: round(np.mean([of[part] for of in step["ranks"]])) for part in _STEP}  # type: ignore[literal-required]
@@ -202,14 +202,10 @@ def clean_steps(run: Window, results: Results) -> tuple[Floats, int]:
 
 def _stays_longer(times: StepTimes | None) -> bool:
     """Whether steps are longer after the window than before it, beyond chance."""
-    if times is None:
+    if times is None or times["after_uncertainty_ns"] is None:
         return False
-    before, after, uncertainty = (
-        times["before_ns"], times["after_ns"], times["after_uncertainty_ns"],
-    )  # fmt: skip
-    if before is None or after is None or uncertainty is None:
-        return False
-    return after - before > uncertainty
+    # both are known where their uncertainty is
+    return (times["after_ns"] or 0) - (times["before_ns"] or 0) > times["after_uncertainty_ns"]
 
 
 def blocked(count: npt.NDArray[np.int64], took: npt.NDArray[np.int64]) -> Floats:
@@ -523,7 +519,7 @@ def fails(conditions: Sequence[gate.Condition], comparison: Comparison) -> bool:
         limit = condition.step_frac
         if limit is not None and step["direction"] == "none" and noise > limit:
             say(
-                f"--fail-on {condition}: the noise is ±{words.percent(noise)}, which hides a "
+                f"--fail-on {condition.text}: the noise is ±{words.percent(noise)}, which hides a "
                 "smaller change; compare more steps, or a baseline of several runs"
             )
     return failed

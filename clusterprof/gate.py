@@ -44,9 +44,6 @@ class Condition:
     #: a step longer by more than this share of it
     step_frac: float | None = None
 
-    def __str__(self) -> str:
-        return self.text
-
     def met_by(self, finding: Finding | ComparedFinding) -> bool:
         """Whether this finding fails."""
         if self.step_frac is not None or not fnmatchcase(finding["code"], self.codes):
@@ -103,23 +100,16 @@ def check_codes(conditions: Sequence[Condition]) -> None:
     for condition in conditions:
         if not any(fnmatchcase(code, condition.codes) for code in CODES):
             raise UsageError(
-                f"--fail-on {condition}: no finding has such a code",
+                f"--fail-on {condition.text}: no finding has such a code",
                 "clusterprof explain lists the codes",
             )
-
-
-def _figures(finding: Finding) -> str:
-    """What a finding's repair saves, as the report says it."""
-    from clusterprof.report import summary
-
-    return summary.figures(finding)
 
 
 def fails(
     conditions: Iterable[Condition],
     findings: Sequence[Any],
     step: tuple[float, float] | None = None,
-    figures: Callable[[Any], str] = _figures,
+    figures: Callable[[Any], str] | None = None,
 ) -> bool:
     """Whether any condition is met, each with a message of the finding that saves most of those.
 
@@ -127,6 +117,8 @@ def fails(
     `step` is by which share the step got longer, and the noise of that (half-width): a change
     within it meets no condition.
     """
+    from clusterprof.report import summary
+
     failed = False
     for condition in conditions:
         message = ""
@@ -137,8 +129,8 @@ def fails(
             top = max(met, key=lambda finding: finding["share_of_step"])
             who = f", {words.ranks(top['ranks'])}" if top["rank"] is not None else ""
             others = f", and {len(met) - 1} more" if len(met) > 1 else ""
-            message = f"{top['code']}{who}: {figures(top)}{others}"
+            message = f"{top['code']}{who}: {(figures or summary.figures)(top)}{others}"
         if message:
-            say(f"--fail-on {condition}: {message}")
+            say(f"--fail-on {condition.text}: {message}")
             failed = True
     return failed

@@ -14,6 +14,7 @@ from clusterprof import console, folders, masking, run_directory, words
 from clusterprof.agent.contracts import files, identity, paths
 from clusterprof.collect.outcomes import Outcome
 from clusterprof.console import say
+from clusterprof.errors import ReportError, RunDirectoryError
 from clusterprof.results import RANKS, Suspect
 from clusterprof.run_directory import Manifest, Window, writing
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from clusterprof.probe.measurement import Measurement
     from clusterprof.report.whole_job import Job
     from clusterprof.results import (
-        CaptureCost,
         HangResults,
         MissingRank,
         Results,
@@ -56,7 +56,7 @@ def merge_run(run: Window, outcomes: Sequence[Outcome], engine: Engine | None = 
 def merged(run: Window, outcomes: Sequence[Outcome], engine: Engine | None = None) -> Study:
     """Merge the collected reports of a run, and write nothing."""
     from clusterprof.align.clock.measured import known_clocks
-    from clusterprof.errors import ReportError
+    from clusterprof.analysis.model.capture_cost import capture_cost
     from clusterprof.ingest import Gathered, Source, find_sources, gather
     from clusterprof.probe import measurement
     from clusterprof.study import study
@@ -93,6 +93,8 @@ def merged(run: Window, outcomes: Sequence[Outcome], engine: Engine | None = Non
     # Profilers start in the window's first step and stop after its last one.
     disturbed = [window.first, window.end, window.end + 1] if there else []
     job = job_record(run, manifest)
+    reported = {outcome.rank for outcome in outcomes if outcome.report}
+    capture = job.window and capture_cost(job.steps, reported, *job.window, job.paces)
     shallow, silent = all_ranks(run.results, disturbed, job)
     ranks = gathered.ranks
     if shallow is None and any(len(ranks) == tables.info.world_size for tables in ranks):
@@ -103,7 +105,7 @@ def merged(run: Window, outcomes: Sequence[Outcome], engine: Engine | None = Non
         warnings=[*gathered.warnings, *incomplete, *silent],
         source=str(run.path),
         clocks=known_clocks(gathered.ranks, measured, probe.as_json() if probe else None),
-        capture=measured_cost(job, outcomes),
+        capture=capture,
         again=again(run, manifest),
         shallow=shallow,
     )
@@ -113,7 +115,6 @@ def merged(run: Window, outcomes: Sequence[Outcome], engine: Engine | None = Non
 def job_record(run: Window, manifest: Manifest | None = None) -> Job:
     """What the run directory tells of all its ranks; a damaged log leaves its rank out."""
     from clusterprof.collect.outcomes import newest_step_log
-    from clusterprof.errors import ReportError
     from clusterprof.ingest.rank_steps import beside_log, read_log, read_pace
     from clusterprof.report.whole_job import Job
 
@@ -203,7 +204,6 @@ def all_ranks(
     from clusterprof.align.lateness import host_clock
     from clusterprof.analysis.model.shallow import all_ranks as compared
     from clusterprof.collect.outcomes import flights
-    from clusterprof.errors import ReportError
     from clusterprof.ingest.flight.all_dumps import find_dumps, read_dumps
     from clusterprof.probe import measurement
 
@@ -228,16 +228,6 @@ def all_ranks(
     clock = host_clock(flight, readings, probe.as_json() if probe else None)
     logs = (job or job_record(run)).steps
     return compared(flight, clock, logs, hosts, disturbed), warnings
-
-
-def measured_cost(job: Job, outcomes: Sequence[Outcome]) -> CaptureCost | None:
-    """What the capture cost, by the step logs of every rank; None where they do not tell."""
-    from clusterprof.analysis.model.capture_cost import capture_cost
-
-    if job.window is None:
-        return None
-    reported = {each.rank for each in outcomes if each.report}
-    return capture_cost(job.steps, reported, *job.window, job.paces)
 
 
 def merge_reports(
@@ -446,8 +436,6 @@ def print_verdict(results: Results, run: Window | None) -> None:
 
 def _with_values(results: Results, run: Window) -> Results:
     """The results with the values in their commands that the launch kept for its user alone."""
-    from clusterprof.errors import RunDirectoryError
-
     try:
         manifest = run.directory.read_manifest()
     except RunDirectoryError:

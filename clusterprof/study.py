@@ -102,10 +102,18 @@ def study(
     findings, too_few = all_findings(dataset)
     headline = verdict(dataset, findings)
     trim()
+    infos = [(tables.rank, tables.info) for tables in dataset.tables]
+    ranks_read: list[RankEntry] = [
+        {
+            "rank": rank, "host": info.host, "source": str(info.source), "profiler": info.profiler,
+            "world_size": info.world_size, "device": info.device, "versions": dict(info.versions),
+        }
+        for rank, info in infos
+    ]  # fmt: skip
     results: Results = {
         "schema_version": SCHEMA_VERSION,
         "clusterprof_version": __version__,
-        "ranks": [_rank(t) for t in dataset.tables],
+        "ranks": ranks_read,
         "missing": sorted(
             (*missing, *lost), key=lambda m: (m["rank"] is None, m["rank"] or 0, m["source"])
         ),
@@ -200,19 +208,6 @@ def _of_matching(placed: pa.Table) -> Iterator[str]:
             f"{counted(len(reasons), 'communicator')}, such as {name} ({reason}): the calls are "
             "matched by their order there"
         )
-
-
-def _rank(tables: RankTables) -> RankEntry:
-    info = tables.info
-    return {
-        "rank": tables.rank,
-        "host": info.host,
-        "source": str(info.source),
-        "profiler": info.profiler,
-        "world_size": info.world_size,
-        "device": info.device,
-        "versions": dict(info.versions),
-    }
 
 
 def _steps(dataset: Dataset) -> list[StepEntry]:

@@ -5,9 +5,7 @@ The page loads nothing from anywhere and has no script.
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from clusterprof import console, words
 from clusterprof.report.markdown import escaped, pipes
@@ -23,32 +21,23 @@ COLUMNS = ("per step", "A", "B", "change", "noise", "")
 FINDING_COLUMNS = ("finding", "", "A saves", "B saves", "change", "noise")
 
 
-class Bar(NamedTuple):
-    """A change and its noise about the middle of a drawing, %."""
-
-    left: float
-    width: float
-    noise_left: float
-    noise_width: float
-
-
 def render(comparison: Comparison, width: int = 100) -> str:
     """The comparison as plain text of `width` columns, from 60 on.
 
     The first line is the verdict; it ends in a newline.
     """
-    lines = [*_wrapped(words.plain(comparison["verdict"]), "", width), ""]
+    lines = [*console.wrapped(words.plain(comparison["verdict"]), width), ""]
     for side, names in (("A", comparison["a"]), ("B", comparison["b"])):
-        lines += _wrapped(names_of(names), f"{side}  ", width)
+        lines += console.wrapped(f"{side}  {names_of(names)}", width, " " * 3)
     lines += ["", *_table([COLUMNS, *map(row, changes(comparison))], 1, width)]
     for sentence in basis(comparison):
-        lines += _wrapped(sentence, "  ", width)
+        lines += console.wrapped(f"  {sentence}", width, " " * 2)
     if rows := finding_rows(comparison):
         lines += ["", *_table([FINDING_COLUMNS, *rows], 2, width)]
         lines.append("  saves: what its repair saves per step once those before it are repaired")
     lines += [""] * bool(remarks(comparison))
     for remark in remarks(comparison):
-        lines += _wrapped(remark, "warning  ", width)
+        lines += console.wrapped(f"warning  {remark}", width, " " * 9)
     return "\n".join(lines) + "\n"
 
 
@@ -73,14 +62,16 @@ def page(comparison: Comparison) -> str:
     from clusterprof.report import templates
 
     shown = changes(comparison)
-    # all bars are on one scale: half of a drawing is the largest change or noise
+    # a bar is a change and its noise about the middle of a drawing, %; all are on one scale: half
+    # of a drawing is the largest change or noise
     largest = max(max(abs(change["change_ns"]), change["noise_ns"]) for change in shown)
     scale = 50 / max(largest, 1)
     bars = []
     for change in shown:
         length, noise = change["change_ns"] * scale, change["noise_ns"] * scale
-        numbers = (min(50.0, 50 + length), abs(length), 50 - noise, 2 * noise)
-        bars.append(Bar(*(round(number, 2) for number in numbers)))
+        places = {"left": min(50.0, 50 + length), "width": abs(length)}
+        places |= {"noise_left": 50 - noise, "noise_width": 2 * noise}
+        bars.append({name: round(place, 2) for name, place in places.items()})
     template = templates.environment().get_template("comparison.html.j2")
     return template.render(
         comparison=comparison,
@@ -192,10 +183,3 @@ def _table(rows: Sequence[Sequence[str]], names: int, width: int) -> list[str]:
         lines += [f"  {'  '.join(cells[:names])}"] if number else []
         lines.append(f"      {numbers}")
     return lines
-
-
-def _wrapped(text: str, lead: str, width: int) -> list[str]:
-    return textwrap.wrap(
-        text, width, initial_indent=lead, subsequent_indent=" " * len(lead),
-        break_long_words=False, break_on_hyphens=False,
-    )  # fmt: skip

@@ -22,7 +22,7 @@ def render(results: Results) -> str:
     table = csv.writer(page, lineterminator="\n")
     table.writerow(COLUMNS)
     for step in results["steps"]:
-        for account in sorted(step["ranks"], key=lambda each: each["rank"]):
+        for account in step["ranks"]:
             parts = [account[name] for name in _PARTS]  # type: ignore[literal-required]
             host = cell(hosts.get(account["rank"], ""))
             table.writerow([step["step"], int(step["settled"]), account["rank"], host,

@@ -66,7 +66,7 @@ def read(path: Path) -> Results:
     if version is None:
         advice = "give the results.json of a run, or a run directory"
         raise _refused(path, "holds no results of clusterprof", " has no schema_version", advice)
-    if version != SCHEMA_VERSION or isinstance(version, bool):
+    if version != SCHEMA_VERSION:
         what = f"has schema version {version!r}, this clusterprof reads {SCHEMA_VERSION}"
         advice = "read it with the clusterprof that wrote it, or merge the run again"
         raise _refused(path, what, "", advice)

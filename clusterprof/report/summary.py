@@ -96,9 +96,18 @@ class Summary:
         ]
 
     def account_rows(self, most: int) -> list[list[str]]:
-        """A row of `ACCOUNT_COLUMNS`, ms and shares, for each of the `telling_averages`."""
-        rows = []
-        for row in self.telling_averages(most):
+        """A row of `ACCOUNT_COLUMNS`, ms and shares, for at most so many ranks."""
+        rows, averages = [], self.averages
+        if len(averages) > most:
+            # of many the ranks that findings name, and those that wait least and most
+            findings = self.results["findings"]
+            named = {rank for finding in findings for rank in finding["ranks"][:4]}
+            named |= {finding["rank"] for finding in findings if finding["rank"] is not None}
+            by_wait = [row.rank for row in sorted(averages, key=lambda row: row.exposed_wait_ns)]
+            extremes = chain.from_iterable(zip(by_wait, reversed(by_wait), strict=True))
+            chosen = list(dict.fromkeys([*sorted(named & {*by_wait}), *extremes]))[:most]
+            averages = [row for row in averages if row.rank in chosen]
+        for row in averages:
             parts = [
                 part_cells(row, row.compute_ns),
                 part_cells(row, row.exposed_communication_ns),
@@ -109,20 +118,6 @@ class Summary:
             cells = [f"{ms} {share:>5}" if share else ms for ms, share in parts]
             rows.append([str(row.rank), row.step, *cells])
         return rows
-
-    def telling_averages(self, most: int) -> list[Average]:
-        """All averages, or of many the ranks that findings name and those that wait least, most."""
-        rows = self.averages
-        if len(rows) <= most:
-            return rows
-        findings = self.results["findings"]
-        named = {rank for finding in findings for rank in finding["ranks"][:4]}
-        named |= {finding["rank"] for finding in findings if finding["rank"] is not None}
-        by_wait = sorted(rows, key=lambda row: row.exposed_wait_ns)
-        extremes = chain.from_iterable(zip(by_wait, reversed(by_wait), strict=True))
-        first = sorted(named & {row.rank for row in rows})
-        chosen = list(dict.fromkeys([*first, *(row.rank for row in extremes)]))[:most]
-        return [row for row in rows if row.rank in chosen]
 
     @cached_property
     def world(self) -> int:
@@ -230,18 +225,11 @@ class Summary:
             f"{name} ({words.ranks(ranks)})" if len(by_profiler) > 1 else name
             for name, ranks in by_profiler.items()
         ]
-        return ", ".join([text, *devices, *profilers, self.steps])
-
-    @cached_property
-    def steps(self) -> str:
-        """How many steps the numbers rest on."""
-        evidence = self.evidence_steps
-        if not evidence:
-            return "no steps"
+        evidence, count = self.evidence_steps, words.counted(len(self.results["steps"]), "step")
+        steps = f"{len(evidence)} of {count} in steady state ({words.spans(evidence, limit=6)})"
         if not self.has_steady_steps:
-            return f"{words.counted(len(evidence), 'step')}, none in steady state"
-        every = words.counted(len(self.results["steps"]), "step")
-        return f"{len(evidence)} of {every} in steady state ({words.spans(evidence, limit=6)})"
+            steps = f"{count}, none in steady state" if evidence else "no steps"
+        return ", ".join([text, *devices, *profilers, steps])
 
     @cached_property
     def clock(self) -> str:
@@ -330,8 +318,7 @@ class Summary:
         for suspect in shallow["suspects"] if shallow else ():
             since = "always" if suspect["since_step"] is None else f"step {suspect['since_step']}"
             until = suspect["until_step"]
-            # results of an earlier version have none
-            some = words.in_some(suspect.get("late_steps"), shallow["steps"] if shallow else [])
+            some = words.in_some(suspect["late_steps"], shallow["steps"] if shallow else [])
             rows.append([
                 str(suspect["rank"]),
                 words.plain(suspect["host"] or "-"),

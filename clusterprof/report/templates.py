@@ -53,17 +53,14 @@ class _BesideTheTemplates(bccache.BytecodeCache):
     """
 
     def get_cache_key(self, name: str, _filename: str | None = None) -> str:
-        """Return where the byte code of a template is."""
         folder = resources.files("clusterprof.report") / "page"
         return util.cache_from_source(str(folder / name))
 
     def get_source_checksum(self, source: str) -> str:
-        """Return what changes with all that the byte code follows from."""
         made_by = f"{__version__} {jinja2.__version__} {Path(__file__).stat().st_mtime_ns}"
         return hashlib.sha256(f"{made_by}\n{source}".encode()).hexdigest()
 
     def load_bytecode(self, bucket: bccache.Bucket) -> None:
-        """Read what is there; what is damaged counts as nothing."""
         try:
             with Path(bucket.key).open("rb") as file:
                 bucket.load_bytecode(file)
@@ -71,7 +68,6 @@ class _BesideTheTemplates(bccache.BytecodeCache):
             bucket.reset()
 
     def dump_bytecode(self, bucket: bccache.Bucket) -> None:
-        """Keep the byte code if that is possible and wanted."""
         if sys.dont_write_bytecode:
             return
         with contextlib.suppress(OSError):
