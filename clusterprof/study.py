@@ -127,9 +127,7 @@ def study(
         "what_if": slowdown(dataset),
         "critical_path": critical_path(dataset),
         "compute_absent": compute_absent(dataset),
-        "findings": sorted(
-            findings, key=lambda f: (-f["saved_ns_per_step"], f["code"], f["ranks"])
-        ),
+        "findings": findings,
         "combined": combined(dataset, findings),
         "headline": headline,
         "verdict": " ".join(sentence["text"] for sentence in headline),
