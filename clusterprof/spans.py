@@ -198,17 +198,17 @@ class _Block(NamedTuple):
 def _of_block(block: _Block, waits: Intervals, names: Names) -> Ints:
     """The spans of the ranks of a block, by lane and in order, on the axis; fills `names`."""
     activity, rank = block.table("activity")
-    device_names, name = coded(activity, "name")
-    calls, axis = _calls(block, device_names.tolist()), block.dataset.timelines.axis
-    device = _device(block, activity, rank, name, waits)
+    texts, name = coded(activity, "name")
+    rows_of_host, texts_of_host = _host(block, len(texts))
+    device, axis = _device(block, activity, rank, name, waits), block.dataset.timelines.axis
     rows = []
-    for row, kind, text, start, stop in [device, *_host(block, calls)]:
+    for row, kind, text, start, stop in [device, *rows_of_host]:
         single = np.ones_like(start)
         lane = axis.back(start)[0] * len(SPAN_ROWS) + row
         rows.append(np.stack([lane, single, kind, text, start, stop - start, single]))
     drawn = np.concatenate(rows, axis=1)
     drawn = drawn[:, np.argsort(drawn[_LANE], kind="stable")]
-    drawn[_NAME] = _numbered(drawn, calls.texts, names)
+    drawn[_NAME] = _numbered(drawn, [*texts, *texts_of_host, ""], names)
     return drawn
 
 
@@ -237,21 +237,11 @@ def _device(block: _Block, activity: pa.Table, rank: Ints, names: Ints, waits: I
     return _DEVICE, kind, np.r_[name, -1][winner], low, high
 
 
-class _Calls(NamedTuple):
-    """The calls of a block's hosts that lie in a window."""
+def _host(block: _Block, before: int) -> tuple[list[_Row], Sequence[str]]:
+    """What the hosts did in and across the windows, and the names of their calls.
 
-    start: Ints
-    stop: Ints
-    kind: Ints
-    name: Ints
-    #: the main thread's ranges have `_PHASE`, what is not drawn -1
-    row: Ints
-    #: what names are numbers of: those of all devices, of these calls, and of what idles
-    texts: Sequence[str]
-
-
-def _calls(block: _Block, of_devices: Sequence[str]) -> _Calls:
-    """Read them of the ranks' tables; `of_devices` are the names of what their devices did."""
+    Names are numbered behind `before` others.
+    """
     table, rank = block.table("host_calls")
     rows, start, stop = block.near(table, rank)
     (kinds, kind), (texts, name) = coded(table, "kind"), coded(table, "name")
@@ -259,27 +249,22 @@ def _calls(block: _Block, of_devices: Sequence[str]) -> _Calls:
     name = name[rows].astype(np.int64)
     kind[(kind == _CUDA) & matched(texts, WAITS)[name]] = _CUDA_WAIT
     kind[(kind == _BLOCKED) & matched(texts, _OF_THREADS)[name]] = _THREAD_WAIT
-    ranges = kind == _RANGE
-    telling = ranges & ~matched(texts, STEP_RANGES)[name]
+    is_range = kind == _RANGE
+    telling = is_range & ~matched(texts, STEP_RANGES)[name]
     row = _threads(block, rank[rows], table["thread"].to_numpy()[rows], telling)
-    row = np.where(ranges, np.where(telling & (row == _HOST), _PHASE, -1), row)
-    return _Calls(start, stop, kind, name + len(of_devices), row, [*of_devices, *texts, ""])
-
-
-def _host(block: _Block, calls: _Calls) -> Iterator[_Row]:
-    """What the hosts did in and across the windows."""
-    start, stop, kind, name, row, _ = calls
-    ranges = np.flatnonzero(row == _PHASE)
+    name += before
+    # the main thread's ranges; the outermost of them are the phases
+    ranges = np.flatnonzero(telling & (row == _HOST))
     phases = ranges[np.lexsort((-stop[ranges], start[ranges]))]
     reach = np.maximum.accumulate(np.r_[-(2**62), stop[phases]])[:-1]
     phases = phases[start[phases] >= reach]
-    yield _PHASE, kind[phases], name[phases], start[phases], stop[phases]
+    drawn: list[_Row] = [(_PHASE, kind[phases], name[phases], start[phases], stop[phases])]
     # what the main thread is in where it makes no call for long: else nothing would stand there
     inner = np.setdiff1d(ranges, phases)
     axis, window_ns = block.dataset.timelines.axis, np.zeros(block.until, dtype=np.int64)
     np.maximum.at(window_ns, axis.back(block.begin)[0], block.end - block.begin)
     for thread, beside in ((_HOST, inner), (_SECOND_HOST, inner[:0])):
-        of_thread = np.r_[np.flatnonzero(row == thread), beside]
+        of_thread = np.r_[np.flatnonzero((row == thread) & ~is_range), beside]
         low, high = _between(start[of_thread], stop[of_thread])
         winner = np.r_[of_thread, -1][innermost(start[of_thread], stop[of_thread], low)]
         low, high, winner = (values[winner >= 0] for values in (low, high, winner))
@@ -288,7 +273,8 @@ def _host(block: _Block, calls: _Calls) -> Iterator[_Row]:
         long = high - low >= window_ns[axis.back(low)[0]] // _PART_OF_STEP
         keep = (kind[winner] != _RANGE) | long
         winner = winner[keep]
-        yield thread, kind[winner], name[winner], low[keep], high[keep]
+        drawn.append((thread, kind[winner], name[winner], low[keep], high[keep]))
+    return drawn, texts.tolist()
 
 
 def _threads(block: _Block, rank: Ints, thread: Ints, telling: Bools) -> Ints:
