@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from clusterprof import console, folders, masking, run_directory, words
+from clusterprof import console, folders, masking, run_directory
 from clusterprof.agent.contracts import files, identity, paths
 from clusterprof.collect.outcomes import Outcome
 from clusterprof.console import say
@@ -164,8 +164,8 @@ class Look(NamedTuple):
     ranks: tuple[int, ...]
     #: those that delay others most, worst first; none where no rank stands out
     suspects: list[Suspect]
-    #: name and members of each process group
-    groups: list[tuple[str, tuple[int, ...]]]
+    #: the members of each process group
+    groups: list[tuple[int, ...]]
     #: the ranks of each pipeline stage, where groups or sends tell them
     stages: list[tuple[int, ...]]
     warnings: list[str]
@@ -178,15 +178,12 @@ def look(run: Window) -> Look:
 
     What cannot be read is a warning; where no rank left a recorder there are no ranks.
     """
-    found, warnings = all_ranks(run)
-    if found is None:
+    shallow, warnings = all_ranks(run)
+    if shallow is None:
         return Look((), [], [], [], warnings)
-    results = found.results
-    groups = [
-        (words.group(each["name"], each["description"]), tuple(each["ranks"]))
-        for each in results["groups"]
-    ]
-    stages = [tuple(each) for each in results["stages"]]
+    results = shallow.results
+    groups = [tuple(group["ranks"]) for group in results["groups"]]
+    stages = [tuple(stage) for stage in results["stages"]]
     return Look(
         tuple(results["ranks"]), results["suspects"], groups, stages, warnings, results["steps"]
     )

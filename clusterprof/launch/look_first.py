@@ -138,7 +138,7 @@ def chosen(
     ranks: list[int] = []
     for suspect in suspects:
         ranks.append(suspect)
-        for _, members in looked.groups:
+        for members in looked.groups:
             if suspect in members:
                 peers = [rank for rank in members if rank not in suspects]
                 # of those that are captured anyway, if there is one
@@ -148,8 +148,5 @@ def chosen(
 
 def without(looked: Look, spent: Collection[int]) -> Look:
     """The same, where these ranks are no peers."""
-    groups = [
-        (name, tuple(rank for rank in members if rank not in spent))
-        for name, members in looked.groups
-    ]
+    groups = [tuple(r for r in members if r not in spent) for members in looked.groups]
     return looked._replace(groups=groups)

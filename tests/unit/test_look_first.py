@@ -29,10 +29,10 @@ from clusterprof.merge_run import Look
 from clusterprof.results import Suspect
 from clusterprof.run_directory import Window
 
-WORLD = ("default_pg", tuple(range(16)))
+WORLD = tuple(range(16))
 #: of four nodes with four ranks each
-TENSOR = [(f"tp{node}", tuple(range(4 * node, 4 * node + 4))) for node in range(4)]
-DATA = [(f"dp{local}", tuple(range(local, 16, 4))) for local in range(4)]
+TENSOR = [tuple(range(4 * node, 4 * node + 4)) for node in range(4)]
+DATA = [tuple(range(local, 16, 4)) for local in range(4)]
 
 
 def suspect(rank: int) -> Suspect:
