@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from clusterprof import __version__, words
 from clusterprof.export.merged_tables import Merged
 from clusterprof.export.tracks import shown
-from clusterprof.results import UNBOUNDED_NS
+from clusterprof.results import UNBOUNDED_NS, Finding
 
 #: the parts of a step, which add up to it
 _PARTS = ("compute", "exposed_communication", "exposed_copy", "idle")
@@ -104,10 +104,8 @@ def _rank(rank: int, hosts: Mapping[int, str]) -> dict[str, object]:
     return {"rank": rank, "host": hosts[rank]}
 
 
-def _finding(finding: Mapping[str, object]) -> dict[str, object]:
-    ranks = finding["ranks"]
-    assert isinstance(ranks, list)
-    named = words.numbers(ranks, 8)
+def _finding(finding: Finding) -> dict[str, object]:
+    named = words.numbers(finding["ranks"], 8)
     return {"code": finding["code"], "severity": finding["severity"], "ranks": named}
 
 

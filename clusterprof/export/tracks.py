@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof import words
-from clusterprof.align.columns import Bools, Floats, Index, Ints, Objects, coded, integers
+from clusterprof.align.columns import Bools, Floats, Index, Ints, Objects, coded, integers, rows_by
+from clusterprof.exchanges import combined
 from clusterprof.export.merged_tables import Merged
 from clusterprof.results import Finding
 
@@ -225,11 +226,10 @@ def _collectives(merged: Merged, rank: int) -> Iterator[Track]:
         group["communicator"]: group["description"] or (group["kind"] + " ").replace("unknown ", "")
         for group in merged.results["topology"]["groups"]
     }
-    for place, name in enumerate(communicators):
+    for place, rows in rows_by(communicator).items():
+        name = communicators[place]
         label = " ".join(f"{called.get(name, '')} {words.communicator(str(name), 40)}".split())
-        rows = np.flatnonzero(communicator == place)
-        if len(rows):
-            yield replace(whole.take(rows), name=f"collectives · {label}")
+        yield replace(whole.take(rows), name=f"collectives · {label}")
 
 
 def _streams(merged: Merged, rank: int, table: pa.Table) -> Iterator[Track]:
@@ -260,11 +260,8 @@ def _threads(merged: Merged, rank: int, table: pa.Table) -> Iterator[Track]:
 
 def _groups(first: Ints, second: Ints) -> Iterator[tuple[tuple[int, int], Index]]:
     """The rows of each pair of values, in the pairs' order."""
-    order = np.lexsort((second, first))
-    change = (np.diff(first[order]) != 0) | (np.diff(second[order]) != 0)
-    for rows in np.split(order, np.flatnonzero(change) + 1):
-        if len(rows):
-            yield (int(first[rows[0]]), int(second[rows[0]])), rows
+    for rows in rows_by(combined(first, second)).values():
+        yield (int(first[rows[0]]), int(second[rows[0]])), rows
 
 
 def sequence(start: Ints, end: Ints) -> tuple[Index, Bools]:
