@@ -136,8 +136,8 @@ class Run:
     @cached_property
     def steps(self) -> pd.DataFrame:
         """Each profiled rank's account of each step; columns: `clusterprof.api.STEPS`."""
-        accounts, steady = self._merged.accounts, self._merged.is_steady
-        return _frame(accounts.append_column(STEPS.field("steady"), steady))
+        steady = self._merged.is_steady
+        return _frame(self._merged.accounts.append_column(STEPS.field("steady"), steady))
 
     @cached_property
     def collectives(self) -> pd.DataFrame:
@@ -248,15 +248,9 @@ class Run:
 
         head = row("th", "severity", "finding", "ranks", "repair saves", "of the step")
         rows = [
-            row(
-                "td",
-                finding["severity"],
-                finding["code"],
-                words.spans(finding["ranks"], 8),
-                saved_cell(finding),
-                words.percent(finding["share_of_step"]),
-            )
-            for finding in self.results["findings"]
+            row("td", f["severity"], f["code"], words.spans(f["ranks"], 8), saved_cell(f), share)
+            for f in self.results["findings"]
+            for share in [words.percent(f["share_of_step"])]
         ]
         table = f"<table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>"
         verdict, path = (html.escape(words.plain(str(t))) for t in (self.verdict, self.path))

@@ -122,7 +122,24 @@ def launching_parser(
     this = verb_parser(verb, summary + unknown, *examples, usage=usage, short_help=False)
     this.gone = GONE
     _add_profiling(this)
-    _add_running(this)
+    add = this.add_argument_group("limits").add_argument
+    add("--max-steps", type=int, default=planning.MOST_STEPS, metavar="N",
+        help=f"refuse a window of more steps (default {planning.MOST_STEPS})")  # fmt: skip
+    add("--max-report-mb", type=int, default=planning.MOST_REPORT_MB, metavar="M",
+        help="close a rank's window early once its profile takes M MB on its node "
+        f"(default {planning.MOST_REPORT_MB}; 0: no limit)")  # fmt: skip
+    add("--time-margin", type=float, metavar="S",
+        help="close an open window S seconds before Slurm's time limit (default 60, or a tenth "
+        "of a shorter limit; 0: never)")  # fmt: skip
+
+    add = this.add_argument_group("the run").add_argument
+    add("--run-dir", metavar="DIR", help="default runs/<UTC stamp>-<job or process id>")
+    add("--force", action="store_true", help="replace an earlier run in DIR")
+    add("--dry-run", action="store_true", help="only print what would run")
+    add("--no-merge", action="store_true", help="only collect the reports")
+    add("--strict", action="store_true",
+        help=f"end with status {planning.PROFILE_FAILED} if a report is missing")  # fmt: skip
+    gate.add_option(add, status=f"status {planning.GATE_FAILED}, if the job succeeded,")
     return this
 
 
@@ -177,24 +194,3 @@ def _add_profiling(this: argparse.ArgumentParser) -> None:
         help="measure the clocks of the hosts against each other around the window, by a process "
         "on each node (UDP between nodes; default auto: on where the ranks may be on several "
         "nodes)")  # fmt: skip
-
-
-def _add_running(this: argparse.ArgumentParser) -> None:
-    add = this.add_argument_group("limits").add_argument
-    add("--max-steps", type=int, default=planning.MOST_STEPS, metavar="N",
-        help=f"refuse a window of more steps (default {planning.MOST_STEPS})")  # fmt: skip
-    add("--max-report-mb", type=int, default=planning.MOST_REPORT_MB, metavar="M",
-        help="close a rank's window early once its profile takes M MB on its node "
-        f"(default {planning.MOST_REPORT_MB}; 0: no limit)")  # fmt: skip
-    add("--time-margin", type=float, metavar="S",
-        help="close an open window S seconds before Slurm's time limit (default 60, or a tenth "
-        "of a shorter limit; 0: never)")  # fmt: skip
-
-    add = this.add_argument_group("the run").add_argument
-    add("--run-dir", metavar="DIR", help="default runs/<UTC stamp>-<job or process id>")
-    add("--force", action="store_true", help="replace an earlier run in DIR")
-    add("--dry-run", action="store_true", help="only print what would run")
-    add("--no-merge", action="store_true", help="only collect the reports")
-    add("--strict", action="store_true",
-        help=f"end with status {planning.PROFILE_FAILED} if a report is missing")  # fmt: skip
-    gate.add_option(add, status=f"status {planning.GATE_FAILED}, if the job succeeded,")

@@ -137,7 +137,8 @@ def _headline(status: Status) -> str:
         how = f"ended with status {status.exit_status} after {words.age(took_s)}"
     else:
         how = f"began {words.age((datetime.now(timezone.utc) - began).total_seconds())} ago"
-        silent = status.silent_s
+        alive = [rank.silent_s for rank in status.ranks if not rank.ended]
+        silent = min((s for s in alive if s is not None), default=None)
         next_step = f"if the job has ended: clusterprof collect {status.run}"
         if silent is not None and silent > SILENT_S:
             how += f"; no update for {words.age(silent)}; {next_step}"
@@ -198,12 +199,6 @@ class Status:
     later_windows: list[WindowStatus]
     #: what hangs, or hung until the job ended; None for nothing
     hang: LiveHang | None = None
-
-    @property
-    def silent_s(self) -> float | None:
-        """Seconds since the last update by a rank that has not ended; None where all have."""
-        alive = [each.silent_s for each in self.ranks if not each.ended]
-        return min((each for each in alive if each is not None), default=None)
 
     def as_json(self) -> dict[str, Any]:
         """What `--json` prints."""

@@ -12,7 +12,6 @@ from clusterprof.results import Finding, Results
 
 #: the first line: by it a file is known as ours
 MARK = "<!-- written by clusterprof -->"
-_MOST_RANKS = 16
 
 
 def render(results: Results) -> str:
@@ -27,7 +26,7 @@ def render(results: Results) -> str:
     lines += [f"- {label}: {escaped(text)}" for label, text in run.measured]
     lines += [f"- missing: {escaped(summary.missing(entry))}" for entry in results["missing"]]
     lines += [f"- warning: {escaped(warning)}" for warning in results["warnings"]]
-    if rows := run.account_rows(_MOST_RANKS):
+    if rows := run.account_rows:
         every = len(run.averages)
         some = f", {len(rows)} of {every} ranks" if len(rows) < every else ""
         title = f"Step time breakdown: ms and share, mean of {run.averaged_over}{some}"
@@ -37,14 +36,9 @@ def render(results: Results) -> str:
 
 
 def _row(finding: Finding) -> list[str]:
-    return [
-        finding["code"],
-        finding["severity"],
-        summary.whom(finding),
-        summary.saved_cell(finding),
-        words.percent(finding["share_of_step"]) if finding["share_of_step"] > 0 else "-",
-        words.confidence(finding["confidence"]),
-    ]
+    share = words.percent(finding["share_of_step"]) if finding["share_of_step"] > 0 else "-"
+    saved, confidence = summary.saved_cell(finding), words.confidence(finding["confidence"])
+    return [finding["code"], finding["severity"], summary.whom(finding), saved, share, confidence]
 
 
 def _finding(finding: Finding, verdict: str) -> list[str]:

@@ -24,6 +24,8 @@ from clusterprof.results import (
     Sentence,
 )
 
+#: so many ranks are listed in a table that all of them can be in
+MOST_RANKS = 16
 #: a smaller part of a step is not worth a line
 _LEAST_PART = 0.01
 #: so many steps' savings are listed
@@ -95,17 +97,18 @@ class Summary:
             for rank, times in sorted(by_rank.items())
         ]
 
-    def account_rows(self, most: int) -> list[list[str]]:
-        """A row of `ACCOUNT_COLUMNS`, ms and shares, for at most so many ranks."""
+    @cached_property
+    def account_rows(self) -> list[list[str]]:
+        """A row of `ACCOUNT_COLUMNS`, ms and shares, for at most `MOST_RANKS` ranks."""
         rows, averages = [], self.averages
-        if len(averages) > most:
+        if len(averages) > MOST_RANKS:
             # of many the ranks that findings name, and those that wait least and most
             findings = self.results["findings"]
             named = {rank for finding in findings for rank in finding["ranks"][:4]}
             named |= {finding["rank"] for finding in findings if finding["rank"] is not None}
             by_wait = [row.rank for row in sorted(averages, key=lambda row: row.exposed_wait_ns)]
             extremes = chain.from_iterable(zip(by_wait, reversed(by_wait), strict=True))
-            chosen = list(dict.fromkeys([*sorted(named & {*by_wait}), *extremes]))[:most]
+            chosen = list(dict.fromkeys([*sorted(named & {*by_wait}), *extremes]))[:MOST_RANKS]
             averages = [row for row in averages if row.rank in chosen]
         for row in averages:
             parts = [

@@ -18,7 +18,6 @@ from clusterprof.results import Results
 _SGR = {"critical": "1;31", "warning": "1;33", "info": "1;36", "strong": "1", "quiet": "2"}
 #: every code that a page may have in it, if it has colours
 CODES = ["\x1b[0m", *(f"\x1b[{code}m" for code in _SGR.values())]
-_MOST_RANKS = 16
 #: a share of the step behind a time
 _SHARE = re.compile(r" +[\d.<]+%$")
 _MOST_OPERATIONS = 8
@@ -52,7 +51,7 @@ def render(results: Results, *, colour: bool = False, width: int = 100) -> str:
         page.paragraph()
         page.line("late by the flight recorders of all ranks")
         # lines of programs are long, and in the findings
-        rows = [row[:-1] for row in run.suspects[:_MOST_RANKS]]
+        rows = [row[:-1] for row in run.suspects[: summary.MOST_RANKS]]
         page.table(summary.SUSPECT_COLUMNS[:-1], rows, left=3)
     page.paragraph()
     for warning in results["warnings"]:
@@ -136,7 +135,7 @@ def _findings(page: _Page, run: Summary) -> None:
 
 
 def _account(page: _Page, run: Summary) -> None:
-    rows = run.account_rows(_MOST_RANKS)
+    rows = run.account_rows
     if not rows:
         return
     page.paragraph()
