@@ -128,15 +128,14 @@ def job_record(run: Window, manifest: Manifest | None = None) -> Job:
             with contextlib.suppress(ReportError):
                 steps[rank] = read_log(log)
                 paces[rank] = read_pace(beside_log(log, paths.PACE))
+    job = Job(steps=steps, paces=paces, hosts=hosts)
     if manifest is None:
-        return Job(steps=steps, paces=paces, hosts=hosts)
+        return job
     torch = {str(state["torch"]) for state in states.values() if state.get("torch")}
     window = run.window()
     content = manifest.content
-    return Job(
-        steps=steps,
-        paces=paces,
-        hosts=hosts,
+    return replace(
+        job,
         window=(window.first, window.end),
         torch=tuple(sorted(torch)),
         command=shlex.join(str(word) for word in content.get("argv") or ()),
@@ -244,11 +243,8 @@ def merge_reports(
 
     with console.Progress():
         gathered = gather(list(paths), ranks=ranks, engine=engine)
-        known = None
-        silent: list[str] = []
-        if clocks is not None:
-            measured, silent = measurement.of_reports(gathered.ranks, clocks)
-            known = known_clocks(gathered.ranks, measured, clocks.as_json())
+        measured, silent = measurement.of_reports(gathered.ranks, clocks) if clocks else ({}, [])
+        known = known_clocks(gathered.ranks, measured, clocks.as_json()) if clocks else None
         return study(
             gathered.ranks,
             missing=gathered.missing,
