@@ -71,12 +71,8 @@ def whole(table: pa.Table) -> pa.Table:
         "message_bytes": pa.array(np.maximum(sent, received).astype(np.int64)),
     }
     parts = table.take(pa.array(longest))
-    for name, values in columns.items():
-        field = table.schema.field(name)
-        if pa.types.is_dictionary(field.type):
-            values = values.dictionary_encode()
-        column = table.schema.get_field_index(name)
-        parts = parts.set_column(column, field, values.cast(field.type))
+    arrays = [columns.get(name, parts[name]) for name in table.column_names]
+    parts = pa.table(arrays, table.column_names).cast(table.schema)
     return pa.concat_tables([table.take(pa.array(rest)), parts]).unify_dictionaries()
 
 

@@ -42,21 +42,17 @@ class Parser(argparse.ArgumentParser):
         before = self.description, self.usage
         self.description, self.usage = None, argparse.SUPPRESS
         self._action_groups.sort(key=lambda group: group is self.common)
-        try:
-            options = super().format_help()
-        finally:
-            self.description, self.usage = before
+        options = super().format_help()
+        self.description, self.usage = before
         formatter = self._get_formatter()
         formatter.add_text(self.description)
-        examples = ["examples:", *_examples(self.examples, width)] if self.examples else []
-        text = self.format_usage().rstrip()
-        lines = text.splitlines() if self.usage else [" ".join(text.split())]
-        usage = [
-            part for line in lines for part in console.wrapped(line, width, " " * 9, _BRACKETS)
-        ]
-        parts = [formatter.format_help().rstrip("\n"), *filter(None, ["\n".join(examples)]),
-                 "\n".join(usage), options]  # fmt: skip
-        return "\n\n".join(parts)
+        parts = [formatter.format_help().rstrip("\n")]
+        if self.examples:
+            parts.append("\n".join(["examples:", *_examples(self.examples, width)]))
+        usage = self.format_usage().rstrip()
+        lines = usage.splitlines() if self.usage else [" ".join(usage.split())]
+        wrapped = (console.wrapped(line, width, " " * 9, _BRACKETS) for line in lines)
+        return "\n\n".join([*parts, "\n".join(itertools.chain(*wrapped)), options])
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError, with what may have been meant."""
