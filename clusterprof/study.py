@@ -6,14 +6,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from clusterprof import __version__
 from clusterprof.align.clock import Clock, align
 from clusterprof.align.clock.measured import KnownClocks, of_one_report
+from clusterprof.align.columns import integers, rows_by
 from clusterprof.align.lateness import joined
 from clusterprof.align.match import contradicted, match, numbered, tolerance
 from clusterprof.align.placing import place
@@ -209,20 +210,16 @@ def _of_matching(placed: pa.Table) -> Iterator[str]:
 
 
 def _steps(dataset: Dataset) -> list[StepEntry]:
-    by_step: dict[int, list[dict[str, Any]]] = {}
-    for row in dataset.accounts.to_pylist():
-        by_step.setdefault(row["step"], []).append(row)
     steady, names = set(dataset.steady_steps), list(RankAccount.__annotations__)
     entries: list[StepEntry] = []
-    for step in dataset.steps:
-        rows = by_step[step]
-        ranks: Any = [{name: row[name] for name in names} for row in rows]
+    for step, rows in rows_by(integers(dataset.accounts, "step")).items():
+        of_step = dataset.accounts.take(rows)
         entries.append({
             "step": step,
             "settled": step in steady,
-            "begin_ns": min(row["aligned_begin_ns"] for row in rows),
-            "duration_ns": int(np.median([row["duration_ns"] for row in rows])),
-            "ranks": ranks,
+            "begin_ns": pc.min(of_step["aligned_begin_ns"]).as_py(),
+            "duration_ns": int(np.median(of_step["duration_ns"].to_numpy())),
+            "ranks": of_step.select(names).to_pylist(),
         })  # fmt: skip
     return entries
 
