@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import re
 from typing import TYPE_CHECKING, Protocol, cast
 
 if TYPE_CHECKING:
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
 
 #: Folders with further launchers, separated as in PATH: modules as those here.
 VARIABLE = "CLUSTERPROF_LAUNCHERS"
-#: as nearly all write it, which takes no parser
-_SUMMARY = re.compile(r'^SUMMARY = "([^"\\]*)"$', re.MULTILINE)
 __path__ += [folder for folder in os.environ.get(VARIABLE, "").split(os.pathsep) if folder]
 
 
@@ -54,15 +51,12 @@ def names() -> list[str]:
 
 def summary(name: str) -> str:
     """The launcher's SUMMARY, read off its file: `clusterprof --help` loads none of them."""
-    with open(_files()[name], encoding="utf-8", errors="replace") as file:
-        text = file.read()
-    if line := _SUMMARY.search(text):
-        return line[1]
     import ast
 
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "SUMMARY":
-            return str(ast.literal_eval(node.value))
+    with open(_files()[name], encoding="utf-8", errors="replace") as file:
+        for node in ast.parse(file.read()).body:
+            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "SUMMARY":
+                return str(ast.literal_eval(node.value))
     return ""
 
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from clusterprof.agent.contracts.timing import REAL
 from clusterprof.collect.answers import ANSWER_B, plain
-from clusterprof.collect.host_keys import HostKeyRefused, HostKeys
+from clusterprof.collect.host_keys import HostKeys
 from clusterprof.errors import HostError
 from clusterprof.launchers import ssh
 from clusterprof.launchers.support.job import Host
@@ -52,10 +52,9 @@ class Answer(NamedTuple):
 
 
 def command_line(argv: Sequence[str]) -> bytes:
-    """The one place where arguments become a line for the shell that sshd always starts.
+    """Arguments as a line for the shell that sshd always starts, quoted for POSIX shells.
 
-    Quoted for POSIX shells. Only our own helper's command goes this way: the user's program
-    travels as JSON, which no shell reads.
+    Only our own helper's command goes this way: the user's program travels as JSON.
     """
     return os.fsencode(shlex.join(argv))
 
@@ -121,23 +120,24 @@ class SshHost:
             raise
         except Exception as error:  # noqa: BLE001 - sockets, paramiko, cryptography: see `reason`
             silent = f"no answer within {within_s:g} s"
-            what = silent if late.is_set() else reason(error, self.timeout_s)
-            raise HostError(what) from None
+            raise HostError(silent if late.is_set() else reason(error, self.timeout_s)) from None
         finally:
             limit.cancel()
 
     def ask(self, argv: Sequence[str], stdin: bytes = b"", *, within_s: float = 30.0) -> Answer:
         """Run a short command to its end. Raises HostError, also of too long an answer."""
         stdout, stderr = bytearray(), bytearray()
+
+        def is_too_long() -> bool:
+            return max(len(stdout), len(stderr)) > ANSWER_B
+
         command = self.start(argv, _bounded(stdout), _bounded(stderr))
         command.write(stdin, last=True)
-        until = REAL.now() + within_s
-        while not (ended := command.wait(0.1)) and max(len(stdout), len(stderr)) <= ANSWER_B:
-            if REAL.now() > until:
-                break
+        REAL.until(lambda: command.wait(0.1) or is_too_long(), within_s, 0)
+        ended = command.wait(0)
         status = command.status() if ended else 255
         command.close()
-        if max(len(stdout), len(stderr)) > ANSWER_B:
+        if is_too_long():
             raise HostError(f"its answer is longer than {ANSWER_B >> 20} MB")
         if not ended:
             raise HostError(f"no answer within {within_s:g} s to {argv[0]}")
@@ -296,8 +296,6 @@ def reason(error: Exception, timeout_s: float) -> str:
     import paramiko
     from paramiko.ssh_exception import NoValidConnectionsError
 
-    if isinstance(error, HostKeyRefused):
-        return str(error)
     if isinstance(error, paramiko.PasswordRequiredException):
         return "the private key is locked: ssh-add it (a passphrase is never asked for)"
     if isinstance(error, paramiko.AuthenticationException):

@@ -27,10 +27,6 @@ _PATIENCE_S = 30
 _KRL = b"SSHKRL\n\0"
 
 
-class HostKeyRefused(Exception):  # noqa: N818 - it names what happened
-    """Why a host's key is not accepted."""
-
-
 @dataclass
 class Known:
     """The entries of the known_hosts files for one name: keys in wire format, by their type."""
@@ -60,17 +56,17 @@ class HostKeys:
     """The keys of one host, as a policy that paramiko calls, since it is given no keys itself."""
 
     def __init__(self, connection: Any, config: Path | None) -> None:
-        """Look them up for a Fabric connection. Raises HostKeyRefused where that cannot be done."""
+        """Look them up for a Fabric connection. Raises HostError where that cannot be done."""
         name, port = str(connection.host).lower(), int(connection.port)
         options = settings(connection, config)
-        alias = options.get("hostkeyalias")
         # As OpenSSH: a key without a port is accepted where there is none for that port.
         names = [name] if port == _SSH_PORT else [f"[{name}]:{port}", name]
-        self.name = alias or names[0]
+        names = [options["hostkeyalias"]] if "hostkeyalias" in options else names
+        self.name = names[0]
         paths = f"{options.get('userknownhostsfile', '')} {options.get('globalknownhostsfile', '')}"
         files = [Path(path).expanduser() for path in paths.split() if path != "none"]
         self.known = []
-        for host_name in [alias] if alias else names:
+        for host_name in names:
             entries = Known()
             for file in filter(Path.is_file, files):
                 listed = run(["ssh-keygen", "-F", host_name, "-f", str(file)])
@@ -80,26 +76,26 @@ class HostKeys:
         self.revoked = None if revoked == "none" else Path(revoked).expanduser()
 
     def missing_host_key(self, _client: Any, _name: str, shown: Any) -> None:
-        """Accept the key that a host has shown, or raise HostKeyRefused."""
+        """Accept the key that a host has shown, or raise HostError."""
         key, line = shown.asbytes(), f"{shown.get_name()} {shown.get_base64()}"
         if self.revoked is not None:
             check_revoked(self.revoked, key, line)
         for entries in self.known:
             if key in entries.revoked:
-                raise HostKeyRefused("its host key is marked as revoked in known_hosts")
+                raise HostError("its host key is marked as revoked in known_hosts")
             if key in entries.keys:
                 return
             if entries.keys:
-                raise HostKeyRefused(
+                raise HostError(
                     "its host key is not the one in known_hosts: another machine, or a new key "
                     f"(if you know why: ssh-keygen -R '{self.name}')"
                 )
         if any(entries.authority for entries in self.known):
-            raise HostKeyRefused(
+            raise HostError(
                 f"its host key is not in known_hosts as {self.name}: a @cert-authority is, but "
                 "certificates are not supported (add its own key: ssh-keyscan)"
             )
-        raise HostKeyRefused(
+        raise HostError(
             f"its host key is not in known_hosts as {self.name}: connect once with ssh, and check "
             "the key"
         )
@@ -121,13 +117,13 @@ class HostKeys:
 def settings(connection: Any, config: Path | None) -> dict[str, str]:
     """A host's options in OpenSSH's configuration, by lower-case keyword; the first value counts.
 
-    With all of its Include and Match, which paramiko does not support. Raises HostKeyRefused.
+    With all of its Include and Match, which paramiko does not support. Raises HostError.
     """
     options = ["-F", str(config)] if config else []
     options += ["-p", str(connection.port), "-l", str(connection.user)]
     asked = run(["ssh", "-G", *options, "--", str(connection.original_host)])
     if asked.returncode != 0:
-        raise HostKeyRefused(f"ssh does not accept its configuration: {last_printed(asked.stderr)}")
+        raise HostError(f"ssh does not accept its configuration: {last_printed(asked.stderr)}")
     options_of: dict[str, str] = {}
     for line in asked.stdout.decode(errors="surrogateescape").splitlines():
         keyword, _, value = line.partition(" ")
@@ -136,7 +132,7 @@ def settings(connection: Any, config: Path | None) -> dict[str, str]:
 
 
 def check_revoked(path: Path, key: bytes, line: str) -> None:
-    """RevokedHostKeys. Raises HostKeyRefused, for every key where the list cannot be read."""
+    """RevokedHostKeys. Raises HostError, for every key where the list cannot be read."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -153,11 +149,11 @@ def check_revoked(path: Path, key: bytes, line: str) -> None:
             raise _unreadable(path, "a line of it is not a key")
         revoked = key in keys
     if revoked:
-        raise HostKeyRefused(f"its host key is revoked by {path}")
+        raise HostError(f"its host key is revoked by {path}")
 
 
-def _unreadable(path: Path, why: str) -> HostKeyRefused:
-    return HostKeyRefused(f"RevokedHostKeys {path} cannot be read, so no key is accepted: {why}")
+def _unreadable(path: Path, why: str) -> HostError:
+    return HostError(f"RevokedHostKeys {path} cannot be read, so no key is accepted: {why}")
 
 
 def decoded(words: Sequence[str]) -> bytes | None:

@@ -27,12 +27,11 @@ from clusterprof.words import counted, size
 PATIENCE_S = 6.0
 
 #: The options that the launch of a profiled rank gives to nsys' verbs.
-_NEEDED = {
-    "launch": ("--session-new", "--trace"),
-    "start": ("--session", "--sample", "--cpuctxsw", "--force-overwrite", "--output"),
-    "stop": ("--session",),
-    "profile": ("--capture-range", "--capture-range-end"),
-}
+_NEEDED = (
+    "launch --session-new", "launch --trace", "start --session", "start --sample",
+    "start --cpuctxsw", "start --force-overwrite", "start --output", "stop --session",
+    "profile --capture-range", "profile --capture-range-end",
+)  # fmt: skip
 #: Options of newer versions.
 _OPTIONAL = ("--pytorch", "--cuda-graph-trace", "--cuda-event-trace", "--python-sampling")
 
@@ -134,8 +133,7 @@ def nsys_checks(wanted: Path | None) -> list[Check]:
         importer = Check("nsys importer", WARN, "there is no QdstrmImporter beside nsys",
                          "install all of Nsight Systems, not only its target part: without the "
                          "importer, reports may stay .qdstrm")  # fmt: skip
-    needed = [(verb, flag) for verb, flags in _NEEDED.items() for flag in flags]
-    missing = [f"{verb} {flag}" for verb, flag in needed if not nsys.offers(verb, flag)]
+    missing = [flag for flag in _NEEDED if not nsys.offers(*flag.split())]
     optional = [flag for flag in _OPTIONAL if nsys.offers("profile", flag)]
     available = f"all that are needed; optional: {', '.join(optional) or 'none'}"
     options = Check("nsys flags", OK, available)

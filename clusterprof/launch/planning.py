@@ -26,8 +26,8 @@ from clusterprof.arguments import (
 )
 from clusterprof.errors import UsageError
 from clusterprof.launch import reduction
-from clusterprof.launch.earlier_runs import latest
-from clusterprof.launch.profiling import CapturePlan, CaptureRequest, choose
+from clusterprof.launch.earlier_runs import had_graphs, latest, was_launch_bound
+from clusterprof.launch.profiling import CapturePlan, choose
 from clusterprof.launch.settings import SETTINGS
 from clusterprof.launchers.support.job import CommandLine, Job
 from clusterprof.results import RANKS
@@ -120,9 +120,11 @@ class LaunchPlan:
         width = max(len(value) for _, value, _ in rows)
         lines = [f"{name:<17} {value:<{width}}  {origin}".rstrip() for name, value, origin in rows]
         lines += ["", "will run:", *(f"  {line}" for line in self.command_lines())]
-        if commands := self.capture.shown():
+        if nsys := self.capture.nsys:
             lines += ["", "around the program in each profiled rank:"]
-            lines += [f"  {shlex.join(command)}" for command in commands]
+            for verb in nsys.verbs(self.capture.window_by):
+                words = [word.replace("{trace}", nsys.trace["gpu"]) for word in getattr(nsys, verb)]
+                lines.append(f"  {shlex.join([nsys.path, *words])}")
         costs = [ARMED_COSTS] if plan.armed else []
         closed = filter(None, [job.closed])
         if remarks := [*job.remarks, *self.capture.remarks, *costs, *closed]:
@@ -160,17 +162,14 @@ def make_plan(
         now, job_id = dt.datetime.now(dt.timezone.utc), os.environ.get("SLURM_JOB_ID")
         folder = run_directory.default_path(Path("runs"), job_id, now).absolute()
         folder = folder if turn == 1 else folder.with_name(f"{folder.name}-{turn}")
-    request, launch_bound_in = CaptureRequest.of(arguments), ""
-    earlier = None
-    if arguments.profiler in ("auto", "nsys"):
-        earlier = latest(folder.parent, program)
-    if earlier is not None:
-        earlier_run = shortest(earlier.run.path)
-        request = replace(request, graphs_in=earlier_run if earlier.graphs else "")
-        arms_none = arguments.arm in (None, "none")
-        if earlier.launch_bound and arms_none and arguments.profiler == "auto":
-            launch_bound_in = earlier_run
-    capture = choose(request, launch_bound_in)
+    launch_bound_in = graphs_in = ""
+    may_be_nsys = arguments.profiler in ("auto", "nsys")
+    if may_be_nsys and (earlier := latest(folder.parent, program)) is not None:
+        run, results = earlier
+        graphs_in = shortest(run.path) if had_graphs(run) else ""
+        may_be_torch = arguments.profiler == "auto" and arguments.arm in (None, "none")
+        launch_bound_in = shortest(run.path) if may_be_torch and was_launch_bound(results) else ""
+    capture = choose(arguments, launch_bound_in, graphs_in)
     before = os.environ.get("PYTHONPATH")
     environment = {  # what loads the agent in every interpreter of the job
         "CLUSTERPROF_PLAN": str(RunDirectory(folder).plan),

@@ -11,7 +11,7 @@ import argparse
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from clusterprof.agent.contracts.plan import MOST_START_S, NsysPlan
@@ -32,40 +32,12 @@ TRACE_CPU = "nvtx,osrt"
 _FOR_NSYS = ("trace", "nsys_arg", "nsys", "pytorch", "cpu_sampling")
 
 #: newer than 2025.3: a report then holds no variable of the profiled process
-_DISCARD = "--discard-environment"
+_DISCARD = "--discard-environment=true"
 
 _INSTALL = (
     "install Nsight Systems (package nsight-systems; module load nsight-systems on many clusters)",
     "or name one with --nsys PATH, or use --profiler torch",
 )
-
-
-@dataclass(frozen=True)
-class CaptureRequest:
-    """What the user asked of the profiler, by the options of these names."""
-
-    profiler: str = "auto"
-    #: an nsys other than the one that would be found
-    nsys: str | None = None
-    trace: str | None = None
-    nsys_arg: Sequence[str] = ()
-    pytorch: str | None = None
-    cpu_sampling: bool = False
-    #: how nsys' window opens: session (nsys start), cuda (cudaProfilerStart), auto (session)
-    window_by: str = "auto"
-    #: the run that had CUDA graphs in this program, if one did: nsys then records what is in them
-    graphs_in: str = ""
-
-    @property
-    def needs_nsys(self) -> bool:
-        """Whether anything is asked for that only nsys can do."""
-        return self.window_by == "cuda" or any(getattr(self, name) for name in _FOR_NSYS)
-
-    @classmethod
-    def of(cls, arguments: argparse.Namespace) -> CaptureRequest:
-        """What the options of these names say."""
-        names = [each.name for each in fields(cls) if hasattr(arguments, each.name)]
-        return cls(**{name: getattr(arguments, name) for name in names})
 
 
 @dataclass(frozen=True)
@@ -83,25 +55,17 @@ class CapturePlan:
     window_by: str = "session"
     emit_nvtx: bool = False
 
-    def shown(self) -> list[list[str]]:
-        """The profiler's command lines in a profiled rank, as argv lists."""
-        if self.nsys is None:
-            return []
-        return [
-            [self.nsys.path, *(word.replace("{trace}", self.nsys.trace["gpu"]) for word in words)]
-            for words in (getattr(self.nsys, verb) for verb in self.nsys.verbs(self.window_by))
-        ]
 
-
-def choose(request: CaptureRequest, launch_bound: str = "") -> CapturePlan:
+def choose(asked: argparse.Namespace, launch_bound: str = "", graphs_in: str = "") -> CapturePlan:
     """The profiler that `--profiler` names; with `auto` nsys where it is, else torch.profiler.
 
     `launch_bound` is the run that found the program so, if one did: `auto` then leaves nsys, whose
     cost for each launch stays until the program ends, to those who ask for what it alone can do.
-    Raises ProfilerError where the named one cannot be had, UsageError for an unknown name, and for
-    a request that only nsys can meet.
+    `graphs_in` is the run that had CUDA graphs: nsys then records what is in them. Raises
+    ProfilerError where the profiler cannot be had, UsageError for an unknown one, and for options
+    that only nsys has.
     """
-    wanted = request.profiler
+    wanted = asked.profiler
     remark = ""
     if wanted not in PROFILERS:
         raise UsageError(
@@ -109,16 +73,17 @@ def choose(request: CaptureRequest, launch_bound: str = "") -> CapturePlan:
         )
     because = f"--profiler {wanted}"
     if wanted == "nsys":
-        return _with_nsys(request, because)
+        return _with_nsys(asked, because, graphs_in)
+    for_nsys = [name for name in _FOR_NSYS if getattr(asked, name)]
     if wanted == "auto":
         try:
-            capture = _with_nsys(request, "auto: nsys is installed here")
+            capture = _with_nsys(asked, "auto: nsys is installed here", graphs_in)
         except ProfilerError as error:
-            if request.nsys or request.nsys_arg or request.trace or request.pytorch:
-                raise  # these options require nsys
+            if {*for_nsys} - {"cpu_sampling"}:
+                raise  # the others require nsys
             because = f"auto: {error.what}"
         else:
-            if not launch_bound or request.needs_nsys:
+            if not launch_bound or for_nsys or asked.window_by == "cuda":
                 return capture
             because = f"auto: launch-bound in {launch_bound}"
             remark = (
@@ -126,13 +91,12 @@ def choose(request: CaptureRequest, launch_bound: str = "") -> CapturePlan:
                 "program, was launch-bound: nsys would slow it until it ends (--profiler nsys "
                 "takes it all the same)"
             )
-    for name in _FOR_NSYS:
-        if getattr(request, name):
-            profiler = "none" if wanted == "none" else "torch"
-            raise UsageError(
-                f"--{name.replace('_', '-')} is for nsys, and the profiler is {profiler}",
-                "leave it out, or choose --profiler nsys",
-            )
+    if for_nsys:
+        profiler = "none" if wanted == "none" else "torch"
+        raise UsageError(
+            f"--{for_nsys[0].replace('_', '-')} is for nsys, and the profiler is {profiler}",
+            "leave it out, or choose --profiler nsys",
+        )
     if wanted == "none":
         return CapturePlan("none", "", "no rank is profiled")
     # nothing has to be found: the program brings its own torch
@@ -153,29 +117,27 @@ def find(wanted: Path | None = None) -> Nsys:
         raise ProfilerError(str(error), *_INSTALL) from None
 
 
-def _with_nsys(request: CaptureRequest, because: str) -> CapturePlan:
+def _with_nsys(asked: argparse.Namespace, because: str, graphs_in: str) -> CapturePlan:
     """The nsys part of a launch. Raises ProfilerError (missing, too old, refuses a flag)."""
-    nsys = find(path(request.nsys) if request.nsys else None)
-    for name in request.trace.split(",") if request.trace is not None else ():
+    nsys = find(path(asked.nsys) if asked.nsys else None)
+    for name in asked.trace.split(",") if asked.trace is not None else ():
         if not nsys.offers("profile", name):
             hint = " (it traces NCCL with nvtx)" if name == "nccl" else ""
             raise ProfilerError(
                 f"nsys {nsys.version} has no --trace={name}{hint}",
                 f"see: {nsys.path} profile --help",
             )
-    flags = _flags(nsys, request)
-    of_graphs = NODES.partition("=")[0]
-    given = any(flag.partition("=")[0] == of_graphs for flag in flags)
-    nodes = bool(request.graphs_in) and not given and nsys.offers("profile", NODES)
+    flags = _flags(nsys, asked)
+    nodes = bool(graphs_in) and not _has(flags, NODES) and nsys.offers("profile", NODES)
     flags += [NODES] if nodes else []
     for_start = [flag for flag in flags if flag.startswith("--") and nsys.offers("start", flag)]
     for_launch = [flag for flag in flags if flag not in for_start]
-    sampling = "process-tree" if request.cpu_sampling else "none"
+    sampling = "process-tree" if asked.cpu_sampling else "none"
     collecting = [f"--sample={sampling}", f"--cpuctxsw={sampling}", "--force-overwrite=true"]
     commands = NsysPlan(
         nsys.path, nsys.version, nsys.importer,
-        {"gpu": nsys.trace("profile", request.trace or TRACE_CUDA),
-         "cpu": nsys.trace("profile", request.trace or TRACE_CPU)},
+        {"gpu": nsys.trace("profile", asked.trace or TRACE_CUDA),
+         "cpu": nsys.trace("profile", asked.trace or TRACE_CPU)},
         # Every other --capture-range-end ends the program at the window's end, or the launcher's
         # view of it: see docs/nsys.md.
         profile=["profile", "--trace={trace}", *collecting, "--capture-range=cudaProfilerApi",
@@ -189,10 +151,10 @@ def _with_nsys(request: CaptureRequest, because: str) -> CapturePlan:
     remarks = [remark] if remark else []
     if nodes:
         remarks.append(
-            f"nsys records what is in CUDA graphs ({NODES}), since {request.graphs_in}, the last "
-            "merged run of this program, had some"
+            f"nsys records what is in CUDA graphs ({NODES}), since {graphs_in}, the last merged "
+            "run of this program, had some"
         )
-    if request.cpu_sampling:
+    if asked.cpu_sampling:
         remarks.append(
             "CPU sampling takes CPU time on every profiled rank and slows the end of the window; "
             "it needs kernel.perf_event_paranoid <= 2"
@@ -200,8 +162,8 @@ def _with_nsys(request: CaptureRequest, because: str) -> CapturePlan:
     return CapturePlan(
         "nsys", nsys.version, because, tuple(remarks), commands._replace(start_s=start_s),
         # A session by default: nsys' own stop then runs beside the training (docs/nsys.md).
-        window_by="cuda" if request.window_by == "cuda" else "session",
-        emit_nvtx=request.pytorch == "emit-nvtx",
+        window_by="cuda" if asked.window_by == "cuda" else "session",
+        emit_nvtx=asked.pytorch == "emit-nvtx",
     )  # fmt: skip
 
 
@@ -214,19 +176,24 @@ def _seconds_to_start(default_s: int) -> tuple[int, str]:
     return default_s, f"{wrong}: nsys has {default_s} s to start a program" if given else ""
 
 
-def _flags(nsys: Nsys, request: CaptureRequest) -> list[str]:
+def _has(flags: Sequence[str], option: str) -> bool:
+    """Whether the user has given this option, with whatever value."""
+    return option.partition("=")[0] in {flag.partition("=")[0] for flag in flags}
+
+
+def _flags(nsys: Nsys, asked: argparse.Namespace) -> list[str]:
     """The user's own flags, and ours. Raises ProfilerError for one that this nsys does not know."""
-    flags = list(request.nsys_arg)
+    flags = list(asked.nsys_arg)
     # its secrets would be in every report; which rank a report is of, the run directory says
-    if not any(flag.startswith(_DISCARD) for flag in flags) and nsys.offers("profile", _DISCARD):
-        flags.append(f"{_DISCARD}=true")
-    if request.pytorch and request.pytorch != "emit-nvtx":
+    if not _has(flags, _DISCARD) and nsys.offers("profile", _DISCARD):
+        flags.append(_DISCARD)
+    if asked.pytorch and asked.pytorch != "emit-nvtx":
         if not nsys.offers("profile", "--pytorch"):
             raise ProfilerError(
                 f"nsys {nsys.version} has no --pytorch",
                 "use --pytorch emit-nvtx, which torch itself provides, or a newer nsys",
             )
-        flags.append(f"--pytorch={request.pytorch}")
+        flags.append(f"--pytorch={asked.pytorch}")
     for flag in flags:
         if flag.startswith("--") and not nsys.offers("profile", flag):
             raise ProfilerError(

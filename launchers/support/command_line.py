@@ -23,14 +23,13 @@ def find_program(name: str) -> str:
 
     Raises LaunchError where it is in neither.
     """
-    program = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
-    if program is None:
-        raise LaunchError(
-            f"{name} was not found",
-            "looked in PATH and beside " + sys.executable,
-            "load its module, or activate the environment that has it",
-        )
-    return program
+    if program := shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent)):
+        return program
+    raise LaunchError(
+        f"{name} was not found",
+        "looked in PATH and beside " + sys.executable,
+        "load its module, or activate the environment that has it",
+    )
 
 
 def last_value(options: Sequence[str], *names: str) -> str | None:
@@ -39,14 +38,12 @@ def last_value(options: Sequence[str], *names: str) -> str | None:
     Understands `--name value`, `--name=value`, `-n value` and `-nvalue`.
     """
     value: str | None = None
-    for index, option in enumerate(options):
+    for option, following in itertools.zip_longest(options, options[1:]):
         for name in names:
-            if option == name and index + 1 < len(options):
-                value = options[index + 1]
-            elif name.startswith("--") and option.startswith(name + "="):
-                value = option[len(name) + 1 :]
-            elif not name.startswith("--") and option.startswith(name) and option != name:
-                value = option[2:].removeprefix("=")
+            if option == name:
+                value = value if following is None else following
+            elif option.startswith(name + "=" if name.startswith("--") else name):
+                value = option[len(name) :].removeprefix("=")
     return value
 
 

@@ -17,7 +17,8 @@ from lab.endings import OPTIONS, PROGRAMS
 
 import clusterprof
 from clusterprof.agent.contracts.plan import Plan, Selection
-from clusterprof.launch.profiling import CaptureRequest, choose
+from clusterprof.cli.launch import parser
+from clusterprof.launch.profiling import choose
 
 AGENT = Path(clusterprof.__file__).parent / "agent"
 CHECKOUT = Path(clusterprof.__file__).resolve().parents[1]
@@ -70,7 +71,7 @@ class Container:
         for folder in (run, run / "ranks"):
             folder.chmod(0o777)
         window = OPTIONS[OPTIONS.index("--steps") + 1].split(":")
-        nsys = choose(CaptureRequest(profiler="nsys")).nsys
+        nsys = choose(parser("run").parse_args(["--profiler=nsys"])).nsys
         assert nsys
         plan = Plan(
             str(run), Selection("3", "ranks", (3,)), (int(window[0]), int(window[1])), "nsys",

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
+
 import pytest
 
 from clusterprof.agent import nsys
-from clusterprof.launch.profiling import CaptureRequest, choose
+from clusterprof.cli.launch import parser
+from clusterprof.launch.profiling import choose
 
 HELP = "--trace= cuda nvtx osrt --sample= --session-new= --output="
+
+
+def asked(*words: str) -> argparse.Namespace:
+    return parser("run").parse_args(["--profiler=nsys", "--nsys=/bin/sh", *words])
 
 
 def planned(monkeypatch: pytest.MonkeyPatch, offered: str, *given: str) -> dict[str, list[str]]:
@@ -15,7 +22,7 @@ def planned(monkeypatch: pytest.MonkeyPatch, offered: str, *given: str) -> dict[
     printed = {"version": "version 2025.6.1.190-1", "profile": f"{HELP} {offered}",
                "launch": f"{HELP} {offered}", "start": "--session= --output="}  # fmt: skip
     monkeypatch.setattr(nsys, "ask", lambda command, _: printed.get(command[1].lstrip("-"), ""))
-    plan = choose(CaptureRequest(profiler="nsys", nsys="/bin/sh", nsys_arg=given)).nsys
+    plan = choose(asked(*(f"--nsys-arg={flag}" for flag in given))).nsys
     assert plan is not None
     return {verb: getattr(plan, verb) for verb in ("profile", "launch", "start")}
 
@@ -48,7 +55,7 @@ def test_nsys_has_the_time_to_start_that_the_user_gives_it(
     monkeypatch.delenv("CLUSTERPROF_NSYS_START_S", raising=False)
     if given is not None:
         monkeypatch.setenv("CLUSTERPROF_NSYS_START_S", given)
-    plan = choose(CaptureRequest(profiler="nsys", nsys="/bin/sh"))
+    plan = choose(asked())
     assert plan.nsys is not None
     wrong = f"CLUSTERPROF_NSYS_START_S={given!r} is not a number of seconds from 1 to 600"
     remarks = () if right else (f"{wrong}: nsys has 6 s to start a program",)
