@@ -32,16 +32,10 @@ class Launcher(Protocol):
     # NEEDS, the options without which it cannot work.
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """Add the options that are neither clusterprof's in general nor the launcher's own.
-
-        Only of a launcher that has such options; its `job` finds them in `line.options`.
-        """
+        """Add options of this verb alone, if it has any; `job` finds them in `line.options`."""
 
     def job(self, line: CommandLine) -> Job:
-        """The job that `LAUNCHER options... program...` starts.
-
-        Raises UsageError where the two cannot work together.
-        """
+        """The job that `LAUNCHER options... program...` starts. Raises UsageError."""
 
 
 def names() -> list[str]:

@@ -351,10 +351,7 @@ class _Transfer(NamedTuple):
     stop: Callable[[], bool]
 
     def retried(self, host: RemoteHost, act: Callable[[RemoteHost], Listing]) -> Listing:
-        """What `act` gives, or what went wrong there or here.
-
-        Once more over a new connection, if the first was lost meanwhile.
-        """
+        """What `act` gives, or what went wrong; tried again where the connection was lost."""
         done = Listing()
         for _ in range(2):
             was_there = host.ssh.connected
@@ -390,10 +387,7 @@ class _Transfer(NamedTuple):
         return Listing(problems=problems)
 
     def fetch(self, host: RemoteHost, offered: Offered) -> bool:
-        """One file, by rename and only if it is the one that was offered.
-
-        Raises HostError, OSError.
-        """
+        """Fetch a file, by rename and only if it is as offered. Raises HostError, OSError."""
         folder = replace(self.run, attempt=offered.attempt).rank(offered.rank)
         folder.mkdir(parents=True, exist_ok=True)
         target, wanted = folder / offered.name, (offered.size, offered.sha256)
@@ -413,13 +407,20 @@ class _Transfer(NamedTuple):
         return whole
 
 
-def name_missing(run: Window, missing: Mapping[int, tuple[str, str]]) -> None:
-    """Note in a rank's state why there is no report from its host: `rank -> (host, reason)`."""
-    for rank, (host, reason) in missing.items():
-        folder = run.rank(rank)
-        state = State.of(states.read(str(folder)))
-        if state is not None and state.ended and state is not State.CAPTURED:
-            continue
-        if any((folder / name).is_file() for name in (paths.REPORT, paths.TRACE, _TABLES)):
-            continue
-        states.advance(str(folder), State.LOST, reason, host=host, chosen=True, rank=rank)
+def name_missing(run: Window, hosts: Sequence[RemoteHost], expected: Sequence[int] | None) -> None:
+    """Note in the states of a lost host's ranks why they have no report.
+
+    Of those to profile, `expected`; where only the ranks know these, of the first of each host.
+    """
+    for host in hosts:
+        ranks = sorted(host.ranks or ()) if host.reason else []
+        for rank in ranks[:1] if expected is None else {*ranks}.intersection(expected):
+            folder = run.rank(rank)
+            state = State.of(states.read(str(folder)))
+            over = state is not None and state.ended and state is not State.CAPTURED
+            reports = (folder / name for name in (paths.REPORT, paths.TRACE, _TABLES))
+            if over or any(map(Path.is_file, reports)):
+                continue
+            states.advance(
+                str(folder), State.LOST, host.reason, host=host.name, chosen=True, rank=rank
+            )

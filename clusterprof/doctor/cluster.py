@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -120,7 +121,7 @@ def _check_visible(answers: Answers, probe: Path) -> None:
 
 def _run(command: Sequence[str], expected: Sequence[str]) -> tuple[Answers, list[str]]:
     """Run srun until all nodes have answered or the time is up; the answers, and srun's stderr."""
-    answers, first = Answers(), threading.Event()
+    answers = Answers()
     with os.fdopen(os.memfd_create("stderr"), "w+", errors="replace") as stderr:
         srun = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr,
@@ -130,32 +131,26 @@ def _run(command: Sequence[str], expected: Sequence[str]) -> tuple[Answers, list
         def read_answers() -> None:
             assert srun.stdout is not None
             for line in srun.stdout:
-                first.set()
                 answers.take(line)
 
         reader = threading.Thread(target=read_answers, daemon=True)
         reader.start()
         try:
-            while not expected and srun.poll() is None and not first.wait(0.1):
-                pass  # in the queue
+            if not expected:  # in the queue
+                REAL.until(lambda: srun.poll() is not None or answers.nodes, math.inf, 0.1)
             REAL.until(
-                lambda: srun.poll() is not None or (expected and answers.done >= set(expected)),
+                lambda: srun.poll() is not None or (expected and answers.done >= {*expected}),
                 PATIENCE_S,
             )
-        finally:
-            _end(srun)
+        finally:  # end it where it waits for a node that does not answer
+            for stop in (srun.poll, srun.terminate, srun.kill):
+                stop()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    srun.wait(0.4)
+                    break
         reader.join(0.5)
         stderr.seek(0)
         return answers, [each.strip() for each in stderr]
-
-
-def _end(srun: subprocess.Popen[str]) -> None:
-    """Wait for srun; end it where it waits for a node that does not answer."""
-    for stop in (srun.poll, srun.terminate, srun.kill):
-        stop()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            srun.wait(0.4)
-            return
 
 
 def own_lines(host: str, checks: Sequence[Check]) -> list[str]:

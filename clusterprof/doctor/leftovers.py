@@ -64,13 +64,12 @@ def process_table() -> list[Process]:
     return table
 
 
-def abandoned(table: Iterable[Process]) -> list[Process]:
+def abandoned(table: Sequence[Process]) -> list[Process]:
     """nsys' daemons without a session: each may keep a core busy.
 
     One is a child of process 1, or of another process that adopts orphans; a session of ours
     is then recognised by its name, which nsys' own command line has as well.
     """
-    table = list(table)
     held = {name for process in table for name in process.values("--session-new")}
     daemons = []
     for process in table:
@@ -93,15 +92,13 @@ def other_profilers(table: Sequence[Process]) -> Check:
             running.setdefault(kind, []).append(process.pid)
     if not running:
         return Check("other profilers", OK, "none is running")
-    programs = "; ".join(
-        f"{kind} (pid {_some_pids(pids)})" for kind, pids in sorted(running.items())
-    )
+    programs = [f"{kind} (pid {_some_pids(pids)})" for kind, pids in sorted(running.items())]
     advice = []
     if "DCGM" in running:
         advice.append("if reports have no kernels, pause DCGM's profiling: dcgmi profile --pause")
     if set(running) - {"DCGM"}:
         advice.append("a process can have one profiler only: end the other one first")
-    return Check("other profilers", WARN, programs, "; ".join(advice))
+    return Check("other profilers", WARN, "; ".join(programs), "; ".join(advice))
 
 
 def _some_pids(pids: Sequence[int]) -> str:
@@ -120,34 +117,26 @@ def leftovers(table: Sequence[Process]) -> Check:
 def _left(table: Sequence[Process]) -> Iterator[tuple[str, str]]:
     """What was found, and the command that clears it."""
     if pids := [each.pid for each in abandoned(table)]:
-        yield (
-            f"{counted(len(pids), 'nsys daemon')} (pid {_some_pids(pids)})",
-            f"kill {' '.join(map(str, pids))}",
-        )
+        what = f"{counted(len(pids), 'nsys daemon')} (pid {_some_pids(pids)})"
+        yield what, f"kill {' '.join(map(str, pids))}"
     folders = dict.fromkeys((Path(tempfile.gettempdir()), _FIXED))
     ours = _mine(path for folder in folders for path in sorted(folder.glob("clusterprof-*")))
     dead = [path for path in ours if path.is_dir() and not path.is_symlink() and _is_dead(path)]
     kept = [path for path in dead if any((path / name).is_file() for name in _REPORTS)]
     if kept:
-        yield (
-            f"{counted(len(kept), 'report')} not yet collected, in {_some(kept)}",
-            "copy each to its rank's folder in the run directory, then clusterprof collect RUN",
-        )
+        what = f"{counted(len(kept), 'report')} not yet collected, in {_some(kept)}"
+        target = "its rank's folder in the run directory"
+        yield what, f"copy each to {target}, then clusterprof collect RUN"
     if rest := [path for path in dead if path not in kept]:
-        yield (
-            f"{counted(len(rest), 'temporary folder')} of ranks that were killed",
-            f"rm -r {_some(rest)}",
-        )
+        what = f"{counted(len(rest), 'temporary folder')} of ranks that were killed"
+        yield what, f"rm -r {_some(rest)}"
     if memory := _memory(table):
-        yield (
-            f"{counted(len(memory), 'file')} of an nsys that has ended, in {SHARED_MEMORY}",
-            f"rm {_some(memory)}",
-        )
+        what = f"{counted(len(memory), 'file')} of an nsys that has ended, in {SHARED_MEMORY}"
+        yield what, f"rm {_some(memory)}"
     if settings := [path for path in _mine(_FIXED.glob(_SETTINGS)) if _is_old(path)]:
-        yield (
-            f"{counted(len(settings), 'old file')} {_SETTINGS} of nsys in {_FIXED}",
-            f"find {_FIXED} -maxdepth 1 -name '{_SETTINGS}' -user $(id -u) -mtime +0 -delete",
-        )
+        what = f"{counted(len(settings), 'old file')} {_SETTINGS} of nsys in {_FIXED}"
+        matching = f"-maxdepth 1 -name '{_SETTINGS}' -user $(id -u) -mtime +0"
+        yield what, f"find {_FIXED} {matching} -delete"
 
 
 def _memory(table: Sequence[Process]) -> list[Path]:
@@ -180,9 +169,7 @@ def _answers(path: Path) -> bool:
                 asking.connect(os.fspath(path))
             except ConnectionRefusedError:
                 return False
-            except BlockingIOError:  # there is a process, and it is busy
-                return True
-            except OSError:  # the other kind of socket, or a name that is too long: take it as used
+            except OSError:  # the other kind of socket, too long a name, or too busy: it is used
                 continue
     return True
 

@@ -96,10 +96,10 @@ def filled(template: str, values: Mapping[str, str]) -> str:
             f'it needs a line "{BEGIN}"',
             f'and a line "{END}", with program=(...) between them',
         )
-    lines = []
-    for line in block.splitlines():
-        name = line.partition("=")[0]
-        lines.append(f"{name}={values[name]}" if name in values else line)
+    lines = [
+        f"{name}={values[name]}" if (name := line.partition("=")[0]) in values else line
+        for line in block.splitlines()
+    ]
     return "\n".join([before + BEGIN, *lines, END + after])
 
 
@@ -141,8 +141,7 @@ class Submission:
     def shown(self) -> str:
         """What `--dry-run` prints: to be pasted, with the job's id instead of JOBID."""
         jobs = [(["sbatch", "--parsable", *self.options], self.script)]
-        if self.merge_options is not None:
-            jobs.append(self.merge("JOBID"))
+        jobs += [] if self.merge_options is None else [self.merge("JOBID")]
         lines = []
         for command, script in jobs:
             mark = "SCRIPT"
@@ -177,12 +176,10 @@ def decide(
 
     options = list(options)
     name, words = fitting(arguments.template, program)
+    tasks = command_line.last_value(options, "-n", "--ntasks", "--ntasks-per-node")
     if name == ONE_TASK and not command_line.starts_ranks_itself(program):
         selection.check(*srun.ranks(options, program, {}))
-    elif (
-        name == ONE_TASK
-        and command_line.last_value(options, "-n", "--ntasks", "--ntasks-per-node") is None
-    ):
+    elif name == ONE_TASK and tasks is None:
         options.append("--ntasks-per-node=1")
 
     array = command_line.last_value(options, "-a", "--array") is not None
@@ -192,28 +189,25 @@ def decide(
     merging = not arguments.no_merge and not array
     if arguments.no_merge or merging:
         launching.append("--no-merge")
-    script = filled(
-        name,
-        {
-            "clusterprof": bash_array(_clusterprof()),
-            "run": quoted(run) + ("$SLURM_JOB_ID" if by_job else ""),
-            "options": bash_array(launching),
-            "srun_options": bash_array(arguments.srun_arg),
-            "program": bash_array(words),
-            "folder": quoted(clusterprof.__path__[0]),
-        },
-    )
-    merge_options = None
-    if merging:
-        given = {names[-1]: command_line.last_value(options, *names) for names in _MERGE_TOO}
-        merge_options = [f"{name}={value}" for name, value in given.items() if value is not None]
-        if arguments.merge_nodes > 1:
-            count = arguments.merge_nodes
-            # --no-kill: with a lost node MPI ends its tasks, and the script merges by itself
-            merge_options += ["--no-kill", f"--nodes={count}", f"--ntasks={count * MERGE_TASKS}",
-                              f"--ntasks-per-node={MERGE_TASKS}"]  # fmt: skip
-        merge_options += arguments.merge_arg
-    return Submission(options, script, run, by_job, merge_options)
+    values = {
+        "clusterprof": bash_array(_clusterprof()),
+        "run": quoted(run) + ("$SLURM_JOB_ID" if by_job else ""),
+        "options": bash_array(launching),
+        "srun_options": bash_array(arguments.srun_arg),
+        "program": bash_array(words),
+        "folder": quoted(clusterprof.__path__[0]),
+    }
+    if not merging:
+        return Submission(options, filled(name, values), run, by_job, None)
+    given = {names[-1]: command_line.last_value(options, *names) for names in _MERGE_TOO}
+    merge_options = [f"{name}={value}" for name, value in given.items() if value is not None]
+    count = arguments.merge_nodes
+    if count > 1:
+        # --no-kill: with a lost node MPI ends its tasks, and the script merges by itself
+        merge_options += ["--no-kill", f"--nodes={count}", f"--ntasks={count * MERGE_TASKS}",
+                          f"--ntasks-per-node={MERGE_TASKS}"]  # fmt: skip
+    merge_options += arguments.merge_arg
+    return Submission(options, filled(name, values), run, by_job, merge_options)
 
 
 def refuse_strays(options: Sequence[str]) -> None:
@@ -247,10 +241,7 @@ def fitting(wanted: str | None, program: Sequence[str]) -> tuple[str, list[str]]
 
 
 def run_path(arguments: argparse.Namespace, array: bool) -> str:
-    """The run directory, without the job's id at its end where that names it.
-
-    Raises RunDirectoryError.
-    """
+    """The run directory, without the job's id where that ends it. Raises RunDirectoryError."""
     if arguments.run_dir is None:
         now = dt.datetime.now(dt.timezone.utc)
         return str(run_directory.default_path(Path("runs"), "-", now).absolute())[:-1]
@@ -283,9 +274,8 @@ def submit(submission: Submission, *, quiet: bool) -> int:
             lines.append(f"merge {merge}")
     arrayed = command_line.last_value(submission.options, "-a", "--array") is not None
     lines.append(f"run {submission.run}JOBID" if arrayed else f"run {run}")
-    if quiet:
-        for line in lines[1:]:
-            say(line)
+    for line in lines[1:] if quiet else ():
+        say(line)
     with console.harmless():  # it is submitted
         print(job if quiet else "\n".join(lines), flush=True)
     return status

@@ -88,10 +88,11 @@ class Apart:
             self.status = os.waitstatus_to_exitcode(status) if pid else None
         return self.status is not None
 
-    def end(self) -> None:
-        """End it, without waiting for one that a file system holds."""
-        os.kill(self._pid, signal.SIGKILL)
-        self.ends_within(ASK_S)
+    def end(self, patience_s: float = 0.0) -> None:
+        """End it, unless it ends by itself in so long; one that a file system holds may stay."""
+        if not self.ends_within(patience_s):
+            os.kill(self._pid, signal.SIGKILL)
+            self.ends_within(ASK_S)
 
 
 def beside_job(task: Callable[[], None], otherwise: str) -> Apart:

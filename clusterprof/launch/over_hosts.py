@@ -94,7 +94,7 @@ def run_on(hosts: list[RemoteHost], there: OverSsh, plan: LaunchPlan) -> int:
         finally:
             # Also if the run directory could not be written: nothing of ours remains on a host.
             over_ssh.gather(run, hosts, running.asked_to_end)
-        over_ssh.name_missing(run, lost_ranks(hosts, plan))
+        over_ssh.name_missing(run, hosts, plan.expected)
         for host in hosts:
             if host.reason:
                 say(f"{host.name}: {host.reason}")
@@ -130,18 +130,6 @@ def members(hosts: Sequence[RemoteHost], there: OverSsh) -> dict[str, Any]:
         "ssh": {"config": config, "python": there.python, "timeout_s": there.timeout_s},
         "hosts": [each.as_json() for each in hosts],
     }
-
-
-def lost_ranks(hosts: Sequence[RemoteHost], plan: LaunchPlan) -> dict[int, tuple[str, str]]:
-    """Ranks of a lost host that have no report: the host and why, where its ranks are known."""
-    expected = plan.expected
-    missing = {}
-    for host in hosts:
-        ranks = sorted(host.ranks or ()) if host.reason else []
-        # where only the ranks know which are to be profiled the first stands for all of a host
-        lost = ranks[:1] if expected is None else [rank for rank in ranks if rank in expected]
-        missing.update(dict.fromkeys(lost, (host.name, host.reason)))
-    return missing
 
 
 @contextlib.contextmanager

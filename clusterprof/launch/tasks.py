@@ -9,15 +9,17 @@ mpirun ends all the others unless it is told not to.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from clusterprof.agent.contracts.processes import ended, running
+from clusterprof.agent.contracts.processes import ended
 from clusterprof.agent.contracts.timing import REAL
 from clusterprof.console import say
 from clusterprof.errors import UsageError
+from clusterprof.launch.bounded_wait import Apart
 from clusterprof.priority import end_with_parent
 
 if TYPE_CHECKING:
@@ -41,16 +43,12 @@ _VARIABLES = (
 
 #: MPI starts within seconds, on thousands of ranks within one minute; later it hangs.
 START_S = 60.0
-
 #: MPI ends within seconds once all tasks are through; later it hangs.
 END_S = 10.0
-
 #: A task that has had nothing to read for so long ends: the first one may have been lost.
 IDLE_S = 3600
-
 #: Messages of a few bytes are out within a moment.
 DISMISS_S = 2.0
-
 #: how often it is seen whether the merge waits no longer
 _LOOK_S = 0.5
 
@@ -81,14 +79,13 @@ def first_speaks(own_task: Task | None) -> Iterator[Callable[[], None]]:
     if own_task is None or own_task.rank == 0:
         yield lambda: None
         return
-    kept = [os.dup(1), os.dup(2)]
+    kept, null = {1: os.dup(1), 2: os.dup(2)}, os.open(os.devnull, os.O_WRONLY)
 
     def speak() -> None:
-        for number, stream in zip((1, 2), kept, strict=True):
+        for number, stream in kept.items():
             os.dup2(stream, number)
 
-    null = os.open(os.devnull, os.O_WRONLY)
-    for number in (1, 2):
+    for number in kept:
         os.dup2(null, number)
     yield speak  # silent until the end of the process: an error is printed after this
 
@@ -124,18 +121,17 @@ def over(
     if child.differ:
         speak()
         return work(processes)
-    return child.wait() if own_task.rank else _led(child, processes, work)
-
-
-def _led(child: _Child, processes: Processes, work: Work) -> int:
-    """The first task: it merges, whatever becomes of its child and of the others."""
+    if own_task.rank:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first task has it as well
+        child.process.ends_within(math.inf)
+        return 0
     from clusterprof.ingest.engines import Tasks
 
-    try:
+    try:  # the first task merges, whatever becomes of its child and of the others
         return work(Tasks(child.calls, processes))
     finally:
         child.calls.close()  # which ends it, and by it all tasks
-        child.end(patience_s=2 * END_S)
+        child.process.end(2 * END_S)
 
 
 # -- the process that has MPI --------------------------------------------------------------------
@@ -150,43 +146,32 @@ class _Child:
         self.calls, theirs = Pipe()
         #: whether the tasks have command lines of their own
         self.differ = False
-        self._pid = os.fork()
-        if self._pid == 0:
+
+        def with_mpi() -> NoReturn:
             self.calls.close()
             _with_mpi(own_task, list(line), theirs)
+
+        self.process = Apart(with_mpi)
         theirs.close()
 
     def started(self) -> str:
         """Wait for MPI. Empty, or why it has not started."""
         try:
             if not self.calls.poll(START_S):
-                self.end()
+                self.process.end()
                 return f"not within {START_S:.0f} s"
             message = self.calls.recv()
         except (EOFError, OSError):
-            status = os.waitpid(self._pid, 0)[1]
-            return f"its process {ended(os.waitstatus_to_exitcode(status))}"
+            self.process.ends_within(math.inf)
+            return f"its process {ended(self.process.status or 0)}"
         except BaseException:
-            self.end()
+            self.process.end()
             raise
         if isinstance(message, str):
-            self.end(patience_s=END_S)
+            self.process.end(END_S)
             return message
         self.differ = message
         return ""
-
-    def wait(self) -> int:
-        """Wait for the end of the child; the first task's status is the job's."""
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first task has it as well
-        os.waitpid(self._pid, 0)
-        return 0
-
-    def end(self, patience_s: float = 0.0) -> None:
-        """Remove the child, which may end by itself for so long."""
-        REAL.until(lambda: not running(self._pid), patience_s, 0.01)
-        with contextlib.suppress(OSError):
-            os.kill(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, 0)
 
 
 def _with_mpi(own_task: Task, line: list[str], calls: Connection) -> NoReturn:
@@ -229,18 +214,13 @@ def _hand_out(executor: Any, calls: Connection, tasks: int) -> None:
             while places and not calls.poll():
                 for future in wait(places, _LOOK_S, FIRST_COMPLETED).done:
                     calls.send((places.pop(future), _come(future, folder)))
-    if places:
-        _dismiss(executor, places, tasks)
-
-
-def _dismiss(executor: Any, left: Iterable[Future[Any]], tasks: int) -> NoReturn:
-    """End the tasks that are there, and this process: the executor would wait for a lost one."""
-    for future in left:
-        future.cancel()
-    for _ in range(tasks):
-        executor.submit(os._exit, 0)
-    REAL.sleep(DISMISS_S)
-    os._exit(0)
+    if places:  # end the tasks that are there: the executor would wait for a lost one
+        for future in places:
+            future.cancel()
+        for _ in range(tasks):
+            executor.submit(os._exit, 0)
+        REAL.sleep(DISMISS_S)
+        os._exit(0)
 
 
 def _read(read: Read, source: Source, within_s: float) -> list[Rank] | Lost:

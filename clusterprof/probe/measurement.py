@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -75,12 +75,9 @@ class Measurement:
 
     def as_json(self) -> dict[str, Any]:
         """clock_probe.json."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "method": self.method,
-            "bounds": [dict(vars(each)) for each in self.bounds],
-            "notes": list(self.notes),
-        }
+        bounds = [asdict(bound) for bound in self.bounds]
+        lists = {"bounds": bounds, "notes": [*self.notes]}
+        return {"schema_version": SCHEMA_VERSION, "method": self.method, **lists}
 
     def write(self, path: Path) -> None:
         """Write it by rename. Raises OSError."""
@@ -184,10 +181,7 @@ def gathered(run: Window) -> Measurement | None:
 
 
 def measured_so_far(run: Window) -> Measurement | None:
-    """The probers' measurements, also while they measure; None where there are none.
-
-    Raises ReportError for a clock_probe.json that is none.
-    """
+    """The same, also while the probers measure, and nothing is written. Raises ReportError."""
     places = dict.fromkeys(folder / paths.CLOCK_PROBE for folder in (run.directory.path, run.path))
     measurements = [read(path) for path in places if path.is_file()]
     for attempt in run.directory.first().attempts():
@@ -238,27 +232,22 @@ def of_reports(
         for machine in (bound.machine, bound.other_machine):
             machines.setdefault(machine.rpartition(" ")[2], set()).add(machine)
     clocks_of: dict[int, dict[str, Any]] = {}
-    unnamed = []
     for tables in ranks:
-        if not tables.info.host:
-            unnamed.append(tables.rank)
-            continue
-        middle = (tables.info.begin_ns + tables.info.end_ns) // 2
-        reading = {"event": "report", "wall_ns": middle, "monotonic_ns": 0, "gap_ns": 0}
-        machine = _machine(tables.info.host, ranks, machines)
-        clocks_of[tables.rank] = {"clock": {"machine": machine, "readings": [reading]}}
-    if not unnamed:
-        return clocks_of, []
-    who = words.ranks(unnamed)
-    return clocks_of, [f"{who}: the report does not name its host, so its clock is not measured"]
+        if tables.info.host:
+            middle = (tables.info.begin_ns + tables.info.end_ns) // 2
+            reading = {"event": "report", "wall_ns": middle, "monotonic_ns": 0, "gap_ns": 0}
+            machine = _machine(tables.info.host, ranks, machines)
+            clocks_of[tables.rank] = {"clock": {"machine": machine, "readings": [reading]}}
+    unnamed = [tables.rank for tables in ranks if tables.rank not in clocks_of]
+    why = "the report does not name its host, so its clock is not measured"
+    return clocks_of, [f"{words.ranks(unnamed)}: {why}"] if unnamed else []
 
 
 def _machine(host: str, ranks: Sequence[RankTables], machines: dict[str, set[str]]) -> str:
     """The machine called `host`; of a name with its domain the one without will do."""
     short = host.partition(".")[0]
-    names = [host] if host in machines else [
-        each for each in machines if each.partition(".")[0] == short
-    ]  # fmt: skip
+    alike = [name for name in machines if name.partition(".")[0] == short]
+    names = [host] if host in machines else alike
     if len(names) != 1:
         reports = [str(each.info.source) for each in ranks if each.info.host == host]
         raise MergeError(
@@ -268,11 +257,11 @@ def _machine(host: str, ranks: Sequence[RankTables], machines: dict[str, set[str
             "measure all hosts at once: "
             "srun -N4 --ntasks-per-node=1 clusterprof clock --output FILE",
         )
-    (name,) = names
-    if len(machines[name]) > 1:
+    machine, *others = machines[names[0]]
+    if others:
         raise MergeError(
-            f"host {name} was measured as {len(machines[name])} machines",
+            f"host {names[0]} was measured as {len(others) + 1} machines",
             "it was restarted between the measurements, or two hosts have the same name",
             "leave out the measurement that does not belong to this training",
         )
-    return next(iter(machines[name]))
+    return machine

@@ -109,8 +109,8 @@ def _ask(me: Identity, path: Path, timeout_s: float, clock: Clock) -> None:
 
 
 def _measured(me: Identity, answerer: Answerer, clock: Clock) -> bool:
-    """Measure, and deliver the bound to rank 0, or a note where the exchanges leave none; False
-    where it does not answer. Raises OSError.
+    """Measure, and deliver the bound to rank 0, or a note where the exchanges leave none; whether
+    it has confirmed that. Raises OSError.
     """
     with contextlib.closing(answerer.endpoint()) as endpoint:
         exchanges = exchange.measure(endpoint, answerer, clock)
@@ -120,16 +120,10 @@ def _measured(me: Identity, answerer: Answerer, clock: Clock) -> bool:
             row = exchange.described(me.rank, exchanges)
         except ValueError as error:
             row = {"rank": me.rank, "note": f"rank {me.rank}: {error}"}
-        return _delivered(endpoint, answerer, json.dumps(row).encode(), clock)
-
-
-def _delivered(endpoint: Endpoint, to: Answerer, content: bytes, clock: Clock) -> bool:
-    """Hand `content` (at most 8000 bytes) to rank 0; whether it has confirmed it."""
-    mark = os.urandom(8)
-    deadline = clock.now() + _PATIENCE_S
-    while clock.now() < deadline:
-        endpoint.send(_DELIVER + mark + content, to[:2])
-        answers = exchange.received([endpoint], exchange.ASK_AGAIN_S, clock)
-        if any(body == _RECEIVED + mark for body, _, _ in answers):
-            return True
-    return False
+        mark, deadline = os.urandom(8), clock.now() + _PATIENCE_S
+        while clock.now() < deadline:
+            endpoint.send(_DELIVER + mark + json.dumps(row).encode(), answerer[:2])
+            answers = exchange.received([endpoint], exchange.ASK_AGAIN_S, clock)
+            if any(body == _RECEIVED + mark for body, _, _ in answers):
+                return True
+        return False

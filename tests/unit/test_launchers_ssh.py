@@ -580,10 +580,13 @@ def test_a_lost_host_is_the_reason_of_its_ranks_and_of_no_others(tmp_path: Path)
     run = create(tmp_path / "run")
     (run.rank(1)).mkdir()
     (run.rank(1) / "trace.json.gz").write_bytes(b"abc")
-    over_ssh.name_missing(run, {0: ("h1", "it was cut off"), 1: ("h1", "it was cut off")})
+    hosts = hosts_with({}, {})
+    hosts[0].reason, hosts[0].ranks, hosts[1].ranks = "it was cut off", {0, 1}, {2, 3}
+    over_ssh.name_missing(run, hosts, (0, 1, 2))
     states = run.states()
     assert (states[0]["state"], states[0]["reason"]) == ("lost", "it was cut off")
     assert states[1] == {}, "its report is here"
+    assert sorted(states) == [0, 1]
 
 
 @pytest.mark.parametrize(
