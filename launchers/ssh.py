@@ -244,7 +244,7 @@ def fabric() -> Any:
 
 
 def ssh_configuration(path: Path | None) -> Any:
-    """Fabric's configuration, by an ssh configuration. Raises LaunchError, HostError.""""""
+    """Fabric's configuration, by an ssh configuration. Raises LaunchError, HostError."""
     configuration = fabric().Config(runtime_ssh_path=None if path is None else str(path), lazy=True)
     try:
         configuration.load_ssh_config()
