@@ -9,7 +9,6 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from clusterprof import words
@@ -64,32 +63,25 @@ class BeforeSrunKills:
             reason = f"clusterprof was sent {signal.Signals(number).name}"
             reports = words.counted(len(left), "report")
             say(f"{reason}: saving {reports}, at most {self.saving_s:g} s")
-            _request(self.run, reason)
-            deadline = self._clock.now() + self.saving_s
-            while unsaved(self.run, left) and self._clock.now() < deadline and not enough():
-                pass
+            request_stop(self.run.path, reason)
+            self._clock.until(lambda: not unsaved(self.run, left) or enough(), self.saving_s, 0)
         return numbers
 
 
 def request_stop(run: Path, reason: str) -> None:
-    """Have the ranks close all open windows; the first reason stays. Raises OSError."""
+    """Have the ranks close all open windows, if that can be written; the first reason stays."""
     if states.stop_requested(str(run)) is None:
-        files.write(run / paths.CLOSE, reason + "\n")
-
-
-def _request(run: Window, reason: str) -> None:
-    with contextlib.suppress(OSError):
-        request_stop(run.path, reason)
+        with contextlib.suppress(OSError):
+            files.write(run / paths.CLOSE, reason + "\n")
 
 
 def unsaved(run: Window, expected: Sequence[int] | None) -> list[int]:
     """The ranks that have a window open, or whose report is not yet in the run directory."""
     run = run.attempts()[-1]
     windows = [(run, expected)]
-    for later in run.directory.later_windows():
+    for later in run.directory.later_windows(run.attempt):
         with contextlib.suppress(RunDirectoryError):  # its order cannot be read
-            window = replace(later, attempt=run.attempt)
-            windows.append((window, window.expected_ranks()))
+            windows.append((later, later.expected_ranks()))
     ranks = []
     for window, chosen in windows:
         states_of = window.states().items() if chosen is None else window.states_of(chosen)
@@ -138,7 +130,7 @@ class TimeLimit:
             if windows and all(ended):
                 return  # no window is open, nor will be
             job = job or slurm_job(self.run, self.expected)
-            answer = None if job is None else time_left(job)
+            answer = time_left(job) if job else None
             if answer is None:  # not yet, or not now
                 wait_s = min(2 * wait_s, 60.0)
                 continue
@@ -148,7 +140,7 @@ class TimeLimit:
             margin_s = margin(limit_s) if self.margin_s is None else self.margin_s
             if left_s <= margin_s:
                 say(f"closing the windows: the job's time limit is in {left_s:.0f} s")
-                _request(self.run, "the job's time limit is near")
+                request_stop(self.run.path, "the job's time limit is near")
                 return
             # Half of what is left, so that a limit that is changed meanwhile is seen in time.
             often = 60.0 if unsaved(self.run, self.expected) else 300.0
