@@ -115,11 +115,9 @@ def given_value(options: Sequence[str], name: str) -> str | None:
     """The value that the user's own options give a variable: -x NAME=V, -genv or -env NAME V."""
     value = None
     for index, word in enumerate(options):
-        if word not in ("-x", "-genv", "-env", "--genv", "--env"):
-            continue
         first, *second = options[index + 1 : index + 3] or [""]
-        if first.startswith(name + "="):
+        if word in ("-x", "-genv", "-env", "--genv", "--env") and first.startswith(name + "="):
             value = first.partition("=")[2]
-        elif word != "-x" and first == name and second:
+        elif word in ("-genv", "-env", "--genv", "--env") and first == name and second:
             value = second[0]
     return value

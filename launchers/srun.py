@@ -65,14 +65,13 @@ def ranks(
         return None, ""
     parts = [world(part, environ) for part in components(options, program)]
     sizes = [size for size, _ in parts if size is not None]
-    if len(sizes) < len(parts):
-        return None, ""
     per_node = command_line.last_value(options, "--ntasks-per-node")
     tasks = command_line.last_value(options, "-n", "--ntasks")
     nodes = command_line.last_value(options, "-N", "--nodes") or environ.get("SLURM_NNODES")
     one_a_node = per_node == "1" or (per_node is None and tasks is not None and tasks == nodes)
-    if one_a_node and not command_line.is_python(program[0]):
-        # A script that srun starts once on each node may well end in a torchrun.
+    # A script that srun starts once on each node may well end in a torchrun.
+    may_be_torchrun = one_a_node and not command_line.is_python(program[0])
+    if len(sizes) < len(parts) or may_be_torchrun:
         return None, ""
     return sum(sizes), " : ".join(source for _, source in parts)
 
@@ -82,10 +81,8 @@ def components(options: Sequence[str], program: Sequence[str]) -> list[list[str]
     parts = [list(options)]
     for words in command_line.further(program):
         # The program is the first word that is no option, nor may be the value of one.
-        own = itertools.takewhile(
-            lambda pair: pair[1].startswith("-") or pair[0].startswith("-"),
-            itertools.pairwise(["", *words]),
-        )
+        pairs = itertools.pairwise(["", *words])
+        own = itertools.takewhile(lambda pair: any(word.startswith("-") for word in pair), pairs)
         named = [word for _, word in own]
         if named and command_line.is_python(named[-1]):
             named.pop()
@@ -106,10 +103,7 @@ def world(options: Sequence[str], environ: Mapping[str, str]) -> tuple[int | Non
     if per_node is not None:
         nodes = number(given_nodes)
         nodes = number(environ.get("SLURM_NNODES")) if nodes is None else nodes
-        if not nodes:
-            return None, ""
-        return nodes * per_node, f"-N{nodes} --ntasks-per-node={per_node}"
-    inherited = number(environ.get("SLURM_NTASKS"))
-    if inherited is not None and given_nodes is None:
-        return inherited, "SLURM_NTASKS"
-    return None, ""
+        source = f"-N{nodes} --ntasks-per-node={per_node}"
+        return (nodes * per_node, source) if nodes else (None, "")
+    inherited = number(environ.get("SLURM_NTASKS")) if given_nodes is None else None
+    return inherited, "" if inherited is None else "SLURM_NTASKS"

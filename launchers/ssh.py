@@ -28,7 +28,6 @@ EXAMPLES = ("--hosts a,b --nproc-per-node 8 -- train.py",)
 
 #: torchrun's own default.
 PORT = 29500
-CONNECT_TIMEOUT_S = 10.0
 
 _NAME = re.compile(
     r"(?:(?P<user>[^@\s]+)@)?(?:\[(?P<bracketed>[^\]\s]+)\]|(?P<address>[^:@\s\[\]]+))"
@@ -50,8 +49,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--env", action="append", default=[], metavar="NAME[=VALUE]",
         help="a variable for the program; nothing else of this environment is sent")  # fmt: skip
     add("--no-prefix", action="store_true", help="print no host names before lines of output")
-    add("--connect-timeout", type=float, default=CONNECT_TIMEOUT_S, metavar="S",
-        help=f"how long a host may take to answer (default {CONNECT_TIMEOUT_S:g} s)")  # fmt: skip
+    add("--connect-timeout", type=float, default=10.0, metavar="S",
+        help="how long a host may take to answer (default 10 s)")  # fmt: skip
 
 
 def job(line: CommandLine) -> Job:
@@ -110,22 +109,6 @@ def given(options: Sequence[str], name: str) -> str | None:
     return last_value(options, f"--{name}", f"--{name.replace('-', '_')}")
 
 
-def commands(there: OverSsh) -> tuple[tuple[str, ...], ...]:
-    """What each host runs.
-
-    A fixed number of nodes meets at the first host, each with its node rank, so that ranks follow
-    the order of `--hosts`. With a range (`--nnodes 2:4`) torchrun's own rendezvous decides, by the
-    order of arrival.
-    """
-    start = (there.python, "-m", "torch.distributed.run")
-    # torchrun waits half a minute for more hosts than there are; of two values it takes the last.
-    last = [f"--nnodes={there.fewest}:{len(there.hosts)}"] if is_range(there.options) else []
-    return tuple(
-        (*start, *meeting(there, rank), *there.options, *last, *there.program)
-        for rank in range(len(there.hosts))
-    )
-
-
 def meeting(there: OverSsh, rank: int) -> list[str]:
     """The options by which one host's torchrun finds the others."""
     fixed = not is_range(there.options)
@@ -157,10 +140,22 @@ def ranks(there: OverSsh, world_size: int | None) -> list[frozenset[int] | None]
 
 
 def without(there: OverSsh, lost: Collection[Host], port: int | None) -> OverSsh:
-    """The same job on the hosts that are left, its launchers meeting at `port`."""
+    """The same job on the hosts that are left, its launchers meeting at `port`.
+
+    A fixed number of nodes meets at the first host, each with its node rank, so that ranks follow
+    the order of `--hosts`. With a range (`--nnodes 2:4`) torchrun's own rendezvous decides, by the
+    order of arrival.
+    """
     left = tuple(host for host in there.hosts if host not in lost)
     there = replace(there, hosts=left, port=port)
-    return replace(there, commands=commands(there))
+    start = (there.python, "-m", "torch.distributed.run")
+    # torchrun waits half a minute for more hosts than there are; of two values it takes the last.
+    last = [f"--nnodes={there.fewest}:{len(left)}"] if is_range(there.options) else []
+    commands = (
+        (*start, *meeting(there, rank), *there.options, *last, *there.program)
+        for rank in range(len(left))
+    )
+    return replace(there, commands=tuple(commands))
 
 
 def read_host(text: str) -> Host:

@@ -100,9 +100,9 @@ def going_on(run: Window) -> list[int]:
         profiled = root.ranks()
     else:
         over = {rank for rank, state in states_of.items() if (now := State.of(state)) and now.ended}
-        expected = run.expected_ranks()
+        expected = run.expected_ranks() or ()
         chosen = {rank for rank, state in states_of.items() if state.get("chosen")}
-        profiled = sorted(chosen.union(expected or ())) if states_of or expected else root.ranks()
+        profiled = sorted(chosen.union(expected)) if states_of or expected else root.ranks()
         # The whole window in an earlier attempt: the rank is not asked again.
         over |= {rank for rank in {*profiled} - {*states_of}
                  if states.captured_before(str(run.rank(rank)))}  # fmt: skip
@@ -114,14 +114,13 @@ def of_running(run: Window, outcomes: Sequence[Outcome]) -> list[Outcome]:
 
     The state in which such a rank is tells what happened to it only once the job has ended.
     """
-    if run.directory.read_manifest().ended:
-        return [*outcomes]
+    is_over = run.directory.read_manifest().ended
     status = f"clusterprof status {run.directory.path}"
     why = f"its program still runs: merge again when it has ended ({status})"
     return [
-        replace(outcome, reason=why)
-        if outcome.report is None and trains(run, outcome.rank)
-        else outcome
+        outcome
+        if is_over or outcome.report or not trains(run, outcome.rank)
+        else replace(outcome, reason=why)
         for outcome in outcomes
     ]
 
@@ -286,11 +285,9 @@ def order(
         while True:
             number += 1
             ordered = Window(run.directory, number)
-            try:
+            with contextlib.suppress(FileExistsError):  # somebody else orders one as well
                 ordered.path.mkdir(parents=True)
                 break
-            except FileExistsError:  # somebody else orders one as well
-                continue
         by = f"{user} on {os.uname().nodename}"
         content = LaterWindow(number, (steps.first, steps.end), selection, profiler, by, auto)
         files.write_json(later_window.path(str(run.path), number), content.to_json(), indent=1)

@@ -6,7 +6,7 @@ import contextlib
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,7 @@ class Outcome:
 
 def collect_attempts(
     run: Window,
-    expected: Iterable[int] | None,
+    expected: Sequence[int] | None,
     *,
     patience_s: float = PATIENCE_S,
     finishing_s: float = FINISHING_S,
@@ -86,7 +86,6 @@ def collect_attempts(
     belong together: the attempt with most whole windows is taken, then that with most reports,
     then the last. The reason of a rank that has a report in another attempt only names that.
     """
-    expected = None if expected is None else list(expected)
     attempts, outcomes_of = run.attempts(), {}
     for attempt in attempts:
         # Only in the last attempt may something still be written.
@@ -99,23 +98,23 @@ def collect_attempts(
         sum(outcome.report is not None for outcome in outcomes_of[attempt]),
         attempt.attempt,
     ))  # fmt: skip
-    elsewhere = {
+    reported_in = {
         outcome.rank: attempt.attempt
-        for attempt in attempts
-        for outcome in outcomes_of[attempt]
+        for attempt, outcomes in outcomes_of.items()
+        for outcome in outcomes
         if outcome.report
     }
-    outcomes = outcomes_of[best]
-    for index, outcome in enumerate(outcomes):
-        if outcome.report is None and outcome.rank in elsewhere:
-            also = f"attempt {elsewhere[outcome.rank]} has a report of it"
-            outcomes[index] = replace(outcome, reason=f"{outcome.reason}; {also}")
-    return best, outcomes
+    return best, [
+        outcome
+        if outcome.report or (number := reported_in.get(outcome.rank)) is None
+        else replace(outcome, reason=f"{outcome.reason}; attempt {number} has a report of it")
+        for outcome in outcomes_of[best]
+    ]
 
 
 def collect(
     run: Window,
-    expected: Iterable[int] | None,
+    expected: Sequence[int] | None,
     *,
     patience_s: float = PATIENCE_S,
     finishing_s: float = FINISHING_S,
@@ -142,16 +141,13 @@ def collect(
             gone = f"the run directory {DELETED}"
             return [Outcome(rank, State.LOST, gone) for rank in sorted(expected or ())]
         states_of = run.states()
-        profiled = sorted(
-            set(expected or ())
-            | {rank for rank, state in states_of.items() if state.get("chosen")}
-            # who shares a run may leave out all but the reports
-            | {
-                rank
-                for rank, state in states_of.items()
-                if not state and reports_in(run.rank(rank))
-            }
-        )
+        # who shares a run may leave out all but the reports
+        captured = [
+            rank
+            for rank, state in states_of.items()
+            if (state.get("chosen") if state else reports_in(run.rank(rank)))
+        ]
+        profiled = sorted({*captured, *(expected or ())})
         # A rank gives its writer some seconds. Where that may not have been enough, what unprofiled
         # ranks leave is still to come as well.
         awaited = sorted({*profiled, *states_of}) if stalled_s > STALL_S else profiled
@@ -175,9 +171,9 @@ def _ended(folder: Path, content: dict[str, Any]) -> bool:
     state = State.of(content)
     if state is State.FINISHING:
         return paths.REPORT in [path.name for path in reports_in(folder)]
-    if state is None or state.has_report:
-        return state is not None and bool(reports_in(folder))
-    return state.ended
+    if state is not None and state.has_report:
+        return bool(reports_in(folder))
+    return state is not None and state.ended
 
 
 def reports_in(folder: Path) -> list[Path]:
@@ -187,18 +183,17 @@ def reports_in(folder: Path) -> list[Path]:
     """
     try:
         there = list(folder.iterdir())
-        reports = {path for path in there if path.name in _REPORTS and path.stat().st_size}
+        names = {path.name for path in there if path.name in _REPORTS and path.stat().st_size}
     except OSError:
         return []
     if folder / paths.REDUCED in there:
-        # tables that do not tell are those of the report that is there, if one is
-        name = None if reports else paths.REPORT
+        reduced = None
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            reduced = documents.load(folder / paths.REDUCED / paths.REDUCED_RANK)
-            if reduced["report"]["name"] in _REPORTS:
-                name = reduced["report"]["name"]
-        reports |= {folder / name} if name else set()
-    return sorted(reports, key=lambda path: _REPORTS.index(path.name))
+            reduced = documents.load(folder / paths.REDUCED / paths.REDUCED_RANK)["report"]["name"]
+        # tables that do not tell are those of the report that is there, if one is
+        if reduced in _REPORTS or not names:
+            names.add(reduced if reduced in _REPORTS else paths.REPORT)
+    return [folder / name for name in _REPORTS if name in names]
 
 
 def _outcome(run: Window, rank: int, content: dict[str, Any] | None, present: list[int]) -> Outcome:
@@ -210,9 +205,8 @@ def _outcome(run: Window, rank: int, content: dict[str, Any] | None, present: li
         elif present == list(range(len(present))):
             reason = f"no such rank: the job has {named_ranks(present)}"
         return Outcome(rank, State.LOST, reason)
-    folder = run.rank(rank)
     state, host = State.of(content), str(content.get("host", ""))
-    steps, reports = newest_step_log(run.logged(rank)), reports_in(folder)
+    steps, reports = newest_step_log(run.logged(rank)), reports_in(run.rank(rank))
     late = state is State.LOST and bool(content.get("late"))
     # A report appears by rename: where it is, it is whole, even if the rank was killed after it.
     if reports and (late or not content or (state is not None and state.has_captured)):
@@ -228,17 +222,15 @@ def _outcome(run: Window, rank: int, content: dict[str, Any] | None, present: li
             stays_at=str(content.get("report_at", "")),
             not_reduced=str(content.get("not_reduced", "")),
         )
-    reason = _lost(run, folder, state, str(content.get("reason") or ""))
-    if state is State.FINISHING and content.get("report_at"):
-        reason = (
-            "killed before the tables of its report were made; the report stays on "
-            f"{host} as {content['report_at']}"
-        )
-    return Outcome(rank, State.LOST, reason, host, steps=steps)
+    return Outcome(rank, State.LOST, _lost(run, rank, state, content), host, steps=steps)
 
 
-def _lost(run: Window, folder: Path, state: State | None, reason: str) -> str:
+def _lost(run: Window, rank: int, state: State | None, content: dict[str, Any]) -> str:
     """Why a rank has no report, by its last state and the reason given there."""
+    reason = str(content.get("reason") or "")
+    if state is State.FINISHING and content.get("report_at"):
+        where = f"{content.get('host', '')} as {content['report_at']}"
+        return f"killed before the tables of its report were made; the report stays on {where}"
     if state is not None and state.has_report:
         return (
             "its state says that there is a report, but there is none; if the file system "
@@ -246,7 +238,7 @@ def _lost(run: Window, folder: Path, state: State | None, reason: str) -> str:
         )
     killed = _KILLED.get(state) if state is not None else None
     with contextlib.suppress(OSError):
-        if killed and nsys.free_bytes(str(folder)) < _STATE_B:
+        if killed and nsys.free_bytes(str(run.rank(rank))) < _STATE_B:
             last = f'"{state}" was the last state that could be written'
             return f"no space left on {run.path}: {last}"
     if state is State.FINISHING and reason:
@@ -275,14 +267,9 @@ def _write(folder: Path, content: dict[str, Any] | None, outcome: Outcome) -> No
 def flights(run: Window) -> tuple[list[int], str]:
     """The ranks that left their flight recorder, and why the first of the others did not."""
     states = run.states()
-    there = [
-        rank
-        for rank in sorted(states)
-        if any(next(run.rank(rank).glob(name), None) for name in _FLIGHTS)
-    ]
-    missing = [f"rank {rank}: {state['flight']}" for rank, state in sorted(states.items())
-               if rank not in there and state.get("flight")]  # fmt: skip
-    return there, missing[0] if missing else ""
+    there = [rank for rank in states if any(any(run.rank(rank).glob(name)) for name in _FLIGHTS)]
+    reasons = {rank: state.get("flight") for rank, state in states.items() if rank not in there}
+    return there, next((f"rank {rank}: {why}" for rank, why in reasons.items() if why), "")
 
 
 def newest_step_log(folder: Path) -> Path | None:
@@ -291,7 +278,7 @@ def newest_step_log(folder: Path) -> Path | None:
     return logs[-1] if logs else None
 
 
-def import_raw(run: Window, *, patience_s: float = IMPORT_S) -> Iterator[tuple[int, str]]:
+def import_raw(run: Window) -> Iterator[tuple[int, str]]:
     """Have nsys' importer make the reports of all ranks that have only a raw one, in turn.
 
     Yields rank and problem; "" where it is a report now.
@@ -300,12 +287,12 @@ def import_raw(run: Window, *, patience_s: float = IMPORT_S) -> Iterator[tuple[i
         folder = run.rank(rank)
         if (folder / paths.RAW).is_file() and not (folder / paths.REPORT).exists():
             try:
-                yield rank, _import(folder, patience_s)
+                yield rank, _import(folder)
             except (OSError, subprocess.TimeoutExpired) as error:
                 yield rank, f"the report could not be made of {folder / paths.RAW}: {error}"
 
 
-def _import(folder: Path, patience_s: float) -> str:
+def _import(folder: Path) -> str:
     raw = folder / paths.RAW
     importer = next(filter(None, (each.importer for each in installed_nsys.installed())), None)
     if importer is None:
@@ -315,15 +302,13 @@ def _import(folder: Path, patience_s: float) -> str:
         report = Path(private, paths.REPORT)
         done = subprocess.run(
             [importer, "-i", str(raw), "-o", str(report)], stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, errors="replace", timeout=patience_s, check=False,
+            capture_output=True, text=True, errors="replace", timeout=IMPORT_S, check=False,
         )  # fmt: skip
         if done.returncode != 0 or not report.exists():
-            printed = (done.stdout + done.stderr).strip().splitlines()
-            last = printed[-1] if printed else ""
+            last = (done.stdout + done.stderr).strip().rpartition("\n")[2]
             return f"{importer} failed with status {done.returncode}: {last}"
         report.replace(folder / paths.REPORT)
-    states.advance(
-        str(folder), State.COLLECTED, f"its report was made of {paths.RAW} after the job"
-    )
+    why = f"its report was made of {paths.RAW} after the job"
+    states.advance(str(folder), State.COLLECTED, why)
     raw.unlink(missing_ok=True)  # somebody else may be collecting too
     return ""
