@@ -7,9 +7,9 @@ installed side by side, so mpirun itself is asked which one it is.
 from __future__ import annotations
 
 import itertools
-import subprocess
 from collections.abc import Sequence
 
+from clusterprof.agent.nsys import ask
 from clusterprof.errors import UsageError
 from clusterprof.launchers.support import command_line
 from clusterprof.launchers.support.job import CommandLine, Job
@@ -52,13 +52,7 @@ def job(line: CommandLine) -> Job:
 
 def version(program: str) -> str:
     """The output of `mpirun --version`; "" where it fails."""
-    try:
-        return subprocess.run(
-            [program, "--version"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, errors="replace", timeout=20, check=False,
-        ).stdout  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
+    return ask([program, "--version"], 20)
 
 
 def world(options: Sequence[str], program: Sequence[str], kind: str) -> tuple[int | None, str]:

@@ -20,8 +20,7 @@ from clusterprof.errors import HostError
 ANSWER_B = 4 << 20
 #: Limit of all files from one host; 64 GB, while a capture ends at 1 GB per rank by default.
 FETCH_MB = "CLUSTERPROF_MAX_FETCH_MB"
-_FETCH_MB = 64_000
-
+_FETCH_MB = "64000"
 #: The longest text that is passed on, in characters: Linux has no longer path.
 _WORD = 4096
 #: `00008/state.json`, and of later attempts `attempt-2/00008/state.json`: written in one way only.
@@ -82,8 +81,7 @@ class Offered:
     @property
     def path(self) -> str:
         """Where it is, below our folder there and below the run directory here."""
-        folder = paths.rank_folder(paths.attempt_folder("", self.attempt), self.rank)
-        return f"{folder}/{self.name}"
+        return f"{paths.rank_folder(paths.attempt_folder('', self.attempt), self.rank)}/{self.name}"
 
 
 def plain(text: str, longest: int = 200) -> str:
@@ -162,15 +160,13 @@ def offered(answer: bytes) -> Listing:
             continue
         if files.setdefault(file.path, file) != file:
             problems.append(f"it offers two files as {file.path}")
-    limit_mb = os.environ.get(FETCH_MB, str(_FETCH_MB))
+    limit_mb = os.environ.get(FETCH_MB, _FETCH_MB)
     if not re.fullmatch("[0-9]{1,9}", limit_mb):
         raise HostError(f"{FETCH_MB}={plain(limit_mb, 40)} is not a number of megabytes")
     size = sum(file.size for file in files.values())
     if size > int(limit_mb) * 1_000_000:
-        raise HostError(
-            f"it offers {size / 1e6:.0f} MB, but at most {int(limit_mb)} MB are fetched: "
-            f"set {FETCH_MB} to allow more"
-        )
+        limit = f"at most {int(limit_mb)} MB are fetched: set {FETCH_MB} to allow more"
+        raise HostError(f"it offers {size / 1e6:.0f} MB, but {limit}")
     return Listing(sorted(files.values(), key=lambda file: file.name == paths.STATE), problems)
 
 

@@ -33,7 +33,6 @@ _LEAST_B = 1 << 20
 _PATIENCE_S = 2 * _SILENCE_S
 #: How often a keepalive is sent.
 _ASK_EVERY_S = 10
-
 #: Sends a file behind a line that says where it begins.
 _SEND = 'echo "$1" && exec cat <"$2"'
 #: Bytes that are read at once.

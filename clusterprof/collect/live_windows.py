@@ -52,10 +52,6 @@ class Pace(NamedTuple):
     #: what a step takes
     step_s: float
 
-    def steps_at(self, at_s: float) -> int:
-        """The steps that will have ended then, at most."""
-        return self.steps + math.ceil(max(0.0, at_s - self.at_s) / self.step_s)
-
 
 def current(run: Window) -> Window:
     """The run, or a later window of it, in the latest attempt."""
@@ -261,7 +257,10 @@ def possible(run: Window, log_s: float, now_s: float) -> Possible:
     then_s = now_s + (1 + FASTER) * log_s + ON_ITS_WAY_S
     # A window that opens at a step begins when the one before it ends.
     free = max((end for _, end in _windows(run)), default=0)
-    return Possible(max(max(pace.steps_at(then_s) for pace in paces) + 1, free), paces)
+    furthest = max(
+        pace.steps + math.ceil(max(0.0, then_s - pace.at_s) / pace.step_s) for pace in paces
+    )
+    return Possible(max(furthest + 1, free), paces)
 
 
 def _windows(run: Window) -> Iterator[tuple[int, int]]:

@@ -36,7 +36,6 @@ _FLIGHTS = [name.replace(".", "*.", 1) for name in (paths.FLIGHT, paths.FLIGHT_P
 
 #: Of the run directory.
 DELETED = "was deleted while the job ran"
-
 #: A state has some kB.
 _STATE_B = 16384
 

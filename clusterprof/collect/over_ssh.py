@@ -38,7 +38,6 @@ _AGENT = Path(far_side.__file__).resolve().parents[1]
 
 #: A rank may be finishing its report a little after its launcher has ended.
 PATIENCE_S = 3.0
-
 #: So long after it is asked to kill its job a host has done so.
 KILLED_S = 15.0
 
@@ -208,11 +207,10 @@ class Running:
         """Forward signals to the hosts; the second one that ends the job kills it."""
         while self.signals:
             name = self.signals.pop(0)
-            if name in _TO_STOP:
-                self._stops += 1
-                if self._stops > 1:
-                    name = "KILL"
-                    self._patience = min(self._patience, self._clock.now() + KILLED_S)
+            self._stops += name in _TO_STOP
+            if name in _TO_STOP and self._stops > 1:
+                name = "KILL"
+                self._patience = min(self._patience, self._clock.now() + KILLED_S)
             for command in commands:
                 command.write(f"{name}\n".encode())
 
@@ -223,9 +221,7 @@ class Running:
 
 def start(host: RemoteHost, there: OverSsh, argv: Sequence[str], output: Output) -> None:
     """Start one host's command. Where that fails, this host is lost and no other."""
-    request = {
-        "argv": list(argv), "folder": there.folder, "environment": dict(there.environment)
-    }  # fmt: skip
+    request = {"argv": [*argv], "folder": there.folder, "environment": {**there.environment}}
     helper_there = f"{host.folder}/agent/remote/host.py"
     command = [host.python, "-I", "-S", helper_there, "run", host.folder]
     try:
@@ -233,8 +229,7 @@ def start(host: RemoteHost, there: OverSsh, argv: Sequence[str], output: Output)
     except HostError as error:
         host.status, host.reason = 255, error.what
         return
-    taken = host.command.write(json.dumps(request).encode() + b"\n")
-    if not taken and not host.command.wait(1):
+    if not host.command.write(json.dumps(request).encode() + b"\n") and not host.command.wait(1):
         host.command.close()
         host.status, host.reason = 255, "it does not accept its command"
 
@@ -335,9 +330,9 @@ def _accepted(host: RemoteHost, listing: Listing, claims: Mapping[tuple[int, int
             contested.add((attempt, rank))
     refused = {"do not run on it": elsewhere, "another host offers as well": contested}
     problems = [
-        f"it offers files of {named_ranks({rank for _, rank in those})}, which {why}"
-        for why, those in refused.items()
-        if those
+        f"it offers files of {named_ranks({rank for _, rank in claimed})}, which {why}"
+        for why, claimed in refused.items()
+        if claimed
     ]
     wanted = listing.claims - elsewhere - contested
     good = [file for file in listing.files if (file.attempt, file.rank) in wanted]
@@ -378,8 +373,7 @@ class _Transfer(NamedTuple):
         problems = []
         for file in wanted.files:
             if self.stop():
-                asked_to_end = "clusterprof was asked to end while the reports were fetched"
-                return Listing(problems=[asked_to_end])
+                raise HostError("clusterprof was asked to end while the reports were fetched")
             if not self.fetch(host, file):
                 problems.append(f"{file.path} arrived incomplete")
         if not wanted.problems and not problems:
@@ -396,15 +390,14 @@ class _Transfer(NamedTuple):
         if target.is_file() and far_side.checksum(str(target)) == wanted:
             return True  # it came before the connection was lost
         digest = hashlib.sha256()
-        whole = False
         with contextlib.suppress(ValueError), files.new(target) as file:
             for piece in host.ssh.read(f"{host.folder}/{offered.path}", offered.size):
                 file.write(piece)
                 digest.update(piece)
-            whole = (file.tell(), digest.hexdigest()) == wanted
-            if not whole:
+            if (file.tell(), digest.hexdigest()) != wanted:
                 raise ValueError(offered)  # nothing is left of it
-        return whole
+            return True
+        return False
 
 
 def name_missing(run: Window, hosts: Sequence[RemoteHost], expected: Sequence[int] | None) -> None:

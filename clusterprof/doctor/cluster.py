@@ -22,7 +22,6 @@ from clusterprof.errors import LaunchError
 
 #: From the start of srun: below the ten seconds that the README promises.
 PATIENCE_S = 8.5
-
 #: Numbers of Slurm's own steps (batch, interactive, extern): they run on the first node only.
 _SPECIAL_STEPS = 0xFFFFFFF0
 

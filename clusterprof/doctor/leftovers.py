@@ -107,18 +107,10 @@ def _some_pids(pids: Sequence[int]) -> str:
 
 def leftovers(table: Sequence[Process]) -> Check:
     """Daemons, folders, reports that were not collected, lists of sessions, files of nsys."""
-    left = list(_left(table))
-    if not left:
-        return Check("leftovers", OK, "none")
-    what, advice = ("; ".join(texts) for texts in zip(*left, strict=True))
-    return Check("leftovers", WARN, what, advice)
-
-
-def _left(table: Sequence[Process]) -> Iterator[tuple[str, str]]:
-    """What was found, and the command that clears it."""
+    left: dict[str, str] = {}  # what there is, and the command that clears it
     if pids := [each.pid for each in abandoned(table)]:
         what = f"{counted(len(pids), 'nsys daemon')} (pid {_some_pids(pids)})"
-        yield what, f"kill {' '.join(map(str, pids))}"
+        left[what] = f"kill {' '.join(map(str, pids))}"
     folders = dict.fromkeys((Path(tempfile.gettempdir()), _FIXED))
     ours = _mine(path for folder in folders for path in sorted(folder.glob("clusterprof-*")))
     dead = [path for path in ours if path.is_dir() and not path.is_symlink() and _is_dead(path)]
@@ -126,17 +118,20 @@ def _left(table: Sequence[Process]) -> Iterator[tuple[str, str]]:
     if kept:
         what = f"{counted(len(kept), 'report')} not yet collected, in {_some(kept)}"
         target = "its rank's folder in the run directory"
-        yield what, f"copy each to {target}, then clusterprof collect RUN"
+        left[what] = f"copy each to {target}, then clusterprof collect RUN"
     if rest := [path for path in dead if path not in kept]:
         what = f"{counted(len(rest), 'temporary folder')} of ranks that were killed"
-        yield what, f"rm -r {_some(rest)}"
+        left[what] = f"rm -r {_some(rest)}"
     if memory := _memory(table):
         what = f"{counted(len(memory), 'file')} of an nsys that has ended, in {SHARED_MEMORY}"
-        yield what, f"rm {_some(memory)}"
+        left[what] = f"rm {_some(memory)}"
     if settings := [path for path in _mine(_FIXED.glob(_SETTINGS)) if _is_old(path)]:
         what = f"{counted(len(settings), 'old file')} {_SETTINGS} of nsys in {_FIXED}"
         matching = f"-maxdepth 1 -name '{_SETTINGS}' -user $(id -u) -mtime +0"
-        yield what, f"find {_FIXED} {matching} -delete"
+        left[what] = f"find {_FIXED} {matching} -delete"
+    if not left:
+        return Check("leftovers", OK, "none")
+    return Check("leftovers", WARN, "; ".join(left), "; ".join(left.values()))
 
 
 def _memory(table: Sequence[Process]) -> list[Path]:

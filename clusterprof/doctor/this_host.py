@@ -49,11 +49,9 @@ _REMOTE = {
 ENOUGH_B = 2e9
 TOO_LITTLE_B = 2e8
 SHARED_MEMORY_B = 64e6
-
 #: How long a file of another node may take to appear: clients of NFS look every few seconds.
 VISIBLE_S = 4.0
 TOKEN = "token"  # noqa: S105 - a file's name
-
 #: the check of the folder that all nodes must see, and what to do where they do not
 RUNS = "run directories"
 SHARE = "choose a folder that all nodes share with --run-dir"

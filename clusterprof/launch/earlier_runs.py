@@ -20,7 +20,6 @@ from clusterprof.run_directory import Manifest, Window
 
 #: So many of the newest runs are looked through for one of the same program.
 MOST = 50
-
 #: All ranks run one program: so many of them tell what it launches.
 TELLING = 2
 

@@ -37,7 +37,6 @@ from clusterprof.run_directory import Manifest, Window
 
 #: seconds for late files of a job that got a signal to end: its reports were waited for before
 HASTY_S = 1.0
-
 #: how many runs of one job may begin in the same second
 TURNS = 100
 
@@ -155,11 +154,10 @@ def conclude(
             ]
             manifest.record(ended=ended, exit_status=status, attempt=run.attempt, outcomes=shown)
         there = any(rank.report for rank in outcomes) or bool(flights(run.results)[0])
-        if plan.arguments.no_merge or not there:
-            pass
-        elif in_haste:
+        to_merge = there and not plan.arguments.no_merge
+        if to_merge and in_haste:
             say(f"not merged, because of the signal: clusterprof collect {shortest(run.path)}")
-        else:
+        elif to_merge:
             from clusterprof.merge_run import merge_run, tell_results
 
             study = merge_run(run, outcomes)
@@ -171,18 +169,16 @@ def conclude(
         complete = False
         if plan.arguments.debug:
             traceback.print_exc()
+        what, where = "the reports could not be merged", shortest(run.path)
         if isinstance(error, ClusterprofError):
             console.error(error.what, *error.details)
         elif isinstance(error, OSError):
-            console.error(
-                f"the reports could not be merged: {error}",
-                f"once they can be read: clusterprof collect {shortest(run.path)}",
-            )
+            console.error(f"{what}: {error}", f"once they can be read: clusterprof collect {where}")
         else:
             console.error(
-                f"the reports could not be merged: {type(error).__name__}: {error}",
-                f"this is a bug in clusterprof; the reports are in {shortest(run.path)}",
-                f"to see where: clusterprof merge --debug {shortest(run.path)}",
+                f"{what}: {type(error).__name__}: {error}",
+                f"this is a bug in clusterprof; the reports are in {where}",
+                f"to see where: clusterprof merge --debug {where}",
             )
     for later in run.directory.later_windows():
         ordered = (later.path / paths.ORDER).exists()
@@ -238,16 +234,16 @@ def print_outcomes(run: Window, outcomes: Sequence[Outcome]) -> bool:
     """Print one line per missing or incomplete report; returns whether all reports are there."""
     collected = [rank for rank in outcomes if rank.state is State.COLLECTED]
     lost = [rank for rank in outcomes if rank.state is State.LOST]
-    attempts = len(run.attempts())
+    ranks, attempts, where = run.ranks(), len(run.attempts()), shortest(run.path)
     of_attempt = f", of attempt {run.attempt} of {attempts}" if attempts > 1 else ""
-    if outcomes or not run.ranks():
-        say(f"{len(collected)} of {len(outcomes)} reports in {shortest(run.path)}{of_attempt}")
+    dumps, why = ([], "") if outcomes else flights(run)
+    if outcomes or not ranks:
+        say(f"{len(collected)} of {len(outcomes)} reports in {where}{of_attempt}")
     else:
-        dumps, why = flights(run)
-        say(f"flight recorders of {len(dumps)} of {words.counted(len(run.ranks()), 'rank')} in "
-            f"{shortest(run.path)}{of_attempt}{f'; {why}' if why else ''}")  # fmt: skip
+        said = f"flight recorders of {len(dumps)} of {words.counted(len(ranks), 'rank')} in {where}"
+        say(f"{said}{of_attempt}{f'; {why}' if why else ''}")
     if not run.path.is_dir():
-        say(f"{shortest(run.path)} {DELETED}")
+        say(f"{where} {DELETED}")
     for rank in lost:
         say(f"rank {rank.rank} lost{f' on {rank.host}' if rank.host else ''}: {rank.reason}")
     if unmade := [rank for rank in collected if rank.not_reduced]:
@@ -255,8 +251,9 @@ def print_outcomes(run: Window, outcomes: Sequence[Outcome]) -> bool:
             f"nodes, merging reads their reports: rank {unmade[0].rank}: "
             f"{unmade[0].not_reduced}")  # fmt: skip
     if alone := [rank for rank in collected if rank.report and not rank.report.exists()]:
-        say(f"of {words.ranks([rank.rank for rank in alone])} the tables were gathered, "
-            "and no report")  # fmt: skip
+        say(
+            f"of {words.ranks(rank.rank for rank in alone)} the tables were gathered, and no report"
+        )
     if staying := [rank for rank in alone if rank.stays_at]:
         first = staying[0]
         also = ", and so on (report_at in each rank's state.json)" if len(staying) > 1 else ""
@@ -265,8 +262,8 @@ def print_outcomes(run: Window, outcomes: Sequence[Outcome]) -> bool:
     for rank in collected:
         if rank.reason:
             say(f"rank {rank.rank}: {rank.reason}")
-    if run.path.is_dir() and not run.ranks():
+    if run.path.is_dir() and not ranks:
         say("no rank reported in: is the program Python, does it train with a torch optimizer "
             "(else --step-on), do its scripts keep PYTHONPATH, and is this run directory visible "
             "on the nodes?")  # fmt: skip
-    return not lost if outcomes else bool(run.path.is_dir() and flights(run)[0])
+    return not lost if outcomes else bool(dumps)
