@@ -30,6 +30,8 @@ class Reducing:
         self.order = order
         self.nsys = nsys
         self.clock = clock
+        #: the report in the rank's folder, once it is there
+        self.report = ""
         self.child: Optional["subprocess.Popen[bytes]"] = None
         self._printed: IO[bytes] = io.BytesIO()
         #: where the tables are to be

@@ -12,7 +12,6 @@ import subprocess
 from typing import IO, Any, Callable, Dict, Iterator, List, Optional, Sequence
 
 from ..contracts import files, messages, paths, processes, states
-from ..contracts.plan import Reduction
 from ..contracts.states import State
 from ..contracts.timing import REAL, Clock
 from .reducing import Reducing, last_line
@@ -66,9 +65,11 @@ class ReportTransfer:
         #: called whenever the run directory has taken something
         self.got_on: Callable[[], None] = lambda: None
 
-    def reduce_as(self, order: Optional[Reduction]) -> None:
-        """The report is to be reduced on the node so, or not at all."""
-        self.reducing = Reducing(order, self.nsys, self.clock) if order is not None else None
+    def reduce_by(self, reducing: Optional[Reducing]) -> None:
+        """The report's tables are made on the node by this, or not at all."""
+        self.reducing = reducing
+        if reducing is not None:
+            reducing.nsys = self.nsys
 
     def known(self) -> Dict[str, Any]:
         """What whoever started nsys knows of its end, for whoever transfers what it left."""
@@ -221,8 +222,10 @@ class ReportTransfer:
                 return None
         problem = self.keep(paths.REPORT)
         self.brought, self.stays = problem is None, problem is not None
-        if self.brought and self.reducing is not None and self.reducing.at_once:
-            self.reducing.start(os.path.join(self.folder, paths.REPORT), self.folder)
+        if self.brought and self.reducing is not None:
+            self.reducing.report = os.path.join(self.folder, paths.REPORT)
+            if self.reducing.at_once:
+                self.reducing.start(self.reducing.report, self.folder)
         return problem
 
     def reduce(self, reducing: Reducing, beside: bool) -> Optional[str]:

@@ -24,7 +24,7 @@ import socket
 import tempfile
 import threading
 from array import array
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Union
 
 from ..contracts import clocks, descriptors, files, later_window, outbox, paths, processes, states
 from ..contracts.plan import Reduction
@@ -96,9 +96,7 @@ class Writer:
         self.transfer: Optional[report_transfer.ReportTransfer] = None
         self.session = ""
         self.armed = False
-        #: what is to become of the reports in the rank's folders; and of each report that is
-        #: there, what makes its tables
-        self.reductions: Dict[str, Reduction] = {}
+        #: what makes the tables of the report in each of the rank's folders, where that is to be
         self.reducing: Dict[str, Reducing] = {}
 
     # -- the receiving thread ----------------------------------------------------------------
@@ -115,10 +113,8 @@ class Writer:
             due_at = min(self.log_at, self.hangs.look_at, self.look_at)
             due_s = max(0.1, min(due_at - self.clock.now(), self.log_s))
             self.take(states.LOOK_S if self.watching else due_s)
-        self.jobs.put(self.take_over)
-        self.jobs.put(self.stop_reducing)
-        self.jobs.put(self.on_node.join)
-        self.jobs.put(self.clean)
+        for last in (self.take_over, self.stop_reducing, self.on_node.join, self.clean):
+            self.jobs.put(last)
         self.clock.until(lambda: not self.jobs.unfinished_tasks, LINGER_S)
 
     def take(self, seconds: float) -> None:
@@ -169,18 +165,18 @@ class Writer:
                 if name in _AT_ONCE:
                     handle()
                 else:
-                    self.jobs.put(self.in_window(number, handle))
+                    self.jobs.put(functools.partial(self.in_window, number, handle))
             elif kind == outbox.STEPS and peer.log is not None:
                 first, *times = array("q", body)
                 steps = list(zip(times[::2], times[1::2]))  # noqa: B905 - Python 3.8
                 peer.log.add(first, steps)
                 if self.hangs.ended(steps):
                     self.jobs.put(functools.partial(self.goes_on, self.clock.wall_ns()))
-            elif kind == outbox.FILE and peer.log is not None:
+            elif kind == outbox.FILE:
                 head, _, content = body.partition(b"\n")
                 later, _, name = head.decode().rpartition("/")
-                keep = functools.partial(self.keep, peer.log, name, content)
-                self.jobs.put(self.in_window(int(later or 1), keep))
+                handle = functools.partial(self.do_file, peer, name, content)
+                self.jobs.put(functools.partial(self.in_window, int(later or 1), handle))
 
     def forget(self, peer: Peer) -> None:
         """A process that has ended sends nothing more."""
@@ -251,19 +247,16 @@ class Writer:
             jobs.get()()
         jobs.task_done()
 
-    def in_window(self, number: int, job: Callable[[], None]) -> Callable[[], None]:
-        """The job as it is done in the rank's folder of this window."""
+    def in_window(self, number: int, job: Callable[[], None]) -> None:
+        """Do a job in the rank's folder of this window."""
         if number == 1:
-            return job
-
-        def in_its_folder() -> None:
-            usual, self.folder = self.folder, paths.in_window(self.folder, number)
-            try:
-                job()
-            finally:
-                self.folder = usual
-
-        return in_its_folder
+            job()
+            return
+        usual, self.folder = self.folder, paths.in_window(self.folder, number)
+        try:
+            job()
+        finally:
+            self.folder = usual
 
     def find_window(self, peer: Peer) -> None:
         """Hand the order for the next later window to the rank, if there is one to be captured."""
@@ -305,15 +298,10 @@ class Writer:
         """Add to clock.json."""
         clocks.add(self.folder, readings)
 
-    def do_file(self, peer: Peer, name: str, text: str) -> None:
-        """Write a file `name.csv`, numbered as the step log, or any other."""
-        if name.endswith(".csv") and peer.log is not None:
-            name = paths.numbered(name, peer.log.number)
-        files.write(os.path.join(self.folder, name), text)
-
-    def keep(self, log: step_log.StepLog, name: str, content: bytes) -> None:
+    def do_file(self, peer: Peer, name: str, text: Union[str, bytes]) -> None:
         """Write a file beside the step log, with its number."""
-        files.write(os.path.join(self.folder, paths.numbered(name, log.number)), content)
+        if peer.log is not None:
+            files.write(os.path.join(self.folder, paths.numbered(name, peer.log.number)), text)
 
     def make_folder(self, peer: Peer) -> None:
         """See `do_folder`."""
@@ -335,12 +323,11 @@ class Writer:
         else:
             if facts is not None:
                 states.advance(self.folder, State.CAPTURED, None, **facts)
-                if self.folder in self.reductions:
-                    trace = os.path.join(self.folder, paths.TRACE)
-                    made = Reducing(self.reductions[self.folder], clock=self.clock)
-                    self.reducing[trace] = made
-                    if made.at_once:
-                        made.start(trace, self.folder)
+                reducing = self.reducing.get(self.folder)
+                if reducing is not None:
+                    reducing.report = os.path.join(self.folder, paths.TRACE)
+                    if reducing.at_once:
+                        reducing.start(reducing.report, self.folder)
         finally:
             with contextlib.suppress(OSError):
                 os.unlink(path)
@@ -391,7 +378,7 @@ class Writer:
         self.transfer = report_transfer.ReportTransfer(
             private, self.folder, importer, nsys, self.clock
         )
-        self.transfer.reduce_as(self.reductions.get(self.folder))
+        self.transfer.reduce_by(self.reducing.get(self.folder))
         self.session, self.armed = session, armed
 
     def do_bring(self, peer: Peer) -> None:
@@ -407,20 +394,15 @@ class Writer:
                 vars(transfer).update(known)
                 transfer.got_on = lambda: peer.answer(at=self.clock.now_ns())
                 transfer.settle(**ending)
-                self.left_by(transfer)
         finally:
             peer.answer(settled=True)
 
-    def left_by(self, transfer: report_transfer.ReportTransfer) -> None:
-        """A report was transferred; what makes its tables may still be at work."""
-        if transfer.reducing is not None:
-            self.reducing[os.path.join(transfer.folder, paths.REPORT)] = transfer.reducing
-
     def do_reducing(self, peer: Peer, **order: Any) -> None:
         """The report of this window is to be reduced; `order` as in the plan."""
-        self.reductions[self.folder] = Reduction.from_json(order)
+        reducing = Reducing(Reduction.from_json(order), clock=self.clock)
+        self.reducing[self.folder] = reducing
         if self.transfer is not None and self.transfer.folder == self.folder:
-            self.transfer.reduce_as(self.reductions[self.folder])
+            self.transfer.reduce_by(reducing)
 
     def do_reduce(self, peer: Peer, patience_s: float) -> None:
         """Make the tables of the reports in the rank's folders: the rank waits so long."""
@@ -430,17 +412,16 @@ class Writer:
     def reduce(self, peer: Peer, patience_s: float) -> None:
         """See `do_reduce`; a trace that is not to be kept is removed once its tables are there."""
         until = self.clock.now() + patience_s
-        for report, reducing in self.reducing.items():
-            folder = os.path.dirname(report)
-            if not os.path.exists(report):
+        for folder, reducing in self.reducing.items():
+            if not os.path.exists(reducing.report):
                 continue
-            reducing.start(report, folder)
+            reducing.start(reducing.report, folder)
             left_s = until - self.clock.now()
             trouble = reducing.wait(left_s, lambda: peer.answer(at=self.clock.now_ns()))
             if trouble:
                 states.advance(folder, None, not_reduced=trouble)
             elif reducing.order.keep_reports == "none":
-                os.unlink(report)
+                os.unlink(reducing.report)
 
     def stop_reducing(self) -> None:
         """The rank has ended: what is not reduced by now is the merge's."""
@@ -467,7 +448,6 @@ class Writer:
         if self.armed:
             self.do_give_up()
             return
-        self.left_by(self.transfer)
         self.transfer.settle(128 + signal.SIGKILL, IMPORT_S, opened=True)
 
 
