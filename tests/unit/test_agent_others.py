@@ -35,9 +35,10 @@ def test_the_program_s_own_cuda_profiler_calls_do_not_move_our_window(
     assert ours is not None
     assert program.cudaProfilerStart() is program.cudaError.success
     assert called == []
-    ours.start()
+    start, stop = ours
+    start()
     assert program.cudaProfilerStop() is program.cudaError.success
-    ours.stop()
+    stop()
     assert called == ["start", "stop"]
     assert own_profilers.cuda_range() is ours
 

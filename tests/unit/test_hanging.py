@@ -127,7 +127,7 @@ class Hung:
         self.outbox.state("counting")
         recorder = Recorder(plan, self.outbox, {}, window=None, clock=False)
         self.hanging = Hanging(plan, self.outbox, recorder, self.counter)
-        self.hanging.attend()
+        self.counter.attend(1, self.hanging.at)
 
     def answer(self) -> dict[str, Any]:
         """What this thread would answer; only the other one may send by its outbox."""

@@ -90,7 +90,7 @@ class Sent:
 
     def window(self) -> tuple[dict[str, bytes], str]:
         """Run through the window: the files that were sent, and why there is none."""
-        self.recorder.attend(self.counter)
+        self.counter.attend(self.recorder.first, self.recorder.at)
         self.counter.begin()
         for _ in range(6):
             self.clock.sleep(recorder.SETTLE_S)

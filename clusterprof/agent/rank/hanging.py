@@ -8,7 +8,6 @@ threads of torch's in any case.
 
 from __future__ import annotations
 
-import _socket
 import _thread
 import contextlib
 import os
@@ -48,21 +47,13 @@ class Hanging:
         self.dumping = _thread.allocate_lock()
         self.destroying = False
 
-    def attend(self) -> None:
-        """Begin to listen once the program has a process group."""
-        if self.plan.hang_after:
-            self.counter.attend(1, self.at)
-
     def at(self, count: int) -> int:
-        """Between two steps: listen, if the program has a process group; when to come back."""
+        """Between two steps: if the program has a process group, have the writer answered from now
+        on, by a thread that no signal is delivered to; when to come back.
+        """
         connection = self.outbox.share() if initialised() is not None else None
         if connection is None:
             return 2 * count
-        self.listen(connection)
-        return -1
-
-    def listen(self, connection: _socket.socket) -> None:
-        """From now on the writer is answered, by a thread that no signal is delivered to."""
         self.own = Outbox(connection)
         self.own.say("listen", after_s=self.plan.hang_after, unseen_s=FLUSH_NS / 1e9)
         dist = sys.modules["torch.distributed"]
@@ -75,6 +66,7 @@ class Hanging:
             _thread.start_new_thread(self.wait, ())
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return -1
 
     def wait(self) -> None:
         """Answer the writer until the program ends."""

@@ -11,7 +11,7 @@ import os
 import sys
 from _thread import get_ident
 from types import ModuleType
-from typing import Any, Callable, Iterator, Mapping, Optional
+from typing import Any, Callable, Iterator, Mapping, Optional, Tuple
 
 from ..contracts import identity
 from . import hooks
@@ -85,14 +85,6 @@ class Kineto:
             self.program = None
 
 
-class CudaRange:
-    """cudaProfilerStart and -Stop, with which our window opens where nsys waits for them."""
-
-    def __init__(self, cudart: Any) -> None:
-        self.start: Callable[[], Any] = cudart.cudaProfilerStart
-        self.stop: Callable[[], Any] = cudart.cudaProfilerStop
-
-
 def above(environ: Mapping[str, str]) -> Optional[str]:
     """What profiles this process already, by its environment; None where nothing is seen."""
     if "NSYS_PROFILING_SESSION_ID" in environ or "QUADD_INJECTION_CONFIG" in environ:
@@ -103,11 +95,11 @@ def above(environ: Mapping[str, str]) -> Optional[str]:
 
 #: This process's; it sees nothing until `watch`.
 kineto = Kineto()
-_cuda_range: Optional[CudaRange] = None
+_cuda_range: Optional[Tuple[Callable[[], Any], Callable[[], Any]]] = None
 
 
-def cuda_range() -> Optional[CudaRange]:
-    """This process's range for nsys, ours from the first call on; None without a CUDA torch.
+def cuda_range() -> Optional[Tuple[Callable[[], Any], Callable[[], Any]]]:
+    """torch's cudaProfilerStart and -Stop, ours from the first call on; None without a CUDA torch.
 
     nsys takes the first pair of calls for its window, and no other. A program that has such calls
     itself has them without any effect from then on, as where no profiler listens.
@@ -115,7 +107,7 @@ def cuda_range() -> Optional[CudaRange]:
     global _cuda_range
     cudart = getattr(sys.modules.get("torch._C"), "_cudart", None)
     if _cuda_range is None and cudart is not None:
-        _cuda_range = CudaRange(cudart)
+        _cuda_range = cudart.cudaProfilerStart, cudart.cudaProfilerStop
         success = getattr(getattr(cudart, "cudaError", None), "success", 0)
         cudart.cudaProfilerStart = cudart.cudaProfilerStop = lambda: success
     return _cuda_range

@@ -133,8 +133,9 @@ class CudaProfiler(NsysSession):
         ours = own_profilers.cuda_range()
         if ours is None or not uses_cuda():
             raise RuntimeError("CUDA is not initialised in this process: nothing could be captured")
+        begin, self.end = ours
         drain()
-        torch().cuda.check_error(ours.start())
+        torch().cuda.check_error(begin())
 
     def stall_s(self, done: int, left: int) -> float:
         """Its stop's, which is the longer one."""
@@ -143,9 +144,7 @@ class CudaProfiler(NsysSession):
     def stop(self) -> None:
         """End the range; nsys writes its report while the training goes on."""
         drain()
-        ours = own_profilers.cuda_range()
-        assert ours is not None
-        torch().cuda.check_error(ours.stop())
+        torch().cuda.check_error(self.end())
 
 
 class OfOneThread(Switch):

@@ -127,7 +127,8 @@ class Rank:
             counter.attend(self.plan.window[1], self.expect_order)
         self.take_part(self.plan, self.outbox, captures)
         self.hanging = Hanging(self.plan, self.outbox, self.recorders[0], counter)
-        self.hanging.attend()
+        if self.plan.hang_after:
+            counter.attend(1, self.hanging.at)
         if captures or self.plan.log_s:
             hooks.after_import({"torch.autograd.profiler": own_profilers.kineto.watch})
         if self.plan.log_s:
@@ -146,7 +147,7 @@ class Rank:
             hooks.after_import({"torch.version": own_profilers.kineto.leaves})
         clock = self.me.local_rank in (0, None)
         recorder = Recorder(plan, outbox, self.began_with, window, clock)
-        recorder.attend(counter)
+        counter.attend(recorder.first, recorder.at)  # after the window: no report shows it
         self.recorders.append(recorder)
 
     def make_window(self, plan: Plan, outbox: Outbox, number: int) -> Window:

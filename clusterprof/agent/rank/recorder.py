@@ -24,7 +24,7 @@ from ..contracts.outbox import Outbox
 from ..contracts.plan import Plan
 from . import hooks, probing
 from .profilers import initialised
-from .steps import Counter, ended_before
+from .steps import ended_before
 from .window import Window, first_line
 
 #: How many entries the ring has; the first one's name is known from torch 2.8 on.
@@ -67,12 +67,12 @@ class Source:
     def content(self) -> bytes:
         """The dump as torch gives it. Raises UnavailableError, and what torch does."""
         dump = getattr(sys.modules["torch"]._C._distributed_c10d, self.function)
-        found = dump(**self.arguments)
-        if isinstance(found, str):
-            found = found.encode()
-        if not isinstance(found, bytes):
+        content = dump(**self.arguments)
+        if isinstance(content, str):
+            content = content.encode()
+        if not isinstance(content, bytes):
             raise UnavailableError("torch's %s gave no dump" % self.function)
-        return found
+        return content
 
 
 class Recorder:
@@ -95,24 +95,21 @@ class Recorder:
         self.is_open = False
         self.was_open = False
         self.saved = False
-        #: when the window's last step ended (monotonic, s)
-        self.ended: Optional[float] = None
+        #: when the window's last step ended (monotonic, s); 0 while it has not
+        self.ended_s = 0.0
         self.source: Optional[Source] = None
         self.members: Dict[str, Any] = {}
         self.readings: List[Dict[str, Any]] = []
-
-    def attend(self, counter: Counter) -> None:
-        """Do the rest when its time has come; after the `Window`, so that no report shows it."""
-        counter.attend(self.first, self.at)
 
     def at(self, count: int) -> int:
         """A step has just ended, and the window begins or ends here; when to come back."""
         if not self.was_open:
             self.open()
             return max(self.end, count + 1)
-        if self.ended is None:
+        if not self.ended_s:
             self.close()
-        if self.source is not None and self.source.backend == "nccl" and not self.settled():
+        by_nccl = self.source is not None and self.source.backend == "nccl"
+        if by_nccl and self.outbox.clock.now() < self.ended_s + SETTLE_S:
             return count + 1
         self.save()
         return -1
@@ -133,13 +130,9 @@ class Recorder:
 
     def close(self) -> None:
         """The window's last step has ended."""
-        self.ended = self.outbox.clock.now()
+        self.ended_s = self.outbox.clock.now()
         if self.window is None:
             self.read_clock("close")
-
-    def settled(self) -> bool:
-        """Whether the window ended long enough ago for its last collectives to be complete."""
-        return self.ended is not None and self.outbox.clock.now() >= self.ended + SETTLE_S
 
     def hurry(self) -> None:
         """The program destroys a process group: save what may be gone with it."""
@@ -163,7 +156,7 @@ class Recorder:
     def finish(self, count: int) -> None:
         """The program ends after `count` steps: what there is of a window that is open."""
         if self.is_open:
-            if self.ended is None:
+            if not self.ended_s:
                 self.close()
             self.save()
         elif not self.was_open:

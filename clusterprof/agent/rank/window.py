@@ -78,7 +78,8 @@ class Window:
         self.outbox.say("watch")
         order = self.outbox.wait("order", ORDER_S)
         if order is not None:
-            self.lost("the window was not opened at step %d: %s" % (self.first, order))
+            why = "the window was not opened at step %d: %s" % (self.first, order)
+            self.outbox.state(State.LOST, why)
             return False
         try:
             self.outbox.state(State.CAPTURING, step_begin=self.counter.count)
@@ -110,7 +111,8 @@ class Window:
 
     def not_opened(self, why: str) -> bool:
         """There will be no report; False."""
-        self.lost("the window could not be opened at step %d: %s" % (self.first, why))
+        why = "the window could not be opened at step %d: %s" % (self.first, why)
+        self.outbox.state(State.LOST, why)
         return False
 
     def look(self, count: int) -> int:
@@ -192,7 +194,7 @@ class Window:
         if problem is not None:
             cut, whole = "the window could not be closed: %s" % problem, False
             if not self.is_guarded():
-                self.lost(cut)
+                self.outbox.state(State.LOST, cut)
                 return
         self.outbox.state(State.FINISHING, cut, step_end=self.counter.count, whole=whole)
         for switch in self.switches:
@@ -228,18 +230,14 @@ class Window:
         if self.is_open:
             self.close("the program ended after %d steps, inside the window %d:%d" % where)
         elif not self.was_open:
-            self.lost(ended_before(*where), steps=count)
+            self.outbox.state(State.LOST, ended_before(*where), steps=count)
         else:
-            self.outbox.state(None, self.deprived(), steps=count)
+            by_nsys = PROFILED in os.environ and profilers.uses_cuda()
+            deprived = ("the program's own torch.profiler saw no GPU beside nsys; it is left whole "
+                        "by --profiler torch")  # fmt: skip
+            kept = deprived if by_nsys and own_profilers.kineto.used else None
+            self.outbox.state(None, kept, steps=count)
         self.stop()
-
-    @staticmethod
-    def deprived() -> Optional[str]:
-        """What nsys has kept from a profiler of the program's own; None for nothing."""
-        if PROFILED not in os.environ or not own_profilers.kineto.used or not profilers.uses_cuda():
-            return None
-        return ("the program's own torch.profiler saw no GPU beside nsys; it is left whole by"
-                " --profiler torch")  # fmt: skip
 
     def make_switches(self) -> List[Any]:
         """What opens and closes this window, outermost first."""
@@ -259,10 +257,6 @@ class Window:
             return [nsys, profilers.TorchProfiler(self.outbox, alone=False)]
         # On CUDA the two exclude each other: both need CUPTI.
         return [nsys, profilers.EmitNvtx()] if self.plan.emit_nvtx else [nsys]
-
-    def lost(self, why: str, **facts: Any) -> None:
-        """Have the state say that there is no report, and why."""
-        self.outbox.state(State.LOST, why, **facts)
 
     def hand_over_readings(self) -> None:
         """Have the clocks' readings since the last time written."""
