@@ -27,7 +27,7 @@ from clusterprof.run_directory import Manifest, Window
 
 #: How often --wait looks whether the window is over.
 LOOK_S = 1.0
-#: A step that takes longer is one that hangs (`agent/guard/hangs.py`): the ranks notice that.
+#: A step that takes longer is one that hangs (`agent/guard/step_log.py`): the ranks notice that.
 MOST_TIMES = 20
 _SLOWER = re.compile(r"\s*step\s*>\s*(\d{1,2}(?:\.\d{1,3})?)\s*x\s*")
 _FROM_NOW = re.compile(r"\s*\+(\d+)\s*:\s*\+(\d+)\s*")

@@ -24,7 +24,7 @@ from clusterprof.agent.contracts.messages import users_line
 from clusterprof.agent.contracts.outbox import Outbox
 from clusterprof.agent.contracts.plan import Plan, Selection
 from clusterprof.agent.contracts.timing import REAL
-from clusterprof.agent.guard.hangs import TIMES, Hangs
+from clusterprof.agent.guard.step_log import TIMES, Hangs
 from clusterprof.agent.rank import hanging
 from clusterprof.agent.rank.hanging import Hanging
 from clusterprof.agent.rank.recorder import Recorder

@@ -41,10 +41,7 @@ def open_ones() -> List[int]:
 
 
 def fill_streams() -> List[int]:
-    """Open /dev/null where 0, 1 or 2 is closed: the next file that we open would be a stream.
-
-    Returns those; they are closed again in whatever is started from here (O_CLOEXEC).
-    """
+    """Open /dev/null (O_CLOEXEC) where 0, 1 or 2 is closed: the next file would be that; those."""
     filled = [os.open(os.devnull, os.O_RDWR)]
     while filled[-1] <= 2:
         filled.append(os.open(os.devnull, os.O_RDWR))
@@ -71,10 +68,7 @@ def release(given: List[int]) -> None:
 
 
 def asked(address: str, request: str, seconds: float) -> _socket.socket:
-    """A way to the guard that listens here, by which it was asked this; it is waited for so long.
-
-    Raises OSError.
-    """
+    """A connection to the guard that listens here, asked this within so long. Raises OSError."""
     guard = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     try:
         guard.settimeout(seconds)

@@ -53,10 +53,7 @@ class Exchange(NamedTuple):
 
 
 def exchanged(sent: int, arrived: int, left: int, came: int) -> Exchange:
-    """The bound of one exchange: sent and came by the asker's clock, the others by the answerer's.
-
-    With what the clocks may have drifted between the answer's two times.
-    """
+    """The bound of one exchange: sent and came by the asker's clock, with what it may have drifted."""
     slack = (left - arrived) * DRIFT_LIMIT_PPM // 1_000_000 + 1
     return Exchange(arrived, sent - arrived, came - left + slack)
 
@@ -195,10 +192,7 @@ def _stamp(ancillary: List[Any]) -> Optional[int]:
 
 
 def announce(path: str, address: str) -> Endpoint:
-    """An endpoint on `address`, announced in the file `path` that only its owner can read.
-
-    Raises OSError.
-    """
+    """An endpoint, announced in the file `path` that only its owner can read. Raises OSError."""
     endpoint = Endpoint(address, secrets.token_bytes(32))
     try:
         host, port = endpoint.socket.getsockname()[:2]
@@ -212,10 +206,7 @@ def announce(path: str, address: str) -> Endpoint:
 
 
 def announced(path: str, ours: bool) -> Answerer:
-    """The answerer that a file announces; `ours` as for `documents.load`.
-
-    Raises OSError, ValueError.
-    """
+    """The answerer that a file announces; `ours` as there. Raises OSError, ValueError."""
     fields = documents.load(path, ours)
     form = {"address": str, "port": range(1, 65536), "secret": str, "machine": str}
     if not documents.fits(fields, form):

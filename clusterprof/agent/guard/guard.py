@@ -305,19 +305,15 @@ class Guard:
             with contextlib.closing(writer) if writer else contextlib.nullcontext():
                 descriptors.send(connection, [writer.fileno()] if writer else [])
         elif request == "start" and not left(connection):
-            self.opens(int(words[0]))
+            self.armed, self.window = False, int(words[0])
+            if self.window > 1:
+                self.keep()
             connection.sendall((self.session.start() or "ok").encode()[:250] + b"\n")
         elif request == "size":
             self.outbox.say("held", size=self.session.files.bytes())
         elif request == "stop":
             # The program goes on while the report is written: this is why the guard stops.
             self.session.stop()
-
-    def opens(self, number: int) -> None:
-        """nsys is to capture this window: what it leaves belongs there."""
-        self.armed, self.window = False, number
-        if number > 1:
-            self.keep()
 
     def keep(self) -> None:
         """Have our writer transfer what nsys leaves to where this window's files are."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import stat
 from typing import Callable, Dict, Iterator, List, Tuple
@@ -56,13 +57,10 @@ class NsysFiles:
 def opened(pids: List[int]) -> Iterator[str]:
     """The ways in /proc to the files that these processes hold open for writing."""
     for pid in pids:
-        folder = "/proc/%d/fd" % pid
-        with contextlib.suppress(OSError):
-            for name in os.listdir(folder):
-                path = os.path.join(folder, name)
-                with contextlib.suppress(OSError):
-                    if os.lstat(path).st_mode & stat.S_IWUSR:
-                        yield path
+        for path in glob.iglob("/proc/%d/fd/*" % pid):
+            with contextlib.suppress(OSError):
+                if os.lstat(path).st_mode & stat.S_IWUSR:
+                    yield path
 
 
 def note(held: Dict[Tuple[int, int], int], path: str) -> None:

@@ -1,4 +1,7 @@
-"""The step log of one rank: every step near the window, summaries of all others; at most 1 MB.
+"""What a rank's writer learns of its steps: the step log, and whether one lasts so long that the
+rank may hang.
+
+The log has every step near the window, summaries of all others; at most 1 MB.
 
 `steps.csv` has the steps near the window, one a line; `pace.csv` the rest in blocks, with the
 quartiles of each. A block has a thousand steps, or those of a minute where they take longer; after
@@ -8,9 +11,11 @@ every thousand blocks it may have twice as many, so that a job of weeks fits as 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
-from typing import Iterable, List, Optional, Tuple
+from collections import deque
+from typing import Deque, Iterable, List, Optional, Tuple
 
 from ..contracts import files, paths
 
@@ -26,6 +31,9 @@ BLOCK = 1_000
 BLOCK_NS = 60_000_000_000
 #: After so many blocks each may be twice as long.
 GRADE = 1_000
+#: A step hangs that lasts so many times the usual, which is the median of so many steps.
+TIMES = 20
+_KNOWN = 1_000
 STEPS = "step,begin_ns,end_ns\n"
 PACE = "first_step,count,begin_ns,end_ns,median_ns,q1_ns,q3_ns,longest_ns\n"
 #: Begin and end of a step by the monotonic clock, ns.
@@ -63,7 +71,8 @@ class StepLog:
                 self._close()
                 self.count = first
             for begin, end in steps:
-                if self._is_near():
+                near = self.near if len(self.steps) < MOST_STEPS else self.inside
+                if any(self.count in window for window in near):
                     self._close()
                     self.steps.append((self.count, begin, end))
                 elif len(self.blocks) < MOST_BLOCKS:
@@ -73,21 +82,13 @@ class StepLog:
                     self._close()
 
     def attend(self, steps: Tuple[int, int]) -> None:
-        """Keep the steps in and near a later window."""
+        """Keep the steps in and near a later window, those in it whatever their number."""
         with self._lock:
             self.near.append(range(steps[0] - NEAR_LATER, steps[1] + NEAR_LATER))
             self.inside.append(range(*steps))
 
-    def _is_near(self) -> bool:
-        """Whether the next step is kept for itself."""
-        if any(self.count in each for each in self.inside):
-            return True
-        return len(self.steps) < MOST_STEPS and any(self.count in each for each in self.near)
-
     def anchor(self, wall_ns: int, since: int = 0) -> None:
-        """All times from step `since` on, written already or not, are by this difference of the
-        two clocks.
-        """
+        """The times from step `since` on, written or not, are by this difference of the clocks."""
         with self._lock:
             self.walls = [each for each in self.walls if each[0] < since] + [(since, wall_ns)]
             self._written = [None, None]
@@ -167,3 +168,43 @@ def line(row: Row, wall_ns: int) -> str:
     at = 1 if len(row) == 3 else 2
     cells = (*row[:at], row[at] + wall_ns, row[at + 1] + wall_ns, *row[at + 2 :])
     return ",".join(map(str, cells)) + "\n"
+
+
+class Hangs:
+    """The steps that a writer is told of, and when the next one is overdue; monotonic times, s."""
+
+    def __init__(self) -> None:
+        #: a shorter step does not hang; and how long ended steps are kept by the rank
+        self.after_s = math.inf
+        self.unseen_s = 0.0
+        #: when to ask `overdue`; infinite for not before the next step has ended
+        self.look_at = math.inf
+        #: a step hangs, as far as is known
+        self.found = False
+        self._took: Deque[int] = deque(maxlen=_KNOWN)
+        self._last_s = 0.0
+
+    def listen(self, after_s: float, unseen_s: float) -> None:
+        """From now on there is somebody to ask."""
+        self.after_s, self.unseen_s = after_s, unseen_s
+        if self._took:
+            self.look_at = self._last_s + unseen_s + after_s
+
+    def ended(self, steps: Iterable[Tuple[int, int]]) -> bool:
+        """Steps have ended (begin, end, ns); whether a hang has ended with them."""
+        for begin, end in steps:
+            self._took.append(end - begin)
+            self._last_s = end / 1e9
+        self.look_at = self._last_s + self.unseen_s + self.after_s
+        hung, self.found = self.found, False
+        return hung
+
+    def overdue(self, now_s: float) -> bool:
+        """Whether the step that runs hangs; said once of each. Without an ended step none does."""
+        if now_s < self.look_at or not self._took:
+            return False
+        usual_s = sorted(self._took)[len(self._took) // 2] / 1e9
+        at = self._last_s + self.unseen_s + max(self.after_s, TIMES * usual_s)
+        self.found = now_s >= at
+        self.look_at = math.inf if self.found else at
+        return self.found

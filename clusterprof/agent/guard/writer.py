@@ -31,7 +31,6 @@ from ..contracts.plan import Reduction
 from ..contracts.states import State
 from ..contracts.timing import REAL, Clock
 from . import report_transfer, step_log
-from .hangs import Hangs
 from .reducing import Reducing
 
 #: How often the step log is written, where the plan says nothing else; the first time after a part
@@ -87,7 +86,7 @@ class Writer:
         self.watching: List[Peer] = []
         #: the rank's thread that answers where its training hangs
         self.listening: Optional[Peer] = None
-        self.hangs = Hangs()
+        self.hangs = step_log.Hangs()
         #: when an order that is to come soon is looked for next, how often, and until when
         self.look_at, self.look_s, self.soon_until = math.inf, 0.0, 0.0
         #: folders that were made for the rank
@@ -184,7 +183,7 @@ class Writer:
         peer.connection.close()
         self.do_ignore(peer)
         if peer is self.listening:
-            self.listening, self.hangs = None, Hangs()
+            self.listening, self.hangs = None, step_log.Hangs()
         if peer.log is not None:
             self.jobs.put(functools.partial(peer.log.write, all_of_it=True))
 

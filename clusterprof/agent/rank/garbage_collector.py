@@ -62,10 +62,7 @@ class Pauses:
             self.kept.append((self._begin, now, *what))
 
     def text(self) -> str:
-        """What gc.csv holds, with the times of the step log beside it.
-
-        An empty list is written too: it says that the collector was not the cause.
-        """
+        """gc.csv, timed as the step log; an empty one says that the collector was not the cause."""
         at = self.counter.wall
         lines = ["%d,%d,%d,%d\n" % (at(begin), at(end), *rest) for begin, end, *rest in self.kept]
         return "begin_ns,end_ns,generation,collected\n" + "".join(lines)

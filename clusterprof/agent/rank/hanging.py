@@ -1,7 +1,7 @@
 """A dump of the flight recorder while the training hangs: the rank's writer asks for it.
 
 A training thread that hangs in a collective can do nothing for us. So one more thread waits, in the
-kernel, for the writer, which sees that no step ends (see `guard.hangs`). It dumps as torch's own
+kernel, for the writer, which sees that no step ends (see `guard.step_log`). It dumps as torch's own
 watchdog does on a timeout. It is there only in a process that has a process group, which has
 threads of torch's in any case.
 """

@@ -77,9 +77,7 @@ class Switch:
         return 0
 
     def stall_s(self, done: int, left: int) -> float:
-        """How long its start or stop stalls the training, about: `done` of its steps have ended,
-        `left` have not.
-        """
+        """About how long it stalls the training: `done` of its steps have ended, `left` have not."""
         return 0.0
 
     def save(self) -> None:
@@ -87,11 +85,7 @@ class Switch:
 
 
 class NsysSession(Switch):
-    """The guard starts and stops a named nsys session.
-
-    nsys has CUPTI from the program's start to its end, whether a window is open or not: to close
-    one gives the program's own profiler nothing (see `Window.deprived`).
-    """
+    """The guard starts and stops a named nsys session, which has CUPTI between windows as well."""
 
     def __init__(self, address: str, outbox: Outbox, start_s: float, window: int = 1) -> None:
         """`start_s`: what nsys may take to begin."""
@@ -229,10 +223,7 @@ class TorchProfiler(OfOneThread):
             self.profile.stop()
 
     def save(self) -> None:
-        """Write the trace to the node's own disk; the writer packs and transfers it.
-
-        Only where that disk has just let another process make a folder: see `outbox`.
-        """
+        """Write the trace to the node's disk, if that has just let the writer make a folder."""
         self.on_its_thread()
         late_s = self.outbox.began_s + BEGIN_S - self.outbox.clock.now()
         begun = self.outbox.wait("begun", max(FOLDER_S, late_s))

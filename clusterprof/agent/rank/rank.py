@@ -110,7 +110,10 @@ class Rank:
                      "as well" % (self.pid, self.me.rank, other))  # fmt: skip
             return
         os.register_at_fork(after_in_child=self.forked)
-        self.outbox = self.open_outbox()
+        try:  # by the guard's writer, or one of our own
+            self.outbox = (self.guard and outboxes.of_guard(self.guard)) or outboxes.start()
+        except OSError as error:
+            complain("nothing is written of this rank: %s" % error)
         counter.begin(self.outbox, self.trains_ns)
         self.outbox.say(
             "begin", run=os.path.abspath(self.plan.run), folder=os.path.abspath(self.folder),
@@ -198,28 +201,16 @@ class Rank:
         if picked and PROFILED not in self.began_with:
             self.refused = self.refused or own_profilers.above(self.began_with)
         self.first_state(outbox, picked, plan.profiler)
-        why, late = None, counter.count >= order.steps[0]
-        if late:
-            why = "the order for the steps %d:%d came too late: this rank had made %d steps" % (
-                *order.steps, counter.count,
-            )  # fmt: skip
-        elif order.steps[0] < self.busy_until:
-            why = "the steps %d:%d begin before the window before them ends, at step %d" % (
-                *order.steps, self.busy_until,
-            )  # fmt: skip
-        if why:
+        (first, end), late = order.steps, counter.count >= order.steps[0]
+        if late or first < self.busy_until:
+            why = "the steps %d:%d begin before the window before them ends, at step %d"
+            if late:
+                why = "the order for the steps %d:%d came too late: this rank had made %d steps"
+            why %= first, end, counter.count if late else self.busy_until
             outbox.state(State.LOST if picked else State.COUNTED, why, flight=why, late=late)
             return
-        self.busy_until = order.steps[1]
+        self.busy_until = end
         self.take_part(plan, outbox, picked and not self.refused, order.number)
-
-    def open_outbox(self) -> Outbox:
-        """The way to this rank's writer: that of its guard, or one of its own."""
-        try:
-            return (outboxes.of_guard(self.guard) if self.guard else None) or outboxes.start()
-        except OSError as error:
-            complain("nothing is written of this rank: %s" % error)
-            return Outbox(None)
 
     def first_state(self, outbox: Outbox, picked: bool, profiler: str) -> None:
         """The rank's first state in a window, with its place in the job."""
@@ -254,10 +245,10 @@ class Rank:
         self.pid = 0
         counter.end()
         own_profilers.kineto.comes = None
-        for each in reversed(self.recorders):
-            if each.window is not None:
-                each.window.stop()
-            each.outbox.state(State.LOST if each.window is not None else None, why)
+        for recorder in reversed(self.recorders):
+            if recorder.window is not None:
+                recorder.window.stop()
+            recorder.outbox.state(State.LOST if recorder.window is not None else None, why)
         self.outbox.close()
 
     def leave(self) -> None:
@@ -266,10 +257,10 @@ class Rank:
         identity.give_back(os.environ)
         counter.end()
         self.outbox.close()
-        for each in self.recorders:
-            each.is_open = False
-            if each.window is not None:
-                each.window.is_open = False
+        for recorder in self.recorders:
+            recorder.is_open = False
+            if recorder.window is not None:
+                recorder.window.is_open = False
         if self.hanging is not None:
             self.hanging.leave()
 
@@ -281,12 +272,12 @@ class Rank:
         counter.flush()
         if self.hanging is not None:
             self.hanging.finish()
-        for each in reversed(self.recorders):
-            if each.window is not None:
-                each.window.finish()
-            each.finish(counter.count)
-            if each.window is None and (self.recorders[0] is not each or not self.picked):
-                each.outbox.state(State.COUNTED, steps=counter.count)
+        for recorder in reversed(self.recorders):
+            if recorder.window is not None:
+                recorder.window.finish()
+            recorder.finish(counter.count)
+            if recorder.window is None and (self.recorders[0] is not recorder or not self.picked):
+                recorder.outbox.state(State.COUNTED, steps=counter.count)
         counter.end()
         if self.guard:
             self.outbox.hand_over()
