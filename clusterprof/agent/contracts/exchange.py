@@ -53,7 +53,7 @@ class Exchange(NamedTuple):
 
 
 def exchanged(sent: int, arrived: int, left: int, came: int) -> Exchange:
-    """The bound of one exchange: sent and came by the asker's clock, with what it may have drifted."""
+    """The bound of one exchange: sent and came by the asker's clock, with its drift."""
     slack = (left - arrived) * DRIFT_LIMIT_PPM // 1_000_000 + 1
     return Exchange(arrived, sent - arrived, came - left + slack)
 

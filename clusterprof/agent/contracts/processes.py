@@ -154,7 +154,7 @@ def status_within(
     return child.returncode
 
 
-def end_own_nsys(session: str, patience_s: float = 0.5, clock: Clock = REAL) -> None:
+def end_own_nsys(session: str, clock: Clock = REAL) -> None:
     """End what is left of our nsys: TERM, then KILL; what the program left is not touched.
 
     A daemon that spins or is stopped ignores the first; what a killed one was waiting for becomes
@@ -167,7 +167,7 @@ def end_own_nsys(session: str, patience_s: float = 0.5, clock: Clock = REAL) -> 
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
-        clock.until(functools.partial(_all_ended, left), patience_s)
+        clock.until(functools.partial(_all_ended, left), 0.5)
 
 
 def _all_ended(pids: List[int]) -> bool:

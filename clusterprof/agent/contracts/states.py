@@ -62,12 +62,6 @@ class State(str, enum.Enum):
         """Whether its window was captured: the report is there, or being written."""
         return self.has_report or self is State.FINISHING
 
-    def may_become(self, other: State) -> bool:
-        """Whether `other` may follow: it comes later, or a lost rank starts over or is found."""
-        order = list(State)
-        restarts = self is State.LOST and other in (State.ARMED, State.COLLECTED)
-        return restarts or order.index(self) <= order.index(other)
-
 
 #: what is read of a state; a value of another form is left out
 _FORM = {
@@ -151,26 +145,21 @@ def advance(
     """
     make(folder)
     with _alone(folder, by):
-        return _advance(folder, state, reason, at_ns or by.wall_ns(), facts)
-
-
-def _advance(
-    folder: str, state: Optional[str], reason: Optional[str], at_ns: int, facts: Dict[str, Any]
-) -> bool:
-    now = read(folder)
-    before = State.of(now)
-    new = State(state or before or State.FINISHING)
-    if before is not None and not before.may_become(new):
-        return False
-    if before is State.LOST and new is State.ARMED:
-        now = {"attempt": now.get("attempt", 1) + 1}
-    now.update(facts, state=new)
-    now.setdefault("host", os.uname().nodename)
-    now.setdefault("history", []).append([new, at_ns])
-    if reason is not None and (new is not before or "reason" not in now):
-        now["reason"] = reason
-    files.write_json(os.path.join(folder, paths.STATE), now, indent=1)
-    return True
+        now = read(folder)
+        before = State.of(now)
+        new, order = State(state or before or State.FINISHING), list(State)
+        is_found = before is State.LOST and new is State.COLLECTED
+        if before is State.LOST and new is State.ARMED:
+            now = {"attempt": now.get("attempt", 1) + 1}
+        elif before is not None and not is_found and order.index(before) > order.index(new):
+            return False
+        now.update(facts, state=new)
+        now.setdefault("host", os.uname().nodename)
+        now.setdefault("history", []).append([new, at_ns or by.wall_ns()])
+        if reason is not None and (new is not before or "reason" not in now):
+            now["reason"] = reason
+        files.write_json(os.path.join(folder, paths.STATE), now, indent=1)
+        return True
 
 
 def captured_before(folder: str) -> bool:

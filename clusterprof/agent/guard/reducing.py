@@ -28,6 +28,8 @@ class Reducing:
     def __init__(self, order: Reduction, nsys: Optional[str] = None, clock: Clock = REAL) -> None:
         """`nsys` is the one whose exporter is tried first."""
         self.order = order
+        #: it begins beside the training
+        self.at_once = order.when == "now"
         self.nsys = nsys
         self.clock = clock
         #: the report in the rank's folder, once it is there
@@ -40,11 +42,6 @@ class Reducing:
         self.temporary = ""
         #: why there are no tables; "" where there are, None where that is open
         self.trouble: Optional[str] = None
-
-    @property
-    def at_once(self) -> bool:
-        """Whether it begins beside the training."""
-        return self.order.when == "now"
 
     def start(self, report: str, folder: str) -> None:
         """Make the tables of `report` in the rank's folder, once."""

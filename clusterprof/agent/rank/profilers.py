@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _socket
 import contextlib
+import functools
 import os
 import sys
 from _thread import get_native_id, start_new_thread
@@ -77,7 +78,7 @@ class Switch:
         return 0
 
     def stall_s(self, done: int, left: int) -> float:
-        """About how long it stalls the training: `done` of its steps have ended, `left` have not."""
+        """About how long it stalls the training, once `done` steps ended and `left` have not."""
         return 0.0
 
     def save(self) -> None:
@@ -282,9 +283,7 @@ def end_with_the_guard(address: str) -> None:
     start_new_thread(wait, ())
 
 
-_spared = False
-
-
+@functools.lru_cache(maxsize=None)  # once
 def spare_children() -> None:
     """Let children that the program forks from now on end, whether in the window or after it.
 
@@ -293,9 +292,6 @@ def spare_children() -> None:
     status, after all that Python does at its end and with its C streams flushed; the destructors of
     C++ libraries are left out.
     """
-    global _spared
-    if _spared:
-        return
     import ctypes
 
     libc = ctypes.CDLL(None)
@@ -305,4 +301,3 @@ def spare_children() -> None:
 
     # The last one registered is called first, with the status.
     os.register_at_fork(after_in_child=lambda: (on_exit(end, None), on_exit(flush, None)))
-    _spared = True

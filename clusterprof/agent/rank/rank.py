@@ -157,7 +157,7 @@ class Rank:
         """The window with this number, by nsys where that waits for one."""
         by_nsys = self.armed or number == 1
         self.armed = False
-        tells = self.me.rank == min(plan.selection.ranks or (0,))
+        tells = self.me.rank == probing.reference(plan)
         return Window(plan, outbox, counter, number, by_nsys, tells)
 
     def unless_seen(self, count: int) -> int:
