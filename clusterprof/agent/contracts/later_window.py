@@ -10,7 +10,7 @@ import os
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from . import documents, paths
-from .plan import SELECTION, Selection, is_window
+from .plan import LIMITS, Selection, is_window
 
 SCHEMA_VERSION = 1
 #: So many looks for an order a file server sees each second of a job that waits for one: as many
@@ -45,14 +45,13 @@ class LaterWindow(NamedTuple):
     @classmethod
     def from_json(cls, content: Any, number: int) -> "LaterWindow":
         """What order.json holds, which must be that of window `number`. Raises ValueError."""
-        if not documents.fits(content, _FORM) or content["number"] != number:
+        form = {"schema_version": range(1, 1 << 20), **documents.form_of(cls, _LIMITS)}
+        if not documents.fits(content, form) or content["number"] != number:
             raise ValueError("it is no order of clusterprof for window %d" % number)
         if content["schema_version"] > SCHEMA_VERSION:
             raise ValueError("it is of version %d" % content["schema_version"])
-        selection = Selection.from_json(content["selection"])
-        steps = (content["steps"][0], content["steps"][1])
-        by, auto = content.get("asked_by", ""), content.get("auto", False)
-        return cls(number, steps, selection, content["profiler"], by, auto)
+        order: LaterWindow = documents.built(cls, content)
+        return order
 
     def to_json(self) -> Dict[str, Any]:
         """What order.json holds."""
@@ -96,8 +95,7 @@ def next_after(run: str, number: int) -> Optional[LaterWindow]:
     return None
 
 
-_FORM: Dict[str, Any] = {
-    "schema_version": range(1, 1 << 20), "number": range(2, 1 << 20), "steps": is_window,
-    "selection": SELECTION, "profiler": ("torch", "none").__contains__, "asked_by?": str,
-    "auto?": bool,
+_LIMITS = {
+    **LIMITS,
+    "number": range(2, 1 << 20), "steps": is_window, "profiler": ("torch", "none").__contains__,
 }  # fmt: skip

@@ -34,8 +34,8 @@ class Selection(NamedTuple):
     """Which ranks are profiled: decided in each rank, where its place in the job is known."""
 
     #: as the user wrote it
-    text: str
-    kind: str
+    text: str = ""
+    kind: str = "ranks"
     ranks: Tuple[int, ...] = ()
     #: pipeline stages
     pp: int = 1
@@ -44,9 +44,8 @@ class Selection(NamedTuple):
 
     @classmethod
     def from_json(cls: "Type[_Selection]", content: Mapping[str, Any]) -> "_Selection":
-        """What stands in plan.json and run.json, of the form that was checked."""
-        known = {name: value for name, value in content.items() if name in cls._fields}
-        return cls(**{"text": "", **known, "ranks": tuple(content.get("ranks", ()))})
+        """What stands in run.json, of the form that was checked."""
+        return cls(*documents.built(Selection, content))
 
     def includes(self, identity: Identity) -> bool:
         """Whether this rank is selected. `one-per-node` is local rank 0 of every node."""
@@ -129,12 +128,6 @@ class Reduction(NamedTuple):
     #: only where more ranks than these are profiled
     beyond: int = 0
 
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> "Reduction":
-        """What stands in plan.json, of the form that was checked."""
-        return cls(content["when"], content["keep_reports"], tuple(content["command"]),
-                   content.get("beyond", 0))  # fmt: skip
-
 
 class Plan(NamedTuple):
     """What the agent does in the ranks of one job."""
@@ -187,19 +180,8 @@ class Plan(NamedTuple):
                 raise ValueError("its %r is %s" % (key, found))
         if content["profiler"] == "nsys" and not content.get("nsys"):
             raise ValueError("its 'nsys' is missing")
-        part = {name: value for name, value in content.items() if name in cls._fields}
-        part["selection"] = Selection.from_json(content["selection"])
-        if part.get("armed"):
-            part["armed"] = Selection.from_json(content["armed"])
-        part["window"] = tuple(content["window"])
-        if part.get("nsys"):
-            known = NsysPlan._fields
-            part["nsys"] = NsysPlan(**{n: value for n, value in part["nsys"].items() if n in known})
-        if part.get("meeting"):
-            part["meeting"] = Meeting(part["meeting"]["secret"], tuple(part["meeting"]["hosts"]))
-        if part.get("reduction"):
-            part["reduction"] = Reduction.from_json(part["reduction"])
-        return cls(**part)
+        plan: Plan = documents.built(cls, content)
+        return plan
 
     def to_json(self) -> Dict[str, Any]:
         """What plan.json holds; a part that there is not is left out."""
@@ -255,36 +237,22 @@ def is_window(value: Any) -> bool:
     return documents.fits(value, [int, int]) and 0 <= value[0] < value[1]
 
 
-#: the form of a selection
-SELECTION: Dict[str, Any] = {
+#: what the types above leave open
+LIMITS: Dict[str, Any] = {
     "kind": ("ranks", "all", "one-per-node", "stages", "auto").__contains__,
-    "ranks?": [_RANKS], "pp?": _RANKS[1:], "world_size?": (_RANKS[1:], None), "text?": str,
-}  # fmt: skip
-_FORM: Dict[str, Any] = {
-    "run": str,
-    "selection": SELECTION,
+    "ranks": [_RANKS], "pp": _RANKS[1:], "world_size": (_RANKS[1:], None),
     "window": is_window,
     "profiler": ("nsys", "torch", "none").__contains__,
-    "identity?": (str, None),
-    "step_on?": (str, None),
-    "window_by?": ("session", "cuda").__contains__,
-    "emit_nvtx?": bool,
-    "nsys?": (None, {
-        "path": str, "version": str, "importer": (str, None), "trace": {"gpu": str, "cpu": str},
-        "profile": [str], "launch": [str], "start": [str], "stop": [str],
-        "start_s?": range(1, MOST_START_S + 1),
-    }),
-    "clock_probe?": ("off", "on", "auto").__contains__,
-    "max_report_mb?": range(1 << 40),
-    "stacks?": bool,
-    "hang_after?": range(1 << 30),
-    "meeting?": (None, {"secret": str, "hosts": [str]}),
-    "log_s?": range(3601),
-    "armed?": (None, SELECTION),
-    "reduction?": (None, {
-        "when": ("node", "now").__contains__,
-        "keep_reports": ("gather", "node", "none").__contains__,
-        "command": lambda words: documents.fits(words, [str]) and len(words) > 0,
-        "beyond?": _RANKS,
-    }),
+    "window_by": ("session", "cuda").__contains__,
+    "trace": {"gpu": str, "cpu": str},
+    "start_s": range(1, MOST_START_S + 1),
+    "clock_probe": ("off", "on", "auto").__contains__,
+    "max_report_mb": range(1 << 40),
+    "hang_after": range(1 << 30),
+    "log_s": range(3601),
+    "when": ("node", "now").__contains__,
+    "keep_reports": ("gather", "node", "none").__contains__,
+    "command": lambda words: documents.fits(words, [str]) and len(words) > 0,
+    "beyond": _RANKS,
 }  # fmt: skip
+_FORM = documents.form_of(Plan, LIMITS)

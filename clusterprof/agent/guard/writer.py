@@ -398,7 +398,7 @@ class Writer:
 
     def do_reducing(self, peer: Peer, **order: Any) -> None:
         """The report of this window is to be reduced; `order` as in the plan."""
-        reducing = Reducing(Reduction.from_json(order), clock=self.clock)
+        reducing = Reducing(Reduction(**order), clock=self.clock)
         self.reducing[self.folder] = reducing
         if self.transfer is not None and self.transfer.folder == self.folder:
             self.transfer.reduce_by(reducing)
