@@ -58,7 +58,7 @@ def transfer(
     private = home.parents[2] / "private"
     (private / "nsys").mkdir(parents=True)
     made = ReportTransfer(str(private), str(home))
-    made.reduce_by(Reducing(Reduction(when, keep_reports, words)))
+    made.reducing = Reducing(Reduction(when, keep_reports, words))
     Path(made.made).write_bytes(b"a report")
     return made
 

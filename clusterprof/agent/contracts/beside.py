@@ -124,7 +124,12 @@ def main(argv: List[str]) -> NoReturn:
             text, beside, _, _ = requests.recvmsg(1 << 16, space, _socket.MSG_CMSG_CLOEXEC)
             if beside:
                 (number,) = descriptors.came(beside)
-                started.append(_started(number, *os.fsdecode(text).split("\0")))
+                part, *arguments = os.fsdecode(text).split("\0")
+                line = [*processes.part(part), str(number), *arguments]
+                leave_out = ("LD_PRELOAD",) if part == "writer" else ()
+                environ = processes.environment_without(leave_out)
+                os.set_inheritable(number, True)
+                started.append(os.posix_spawn(line[0], line, environ, setsigmask=()))
                 os.close(number)
                 continue
             for pid in started:
@@ -150,11 +155,3 @@ def _leave_the_program(keep: int) -> None:
     for each in descriptors.open_ones():
         if each > 2 and each != keep:
             os.close(each)
-
-
-def _started(number: int, part: str, *arguments: str) -> int:
-    """Start one with this socket; its id."""
-    line = [*processes.part(part), str(number), *arguments]
-    environ = processes.environment_without(("LD_PRELOAD",) if part == "writer" else ())
-    os.set_inheritable(number, True)
-    return os.posix_spawn(line[0], line, environ, setsigmask=())

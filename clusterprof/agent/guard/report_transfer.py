@@ -29,13 +29,10 @@ class ReportTransfer:
     """What nsys left in a private folder on the node, on its way to the rank's folder."""
 
     def __init__(
-        self, private: str, folder: str, importer: Optional[str] = None,
-        nsys: Optional[str] = None, clock: Clock = REAL,
-    ) -> None:  # fmt: skip
+        self, private: str, folder: str, importer: Optional[str] = None, clock: Clock = REAL
+    ) -> None:
         self.private = private
         self.clock = clock
-        #: whose exporter is tried first
-        self.nsys = nsys
         #: what makes the report's tables, where that is done on the node
         self.reducing: Optional[Reducing] = None
         #: the rank's; only its writer comes near it (see `writer`)
@@ -64,12 +61,6 @@ class ReportTransfer:
         self.deadline = math.inf
         #: called whenever the run directory has taken something
         self.got_on: Callable[[], None] = lambda: None
-
-    def reduce_by(self, reducing: Optional[Reducing]) -> None:
-        """The report's tables are made on the node by this, or not at all."""
-        self.reducing = reducing
-        if reducing is not None:
-            reducing.nsys = self.nsys
 
     def known(self) -> Dict[str, Any]:
         """What whoever started nsys knows of its end, for whoever transfers what it left."""
@@ -102,22 +93,21 @@ class ReportTransfer:
             facts["report_at"] = self.made if self.stays else ""
         if self.reducing is not None and self.reducing.trouble:
             facts["not_reduced"] = self.reducing.trouble
-        reason = "; ".join(self.reasons(was, problem, status, opened, list(troubles)))
-        advanced = False
-        with contextlib.suppress(OSError):  # one that is gone or full must not hurt the program
-            became = State.LOST if problem is not None else State.CAPTURED
-            # Of one that was lost somebody may have collected the report as soon as it was there.
-            kept = problem is None and State.of(was) is State.LOST
-            states.advance(self.folder, None if kept else became, reason or None, **facts)
-            advanced = True
+        why = "; ".join(self.reasons(was, problem, status, opened, list(troubles)))
+        # Of one that was lost somebody may have collected the report as soon as it was there.
+        kept = problem is None and State.of(was) is State.LOST
+        became = None if kept else State.CAPTURED if problem is None else State.LOST
+        try:
+            states.advance(self.folder, became, why or None, **facts)
             self.got_on()
+        except OSError:  # one that is gone or full must not hurt the program
+            if self.stays:
+                run = paths.run_of_rank(self.folder)
+                if not os.path.lexists(run) and os.path.isdir(os.path.dirname(run)):
+                    self.stays = False  # no report in there would ever be found
+                    why = "the run directory was deleted while the job ran, and its report with it"
+                messages.complain("rank %d: %s" % (int(os.path.basename(self.folder)), why))
         self.keep(paths.LOG)
-        if self.stays and not advanced:
-            run = paths.run_of_rank(self.folder)
-            if not os.path.lexists(run) and os.path.isdir(os.path.dirname(run)):
-                self.stays = False  # no report in there would ever be found
-                reason = "the run directory was deleted while the job ran, and its report with it"
-            messages.complain("rank %d: %s" % (int(os.path.basename(self.folder)), reason))
         scratch = os.path.join(self.private, "nsys")
         shutil.rmtree(scratch if self.stays else self.private, ignore_errors=True)
 

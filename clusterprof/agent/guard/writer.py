@@ -30,8 +30,9 @@ from ..contracts import clocks, descriptors, files, later_window, outbox, paths,
 from ..contracts.plan import Reduction
 from ..contracts.states import State
 from ..contracts.timing import REAL, Clock
-from . import report_transfer, step_log
+from . import step_log
 from .reducing import Reducing
+from .report_transfer import ReportTransfer
 
 #: How often the step log is written, where the plan says nothing else; the first time after a part
 #: of it that differs by rank.
@@ -92,8 +93,9 @@ class Writer:
         #: folders that were made for the rank
         self.made: List[str] = []
         #: what the rank's nsys has on this node, while its guard lives or until it is transferred
-        self.transfer: Optional[report_transfer.ReportTransfer] = None
+        self.transfer: Optional[ReportTransfer] = None
         self.session = ""
+        self.nsys: Optional[str] = None
         self.armed = False
         #: what makes the tables of the report in each of the rank's folders, where that is to be
         self.reducing: Dict[str, Reducing] = {}
@@ -374,11 +376,9 @@ class Writer:
 
         `armed`: it is to capture no window yet. `nsys` reads reports.
         """
-        self.transfer = report_transfer.ReportTransfer(
-            private, self.folder, importer, nsys, self.clock
-        )
-        self.transfer.reduce_by(self.reducing.get(self.folder))
-        self.session, self.armed = session, armed
+        self.transfer = ReportTransfer(private, self.folder, importer, self.clock)
+        self.transfer.reducing = self.reducing.get(self.folder)
+        self.session, self.nsys, self.armed = session, nsys, armed
 
     def do_bring(self, peer: Peer) -> None:
         """Transfer the report while the training goes on."""
@@ -398,10 +398,10 @@ class Writer:
 
     def do_reducing(self, peer: Peer, **order: Any) -> None:
         """The report of this window is to be reduced; `order` as in the plan."""
-        reducing = Reducing(Reduction(**order), clock=self.clock)
+        reducing = Reducing(Reduction(**order), self.nsys, self.clock)
         self.reducing[self.folder] = reducing
         if self.transfer is not None and self.transfer.folder == self.folder:
-            self.transfer.reduce_by(reducing)
+            self.transfer.reducing = reducing
 
     def do_reduce(self, peer: Peer, patience_s: float) -> None:
         """Make the tables of the reports in the rank's folders: the rank waits so long."""
