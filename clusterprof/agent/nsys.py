@@ -1,8 +1,7 @@
 """Nsight Systems: where it is, which version, what it offers, and its command lines.
 
-What a version understands is read off its own `--help`, never assumed from its number. A node may
-have another nsys than the launching host for which the plan was made, have it at another place (a
-container has), or have none: flags that this one does not know are left out, and named.
+What a version understands is read off its own `--help`. A node may have another nsys than the
+launching host, or have it at another place: flags that it does not know are left out, and named.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Processes beside the program, of which it learns nothing: the writer, the clock prober.
 
-A child that a program has not started is in its way: one that waits for all its children waits for
-ours, and takes the end of ours for a worker's. So one process, the starter, is made when the
-interpreter starts, before the program's first line: no signal handler is there yet, and none that
-waits. It is no child of ours (its parent, a shell, ends at once), and starts the others when it is
-told to. Until then it is that small shell, since most interpreters never train.
+A program that waits for all its children would wait for ours, and take the end of ours for a
+worker's. So one process, the starter, is made when the interpreter starts, before the program's
+first line. It is no child of ours (its parent, a shell, ends at once), and starts the others when it
+is told to. Until then it is that small shell, since most interpreters never train.
 
 Where we adopt what has lost its parent (process 1 of a container), or there is no shell, it is a
 child that the kernel does not report: made by clone(2) with no signal for its end, it is not seen

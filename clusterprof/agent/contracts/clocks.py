@@ -1,9 +1,8 @@
 """clock.json: readings of this host's clocks around the window.
 
 A list of readings: `open` before the profiler starts, `opened` after, `closing` before it stops,
-`close` after. (`start`, of every rank when it begins to count, is in state.json.) Two readings show
-whether the wall clock was set in between; the kernel's estimate bounds its distance from true time;
-marks relate the report's times to it.
+`close` after (`start`, of every rank, is in state.json). The kernel's estimate bounds the wall
+clock's distance from true time; marks relate the report's times to it.
 """
 
 from __future__ import annotations

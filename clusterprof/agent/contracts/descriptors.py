@@ -1,8 +1,7 @@
 """The program's file descriptors: under nsys it has those that its launcher gave it, and no others.
 
-nsys starts the program with streams of its own and none of the descriptors from 3 on; a shell's
-`<(...)` and `3>log`, srun's PMI connection and a job server's pipe are such. So the guard sends
-all of them to the trampoline, which puts them back in their places.
+nsys gives it streams of its own and none from 3 on (a shell's `<(...)`, srun's PMI connection). So
+the guard sends all of them to the trampoline, which puts them back in their places.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """The process that a profiled rank becomes: nsys under it, the program under nsys.
 
-The launcher (srun, torchrun) sees one process, which ends when the program has ended *and*
-the report is safe. In between, this process
-
-- forwards the launcher's signals to the program and never to nsys, which would lose its report;
-- starts and stops the nsys session for the agent in the program: nsys writes beside the training;
-- makes the report of a `.qdstrm` that nsys left behind, and has it transferred;
-- ends with the program's own status, and runs the program without nsys if nsys fails to.
+The launcher (srun, torchrun) sees one process, which ends as the program ended, once the report is
+safe. It hands the launcher's signals to the program and never to nsys, which would lose its report;
+starts and stops the nsys session for the agent in the program; makes the report of a `.qdstrm` that
+nsys left behind; and runs the program without nsys if nsys fails to.
 
 Arguments: PLAN RANK PROGRAM...
 """

@@ -67,7 +67,10 @@ class Session:
         self.outbox = outbox
         self.clock = clock
         self.scratch = profiler.scratch(transfer.private, nsys.version)
-        trace = nsys.trace["gpu" if sees_a_gpu() else "cpu"]
+        # The driver's control node alone is no GPU: nsys itself makes one on machines without.
+        gpus = glob.glob("/dev/nvidia[0-9]*") + glob.glob("/dev/dxg")
+        sees_gpu = gpus and os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1")
+        trace = nsys.trace["gpu" if sees_gpu else "cpu"]  # without one: the OS runtime
         self.values = {"output": transfer.report, "session": name, "trace": trace}
         self.files = size.NsysFiles(transfer.private, self.processes)
         #: what nsys did not do, in words
@@ -188,17 +191,13 @@ class Session:
             self.stops.append(self.spawn(self.command("stop")))
         self.outbox.say("ignore")
 
-    def order(self) -> str:
-        """Why the window is to be closed now; "" where it is not."""
-        reason: str = self.outbox.look().get("order") or ""
-        if reason and not self.ordered_at:
-            self.ordered_at = self.clock.now()
-        return reason
-
     def obey(self) -> None:
-        """Where the step does not end in which the order came, its window ends inside it."""
-        order = self.order() if self.opened and not self.stops else ""
-        if order and self.clock.now() > self.ordered_at + ORDER_GRACE_S:
+        """Where the step does not end in which an order came to close the window, do so inside."""
+        order = self.outbox.look().get("order") if self.opened and not self.stops else None
+        if not order:
+            return
+        self.ordered_at = self.ordered_at or self.clock.now()
+        if self.clock.now() > self.ordered_at + ORDER_GRACE_S:
             self.stop()
             self.outbox.state(State.FINISHING, "closed within a step: %s" % order)
 
@@ -219,8 +218,9 @@ class Session:
             self.look_at = 0
             command = self.transfer.import_command()
             if command:
-                # An order means that there is little time.
-                self.importing = self.spawn(command, nice=0 if self.order() else nice)
+                # An order to close the window means that there is little time.
+                ordered = self.outbox.look().get("order")
+                self.importing = self.spawn(command, nice=0 if ordered else nice)
             elif self.clock.now() >= self.bring_at and not self.outbox.look().get("brought"):
                 self.bring_at = self.clock.now() + BRING_AGAIN_S
                 self.outbox.say("bring")
@@ -282,13 +282,6 @@ class Session:
 def no_space(folder: str, free: int) -> str:
     """In words."""
     return "no space left on %s: %d MB" % (folder, free // MB)
-
-
-def sees_a_gpu() -> bool:
-    """Whether this rank can use a GPU: nsys traces CUDA then, else the OS runtime."""
-    # The driver's control node alone is no GPU: nsys itself makes one on machines without.
-    devices = glob.glob("/dev/nvidia[0-9]*") + glob.glob("/dev/dxg")
-    return bool(devices) and os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1")
 
 
 @contextlib.contextmanager

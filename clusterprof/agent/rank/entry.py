@@ -4,10 +4,9 @@ The program comes to us at five places: after an import, at a step, around a fun
 child, and at its end. Here, and nowhere behind, everything is caught: then our hooks are taken out,
 one line says so, and the training goes on.
 
-Python calls a program's signal handlers wherever its main thread is, which may be in a profiler
-that takes seconds to start; and what a handler raises (a preemption, a time-out) is for the
-training. So the handlers wait while we act, and are called when the program is left alone again.
-A step alone, which takes half a microsecond, does not let them wait: what they raise goes through.
+Python calls a program's signal handlers wherever its main thread is, and what a handler raises (a
+preemption, a time-out) is for the training. So the handlers wait while we act, but not at a step,
+which takes half a microsecond: what they raise there goes through.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """When Python's garbage collector ran inside the window: no profiler sees it.
 
-A collection holds the interpreter: the rank launches nothing meanwhile, and the others wait. The
-cost is two readings of the clock for each collection, and nothing outside the window.
-
-A signal that came during a collection has its handler called in here, where Python lets nothing out
-that it raises. So that is kept, and raised when the step has ended.
+A collection holds the interpreter: the rank launches nothing meanwhile, and the others wait. A
+signal that came during one has its handler called in here, where Python lets nothing out that it
+raises. So that is kept, and raised when the step has ended.
 """
 
 from __future__ import annotations

@@ -39,26 +39,23 @@ def main() -> None:
         without = processes.environment_without((*identity.FOLLOWED, PROFILED))
         os.execve(sys.executable, [sys.executable, *line[1:]], without)
     alone = me.source == identity.ALONE
-    if alone and (is_worker(line) or environ.get(WAITING, own) != own):
-        with beside.prepared():
-            from .rank import Unnumbered
+    is_child = alone and (is_worker(line) or environ.get(WAITING, own) != own)
+    picked, refused = False, None
+    if not is_child:
+        from . import claim, own_profilers
 
-        Unnumbered(plan, me, False, guarded).wait_for_the_program()
-        return
-    from . import claim, own_profilers
+        picked = claim.is_picked(plan, me)
+        if (picked or plan.arms(me)) and PROFILED not in environ:
+            refused = own_profilers.above(environ)
+            if refused is None and plan.profiler == "nsys":
+                from ..guard import guard
+                from . import probing
 
-    picked, refused = claim.is_picked(plan, me), None
-    if (picked or plan.arms(me)) and PROFILED not in environ:
-        refused = own_profilers.above(environ)
-        if refused is None and plan.profiler == "nsys":
-            from ..guard import guard
-            from . import probing
-
-            if probing.wanted(plan, me, environ):
-                with beside.prepared():
-                    pass
-                probing.start(plan, me)
-            guard.become(plan_path, me.rank, [sys.executable, *line[1:]])
+                if probing.wanted(plan, me, environ):
+                    with beside.prepared():
+                        pass
+                    probing.start(plan, me)
+                guard.become(plan_path, me.rank, [sys.executable, *line[1:]])
     # A guard starts what its rank needs.
     with beside.prepared() if alone or not guarded else contextlib.nullcontext():
         # All that a rank may need comes with these, now: later a file of ours may be another
@@ -66,8 +63,8 @@ def main() -> None:
         from .rank import Rank, Unnumbered
 
     if alone:
-        guarded = guarded or environ.get(PROFILED) == WITHOUT_NSYS
-        Unnumbered(plan, me, True, guarded).wait_for_the_program()
+        guarded = guarded or (not is_child and environ.get(PROFILED) == WITHOUT_NSYS)
+        Unnumbered(plan, me, not is_child, guarded).wait_for_the_program()
     else:
         Rank(plan, me, picked, refused).wait_for_the_program()
 

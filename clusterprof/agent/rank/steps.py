@@ -123,14 +123,6 @@ class Counter:
         full = self.count - len(self._pending) + MOST_PENDING
         self.next_event = min([full, *(due for due, _ in self._attending if due >= 0)])
 
-    def _act(self) -> None:
-        """Call all that are due."""
-        for place, (due, act) in enumerate(self._attending):
-            if 0 <= due <= self.count:
-                self._attending[place] = (-1, act)
-                self._attending[place] = (act(self.count), act)
-        self._plan()
-
     def optimizer_stepped(self, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
         """Post hook of every torch optimizer's step."""
         try:
@@ -230,13 +222,17 @@ class Counter:
 
     def between(self) -> None:
         """Between two steps, or inside of autograd: whatever is due and may be done there."""
-        due = any(0 <= due <= self.count for due, _ in self._attending)
-        due = due and not self._in_autograd()
-        if due:
-            self._act()
+        acts = any(0 <= due <= self.count for due, _ in self._attending)
+        acts = acts and not self._in_autograd()
+        if acts:
+            for index, (due, act) in enumerate(self._attending):
+                if 0 <= due <= self.count:
+                    self._attending[index] = (-1, act)
+                    self._attending[index] = (act(self.count), act)
+            self._plan()
             # What the profiler's start or stop cost lies between two steps, in neither.
             self._begin = self._now_ns()
-        if due or len(self._pending) >= MOST_PENDING or self._now_ns() >= self._flush_at:
+        if acts or len(self._pending) >= MOST_PENDING or self._now_ns() >= self._flush_at:
             self.flush()
             if self.after_flush is not None:
                 self.after_flush()

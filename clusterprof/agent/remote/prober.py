@@ -1,15 +1,12 @@
 """A process on each node of the job that measures the hosts' clocks around the window.
 
-It stands beside the node's first rank, whether that is profiled or not, and beside the reference
-rank, the lowest profiled one (rank 0 where none is).
-
-Not a thread of the training: it shares no interpreter lock with it, opens no port in it and cannot
-keep it waiting. The rank announces the opening and closing of its window by a datagram to a Unix
-socket without a file, which obeys its own user only and never answers. The reference rank's prober
-answers on UDP, on the job's own network and only to those that know a secret; one prober of every
-other machine asks it for a third of a second, at both ends of the window. A prober ends with its
-rank. Address and secret stand in a file of the run directory that only its owner can read. Hosts
-that share no folder (`clusterprof ssh`) get a secret, and each other's names, with the plan.
+It stands beside the node's first rank and beside the reference rank, the lowest profiled one (rank
+0 where none is), and ends with its rank, which announces the ends of its window by a datagram to a
+Unix socket without a file: that obeys its own user only and never answers. The reference rank's
+prober answers on UDP, on the job's own network and only to those that know a secret; one prober of
+every other machine asks it for a third of a second, at both ends of the window. Address and secret
+stand in a file of the run directory that only its owner can read. Hosts that share no folder
+(`clusterprof ssh`) get a secret, and each other's names, with the plan.
 
 Arguments: FD RUN RANK REFERENCE OWNER.
 """
