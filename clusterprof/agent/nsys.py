@@ -106,9 +106,9 @@ class Nsys:
                 if not word.startswith("--") or self.offers(verb, word):
                     continue
                 words[verb].remove(word)
-                other = [each for each in verbs if self.offers(each, word)]
-                if other:
-                    words[other[0]].append(word)
+                offering = [each for each in verbs if self.offers(each, word)]
+                if offering:
+                    words[offering[0]].append(word)
                 else:
                     left_out.append(word.split("=", 1)[0])
         for kind, text in plan.trace.items():
@@ -203,19 +203,19 @@ def make_lock(node: str, inside: Sequence[str], name: str, owner: Optional[int])
     flags = os.O_NOFOLLOW | os.O_CLOEXEC
     opened = [os.open(node, os.O_DIRECTORY | os.O_CLOEXEC)]
     try:
-        for part in inside:
+        for folder in inside:
             with contextlib.suppress(FileExistsError):
-                os.mkdir(part, 0o777, dir_fd=opened[-1])
-            opened.append(os.open(part, flags | os.O_DIRECTORY, dir_fd=opened[-1]))
-        here, flags = opened[-1], flags | os.O_RDWR | os.O_NONBLOCK
+                os.mkdir(folder, 0o777, dir_fd=opened[-1])
+            opened.append(os.open(folder, flags | os.O_DIRECTORY, dir_fd=opened[-1]))
+        parent, flags = opened[-1], flags | os.O_RDWR | os.O_NONBLOCK
         try:
-            opened.append(os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=here))
+            opened.append(os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=parent))
         except FileExistsError:
-            opened.append(os.open(name, flags, dir_fd=here))
+            opened.append(os.open(name, flags, dir_fd=parent))
         there = os.fstat(opened[-1])
     finally:
-        for each in opened:
-            os.close(each)
+        for descriptor in opened:
+            os.close(descriptor)
     if not stat.S_ISREG(there.st_mode) or owner not in (None, there.st_uid):
         raise OSError("%s in %s is not a lock of nsys" % (name, node))
 

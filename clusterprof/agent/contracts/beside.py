@@ -2,8 +2,8 @@
 
 A program that waits for all its children would wait for ours, and take the end of ours for a
 worker's. So one process, the starter, is made when the interpreter starts, before the program's
-first line. It is no child of ours (its parent, a shell, ends at once), and starts the others when it
-is told to. Until then it is that small shell, since most interpreters never train.
+first line. It is no child of ours (its parent, a shell, ends at once), and starts the others when
+told to. Until then it is that small shell, since most interpreters never train.
 
 Where we adopt what has lost its parent (process 1 of a container), or there is no shell, it is a
 child that the kernel does not report: made by clone(2) with no signal for its end, it is not seen
@@ -106,10 +106,10 @@ def _clone() -> int:
     import ctypes
 
     words = [_CLONE.get(os.uname().machine, -1), 0, 0, 0, 0, 0]
-    found = int(ctypes.PyDLL(None).syscall(*map(ctypes.c_long, words)))
-    if found < 0:
+    pid = int(ctypes.PyDLL(None).syscall(*map(ctypes.c_long, words)))
+    if pid < 0:
         raise OSError(errno.ENOSYS, "no process can be made that this one does not adopt")
-    return found
+    return pid
 
 
 def main(argv: List[str]) -> NoReturn:
@@ -151,6 +151,6 @@ def _leave_the_program(keep: int) -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
-    for each in descriptors.open_ones():
-        if each > 2 and each != keep:
-            os.close(each)
+    for number in descriptors.open_ones():
+        if number > 2 and number != keep:
+            os.close(number)

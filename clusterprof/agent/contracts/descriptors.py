@@ -19,24 +19,24 @@ _AT_ONCE, _INT_B = 200, 4
 
 def inherited() -> List[int]:
     """Those that this process was started with, in order; what we open ourselves is O_CLOEXEC."""
-    found = []
-    for each in open_ones():
+    numbers = []
+    for number in open_ones():
         with contextlib.suppress(OSError):  # another thread has closed it since
-            found += [each] if os.get_inheritable(each) else []
-    return found
+            numbers += [number] if os.get_inheritable(number) else []
+    return numbers
 
 
 def open_ones() -> List[int]:
     """All that are open, in order."""
-    found: List[int] = []
+    open_numbers: List[int] = []
     numbers: Iterable[int] = range(min(os.sysconf("SC_OPEN_MAX"), 1 << 16))
     with contextlib.suppress(OSError):  # there may be no /proc
         numbers = sorted(map(int, os.listdir("/proc/self/fd")))
-    for each in numbers:
+    for number in numbers:
         with contextlib.suppress(OSError):  # the listing's own
-            os.fstat(each)
-            found.append(each)
-    return found
+            os.fstat(number)
+            open_numbers.append(number)
+    return open_numbers
 
 
 def fill_streams() -> List[int]:
@@ -55,15 +55,15 @@ def no_streams() -> Iterator[None]:
     try:
         yield
     finally:
-        for each in filled:
-            os.close(each)
+        for number in filled:
+            os.close(number)
 
 
 def release(given: List[int]) -> None:
     """Close all but the streams, once another process has them: no reader may wait for us."""
-    for each in given:
-        if each > 2:
-            os.close(each)
+    for number in given:
+        if number > 2:
+            os.close(number)
 
 
 def asked(address: str, request: str, seconds: float) -> _socket.socket:
@@ -81,9 +81,9 @@ def asked(address: str, request: str, seconds: float) -> _socket.socket:
 
 def send(connection: _socket.socket, descriptors: List[int]) -> None:
     """Send them with their numbers, a line for each message, and a line `ok`. Raises OSError."""
-    for place in range(0, len(descriptors), _AT_ONCE):
-        some = descriptors[place : place + _AT_ONCE]
-        connection.sendmsg([",".join(map(str, some)).encode() + b"\n"], rights(some))
+    for first in range(0, len(descriptors), _AT_ONCE):
+        batch = descriptors[first : first + _AT_ONCE]
+        connection.sendmsg([",".join(map(str, batch)).encode() + b"\n"], rights(batch))
     connection.sendall(b"ok\n")
 
 
@@ -105,18 +105,18 @@ def receive(connection: _socket.socket) -> Dict[int, int]:
 
     Raises OSError where the sender has sent nothing, or we can open no more.
     """
-    text, found = b"", []
+    text, arrived = b"", []
     space = _socket.CMSG_SPACE(_AT_ONCE * _INT_B)
     while not text.endswith(b"ok\n"):
-        some, beside, flags, _ = connection.recvmsg(4096, space, _socket.MSG_CMSG_CLOEXEC)
-        found += came(beside)
-        if not some or flags & _socket.MSG_CTRUNC:
+        piece, beside, flags, _ = connection.recvmsg(4096, space, _socket.MSG_CMSG_CLOEXEC)
+        arrived += came(beside)
+        if not piece or flags & _socket.MSG_CTRUNC:
             raise OSError(errno.EPROTO, "the descriptors did not come")
-        text += some
+        text += piece
     numbers = [int(each) for line in text.split(b"\n")[:-2] for each in line.split(b",")]
-    if len(numbers) != len(found):
+    if len(numbers) != len(arrived):
         raise OSError(errno.EPROTO, "not all descriptors came")
-    return dict(zip(numbers, found))  # noqa: B905 - Python 3.8
+    return dict(zip(numbers, arrived))  # noqa: B905 - Python 3.8
 
 
 def placed(given: Dict[int, int]) -> List[Tuple[Any, ...]]:
@@ -154,8 +154,8 @@ def hide(numbers: Iterable[int]) -> None:
 
 
 def _file(number: int) -> Tuple[int, int]:
-    found = os.fstat(number)
-    return found.st_dev, found.st_ino
+    status = os.fstat(number)
+    return status.st_dev, status.st_ino
 
 
 def is_hidden(number: int) -> bool:
@@ -172,8 +172,8 @@ def _close_one(fd: int) -> None:
 
 
 def _close_some(fd_low: int, fd_high: int) -> None:
-    for each in sorted(_hidden):
-        if fd_low <= each < fd_high and is_hidden(each):
-            _closerange(fd_low, each)
-            fd_low = each + 1
+    for number in sorted(_hidden):
+        if fd_low <= number < fd_high and is_hidden(number):
+            _closerange(fd_low, number)
+            fd_low = number + 1
     _closerange(fd_low, fd_high)

@@ -66,10 +66,10 @@ def narrowed(exchanges: List[Exchange]) -> Exchange:
     """
     best = min(exchanges, key=lambda each: each.high_ns - each.low_ns)
     low, high = best.low_ns, best.high_ns
-    for each in exchanges:
-        slack = abs(each.at_ns - best.at_ns) * DRIFT_LIMIT_PPM // 1_000_000 + 1
-        low = max(low, each.low_ns - slack)
-        high = min(high, each.high_ns + slack)
+    for exchange in exchanges:
+        slack = abs(exchange.at_ns - best.at_ns) * DRIFT_LIMIT_PPM // 1_000_000 + 1
+        low = max(low, exchange.low_ns - slack)
+        high = min(high, exchange.high_ns + slack)
     if low > high:
         raise ValueError("the exchanges contradict each other: a clock was set in between")
     return Exchange(best.at_ns, low, high)

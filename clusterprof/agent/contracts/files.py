@@ -102,11 +102,11 @@ def opened(path: Path, links: bool = False, ours: bool = False) -> IO[bytes]:
     with contextlib.ExitStack() as stack:
         file = open(path, "rb", opener=lambda name, given: _descriptor(name, given | flags))
         stack.enter_context(file)
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is no regular file (a pipe or a device)", file.name)
         if ours:
-            check_ours(found, path)
+            check_ours(status, path)
         stack.pop_all()
     return file
 
@@ -123,10 +123,10 @@ def _descriptor(path: str, flags: int) -> int:
 def content(path: Path, most: int, links: bool = False, ours: bool = False) -> bytes:
     """What a file holds (see `opened`). Raises OSError, also for one of more than `most` bytes."""
     with opened(path, links, ours) as file:
-        found = file.read(most + 1)
-    if len(found) > most:
+        held = file.read(most + 1)
+    if len(held) > most:
         raise OSError(errno.EFBIG, "it is larger than %d MB" % (most >> 20), os.fspath(path))
-    return found
+    return held
 
 
 def check_ours(found: os.stat_result, path: Path) -> None:

@@ -121,8 +121,8 @@ def program(line: List[str]) -> str:
         elif not word.startswith("-"):
             return os.path.basename(word)
         elif not word.startswith(("--", "-W", "-X")):
-            flags, found, module = word[1:].partition("m")
-            if found:
+            flags, is_module, module = word[1:].partition("m")
+            if is_module:
                 return module or next(words, "")
             if "c" in flags or not flags:
                 return ""
@@ -169,5 +169,5 @@ def local_size(me: Identity, environ: Mapping[str, str]) -> int:
 def nodes(me: Identity, environ: Mapping[str, str]) -> int:
     """How many nodes the job's ranks are on, as far as the launcher says; 0 where it does not."""
     slurm = _number(environ, "SLURM_STEP_NUM_NODES") if environ.get("SLURM_STEP_ID") else None
-    here = local_size(me, environ)
-    return max(slurm or 0, -(-(me.world_size or 0) // here) if here > 0 else 0)
+    on_node = local_size(me, environ)
+    return max(slurm or 0, -(-(me.world_size or 0) // on_node) if on_node > 0 else 0)

@@ -70,8 +70,8 @@ def numbers(run: str) -> List[int]:
     """The later windows that have a folder, in order. Raises OSError."""
     # A listing: NFS may remember for half a minute that a file is not there, but asks the server
     # whenever a folder is opened.
-    found = map(paths.window_number, os.listdir(os.path.join(run, paths.WINDOWS)))
-    return sorted(number for number in found if number)
+    names = os.listdir(os.path.join(run, paths.WINDOWS))
+    return sorted(filter(None, map(paths.window_number, names)))
 
 
 def read(run: str, number: int, ours: bool = False) -> LaterWindow:

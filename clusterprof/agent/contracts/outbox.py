@@ -47,14 +47,14 @@ def framed(kind: bytes, body: bytes) -> bytes:
 
 def frames(buffer: bytearray) -> List[Tuple[bytes, bytes]]:
     """Take the whole messages off the beginning of `buffer`: kind and body."""
-    found = []
+    whole = []
     while len(buffer) >= _HEAD_B:
         end = _HEAD_B + int.from_bytes(buffer[:_SIZE_B], "little")
         if len(buffer) < end:
             break
-        found.append((bytes(buffer[_SIZE_B:_HEAD_B]), bytes(buffer[_HEAD_B:end])))
+        whole.append((bytes(buffer[_SIZE_B:_HEAD_B]), bytes(buffer[_HEAD_B:end])))
         del buffer[:end]
-    return found
+    return whole
 
 
 class Outbox:
@@ -181,8 +181,8 @@ class Outbox:
         """Wait to send what waits, and for answers; False where there is no writer any more."""
         if self.connection is None:
             return False
-        here = [self.connection]
-        self.clock.wait(here if answers else [], seconds, here if self.waiting else [])
+        sockets = [self.connection]
+        self.clock.wait(sockets if answers else [], seconds, sockets if self.waiting else [])
         return True
 
     def _send(self, whole: bytes) -> None:

@@ -84,8 +84,8 @@ def attempt_folder(run: str, attempt: int) -> str:
 
 def attempt_number(name: str) -> int:
     """The number of the attempt whose folder has this name; 0 for any other folder."""
-    found = re.fullmatch(r"attempt-([1-9][0-9]{0,8})", name)
-    return int(found[1]) if found else 0
+    match = re.fullmatch(r"attempt-([1-9][0-9]{0,8})", name)
+    return int(match[1]) if match else 0
 
 
 def window_folder(run: str, number: int) -> str:

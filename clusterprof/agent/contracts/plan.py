@@ -176,8 +176,8 @@ class Plan(NamedTuple):
         for name, form in _FORM.items():
             if not documents.fits(content, {name: form}):
                 key = name.rstrip("?")
-                found = "%.60r" % (content[key],) if key in content else "missing"
-                raise ValueError("its %r is %s" % (key, found))
+                value = "%.60r" % (content[key],) if key in content else "missing"
+                raise ValueError("its %r is %s" % (key, value))
         if content["profiler"] == "nsys" and not content.get("nsys"):
             raise ValueError("its 'nsys' is missing")
         plan: Plan = documents.built(cls, content)

@@ -169,10 +169,10 @@ def captured_before(folder: str) -> bool:
     home, rank = os.path.dirname(os.path.dirname(folder)), int(os.path.basename(folder))
     attempt = paths.attempt_number(os.path.basename(home)) or 1
     first = os.path.dirname(home) if attempt > 1 else home
-    for each in range(1, attempt + 1):
-        before = read(paths.rank_folder(paths.attempt_folder(first, each), rank), ours=True)
+    for number in range(1, attempt + 1):
+        before = read(paths.rank_folder(paths.attempt_folder(first, number), rank), ours=True)
         state = State.of(before)
-        if state and state.has_captured and (each == attempt or before.get("whole")):
+        if state and state.has_captured and (number == attempt or before.get("whole")):
             return True
     return False
 

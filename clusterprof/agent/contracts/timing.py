@@ -26,8 +26,8 @@ class Clock:
 
         files: Dict[int, Any] = {}
         events: Dict[int, int] = {}
-        for each, event in ((readers, select.POLLIN), (writers, select.POLLOUT)):
-            for file in each:
+        for group, event in ((readers, select.POLLIN), (writers, select.POLLOUT)):
+            for file in group:
                 number = file if isinstance(file, int) else file.fileno()
                 files[number], events[number] = file, events.get(number, 0) | event
         poll = select.poll()

@@ -150,11 +150,11 @@ class ReportTransfer:
         self.import_trouble = "nsys did not write the report to its end"
         # nsys that makes the report by itself has the raw one under a name of its own.
         inside = os.path.join(glob.escape(self.private), "nsys", "**", "*" + paths.QDSTRM)
-        found = glob.glob(inside, recursive=True)
+        raw_reports = glob.glob(inside, recursive=True)
         with contextlib.suppress(OSError):
             os.unlink(self.made)
-            if len(found) == 1 and not os.path.exists(self.raw):
-                os.replace(found[0], self.raw)
+            if len(raw_reports) == 1 and not os.path.exists(self.raw):
+                os.replace(raw_reports[0], self.raw)
 
     def import_command(self) -> Optional[List[str]]:
         """Once, how to import what Debian's nsys leaves, which does not find its importer."""

@@ -147,14 +147,14 @@ class Session:
 
     def hangs(self, pids: List[int]) -> bool:
         """Whether nsys, with its `pids`, will do no more: it does not run, or writes nothing."""
-        found = {*pids, *(each.pid for each in self.helpers())}
-        works = {pid: processes.work(pid) for pid in found}
+        alive = {*pids, *(each.pid for each in self.helpers())}
+        works = {pid: processes.work(pid) for pid in alive}
         ticks = {pid: ticks for pid, (_, ticks) in works.items()}
-        more = sum(ticks[pid] - self.ticks.get(pid, ticks[pid]) for pid in found)
+        worked = sum(ticks[pid] - self.ticks.get(pid, ticks[pid]) for pid in alive)
         self.ticks = ticks
         now, written, first = self.clock.now(), self.files.written(), self.written < 0
-        self.ran += more
-        self.spun += more
+        self.ran += worked
+        self.spun += worked
         if written != self.written:
             self.written, self.wrote_at, self.spun = written, now, 0
         # One that only waits looks around now and then; the disk, or what else runs on a busy node

@@ -48,9 +48,9 @@ class NsysFiles:
 
     def _in_its_folder(self) -> Dict[Tuple[int, int], int]:
         held: Dict[Tuple[int, int], int] = {}
-        for at, _, names in os.walk(self.private):
+        for folder, _, names in os.walk(self.private):
             for name in names:
-                note(held, os.path.join(at, name))
+                note(held, os.path.join(folder, name))
         return held
 
 
@@ -67,12 +67,12 @@ def note(held: Dict[Tuple[int, int], int], path: str) -> None:
     """Add a file's bytes under its identity, so that one that is found twice counts once."""
     try:
         # One in the tree may be a link to what others share; one in /proc is always a link.
-        found = os.stat(path) if path.startswith("/proc/") else os.lstat(path)
+        status = os.stat(path) if path.startswith("/proc/") else os.lstat(path)
     except OSError:  # ended, or removed meanwhile
         return
-    if stat.S_ISREG(found.st_mode):
+    if stat.S_ISREG(status.st_mode):
         # Blocks: files are made larger than what is in them.
-        held[found.st_dev, found.st_ino] = found.st_blocks * 512
+        held[status.st_dev, status.st_ino] = status.st_blocks * 512
 
 
 def anonymous(pid: int) -> int:

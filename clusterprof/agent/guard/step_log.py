@@ -118,14 +118,14 @@ class StepLog:
             progress = self.count != self._count_written
             kept, self._count_written = (list(self.steps), list(self.blocks)), self.count
             written = self._written
-            self._written = [len(kept[place]) or written[place] for place in (0, 1)]
+            self._written = [len(kept[index]) or written[index] for index in (0, 1)]
             walls = self.walls
         done = False
         try:
-            for place, (name, head) in enumerate(((paths.STEPS, STEPS), (paths.PACE, PACE))):
-                before = written[place] or 0
-                lines = [line(row, wall_of(row, walls)) for row in kept[place][before:]]
-                if lines and written[place] is None:
+            for index, (name, head) in enumerate(((paths.STEPS, STEPS), (paths.PACE, PACE))):
+                before = written[index] or 0
+                lines = [line(row, wall_of(row, walls)) for row in kept[index][before:]]
+                if lines and written[index] is None:
                     files.write(self.path(name), head + "".join(lines))
                 elif lines:
                     # Not made anew: a run directory that was deleted stays deleted.
@@ -165,8 +165,8 @@ def wall_of(row: Row, walls: List[Tuple[int, int]]) -> int:
 
 def line(row: Row, wall_ns: int) -> str:
     """A row as it is in its file, its two times by the wall clock."""
-    at = 1 if len(row) == 3 else 2
-    cells = (*row[:at], row[at] + wall_ns, row[at + 1] + wall_ns, *row[at + 2 :])
+    first = 1 if len(row) == 3 else 2
+    cells = (*row[:first], row[first] + wall_ns, row[first + 1] + wall_ns, *row[first + 2 :])
     return ",".join(map(str, cells)) + "\n"
 
 
@@ -204,7 +204,7 @@ class Hangs:
         if now_s < self.look_at or not self._took:
             return False
         usual_s = sorted(self._took)[len(self._took) // 2] / 1e9
-        at = self._last_s + self.unseen_s + max(self.after_s, TIMES * usual_s)
-        self.found = now_s >= at
-        self.look_at = math.inf if self.found else at
+        overdue_s = self._last_s + self.unseen_s + max(self.after_s, TIMES * usual_s)
+        self.found = now_s >= overdue_s
+        self.look_at = math.inf if self.found else overdue_s
         return self.found

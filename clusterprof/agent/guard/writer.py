@@ -226,8 +226,8 @@ class Writer:
 
     def do_held(self, peer: Peer, size: int) -> None:
         """What nsys has on the node by now; its rank may have to close the window."""
-        for each in self.watching:
-            each.answer(held=size)
+        for watcher in self.watching:
+            watcher.answer(held=size)
 
     def do_listen(self, peer: Peer, after_s: float, unseen_s: float) -> None:
         """This is a thread of the rank's that answers also where its training hangs."""
@@ -424,8 +424,8 @@ class Writer:
 
     def stop_reducing(self) -> None:
         """The rank has ended: what is not reduced by now is the merge's."""
-        for each in self.reducing.values():
-            each.end("the rank was killed")
+        for reducing in self.reducing.values():
+            reducing.end("the rank was killed")
 
     def do_give_up(self, peer: Optional[Peer] = None) -> None:
         """nsys captured nothing: keep what it printed, and nothing else."""

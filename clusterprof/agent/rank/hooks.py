@@ -110,12 +110,12 @@ def wrap(
 
 def _kind(owner: Any, name: str) -> Optional[Callable[[Any], Any]]:
     """What a class has to keep a function in for it to be called as the one of this name is."""
-    for each in getattr(owner, "__mro__", ()) if isinstance(owner, type) else ():
-        if name in vars(each):
-            found = vars(each)[name]
-            if isinstance(found, classmethod):
+    for base in getattr(owner, "__mro__", ()) if isinstance(owner, type) else ():
+        if name in vars(base):
+            member = vars(base)[name]
+            if isinstance(member, classmethod):
                 return classmethod
-            binds = hasattr(found, "__get__") and not isinstance(found, staticmethod)
+            binds = hasattr(member, "__get__") and not isinstance(member, staticmethod)
             return None if binds else staticmethod
     return staticmethod if isinstance(owner, type) else None
 

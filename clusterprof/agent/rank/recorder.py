@@ -249,7 +249,8 @@ def members() -> Dict[str, Any]:
     with contextlib.suppress(Exception):  # a torch that names them otherwise
         dist = initialised()
         names = dist.distributed_c10d._world.pg_names
-        return {str(names[one]): {"ranks": dist.get_process_group_ranks(one)} for one in groups()}
+        ranks = dist.get_process_group_ranks
+        return {str(names[group]): {"ranks": ranks(group)} for group in groups()}
     return {}
 
 
@@ -261,20 +262,20 @@ def groups() -> List[Any]:
 def backend_of(dist: Any, torch: Any) -> str:
     """The backend whose recorder has the training's collectives. Raises UnavailableError."""
     used = {str(dist.get_backend_config(group)) for group in groups()}
-    found = [name for name in DUMPS if any(name in each for each in used)]
-    if "nccl" in found and "gloo" in found and not torch.cuda.is_initialized():
-        found.remove("nccl")
-    if not found:
+    recorded = [name for name in DUMPS if any(name in each for each in used)]
+    if "nccl" in recorded and "gloo" in recorded and not torch.cuda.is_initialized():
+        recorded.remove("nccl")
+    if not recorded:
         raise UnavailableError("the backend %s has no flight recorder" % ", ".join(sorted(used)))
-    return found[0]
+    return recorded[0]
 
 
 def version_of(text: str) -> Tuple[int, int]:
     """The release that a version certainly has all of: of 2.11.0a0 that before, 2.10."""
-    found = re.match(r"(\d+)\.(\d+)(\.\d+)?(a|b|rc|\.dev)?", text)
-    if found is None:
+    release = re.match(r"(\d+)\.(\d+)(\.\d+)?(a|b|rc|\.dev)?", text)
+    if release is None:
         return 0, 0
-    return int(found[1]), int(found[2]) - bool(found[4])
+    return int(release[1]), int(release[2]) - bool(release[4])
 
 
 def check_size(environ: Mapping[str, str], version: Tuple[int, int], text: str) -> None:

@@ -296,11 +296,11 @@ def ended_before(count: int, first: int, end: int) -> str:
 
 def wall_minus_monotonic(clock: Clock) -> int:
     """What the wall clock is ahead of the monotonic one, ns; of three readings the closest."""
-    found = []
+    readings = []
     for _ in range(3):
         before, wall, after = clock.now_ns(), clock.wall_ns(), clock.now_ns()
-        found.append((after - before, wall - (before + after) // 2))
-    return min(found)[1]
+        readings.append((after - before, wall - (before + after) // 2))
+    return min(readings)[1]
 
 
 #: This process's counter; `clusterprof.step()` speaks to it.

@@ -131,9 +131,9 @@ class Runner:
         if not self.connected:
             time.sleep(seconds)
         elif select.select([0], [], [], seconds)[0]:
-            part = os.read(0, 1 << 16)
-            self.connected = bool(part)
-            self.input += part or b"\nTERM\n"
+            piece = os.read(0, 1 << 16)
+            self.connected = bool(piece)
+            self.input += piece or b"\nTERM\n"
         *lines, self.input = self.input.split(b"\n")
         return [line.decode("utf-8", "replace").strip() for line in lines]
 
@@ -190,10 +190,10 @@ def descendants() -> List[int]:
             state, parent = file.read().rpartition(b")")[2].split()[:2]
             if state != b"Z":
                 children.setdefault(int(parent), []).append(int(entry))
-    found = [os.getpid()]
-    for each in found:
-        found += children.get(each, [])
-    return found[1:]
+    pids = [os.getpid()]
+    for pid in pids:
+        pids += children.get(pid, [])
+    return pids[1:]
 
 
 def kill_descendants() -> None:
@@ -206,7 +206,7 @@ def kill_descendants() -> None:
 def listing(folder: str, seconds: float) -> List[Dict[str, Any]]:
     """Every file of the ranks, as `attempt-2/00008/log`, its size and SHA-256; waits for ranks."""
     until = time.monotonic() + seconds
-    found = []
+    listed = []
     for attempt in ["", *sorted(name for name in os.listdir(folder) if "attempt-" in name)]:
         ranks = os.path.join(folder, attempt, "ranks")
         while not all_ranks_ended(ranks) and time.monotonic() < until:
@@ -218,8 +218,8 @@ def listing(folder: str, seconds: float) -> List[Dict[str, Any]]:
                 if stat.S_ISREG(os.lstat(path).st_mode) and not path.endswith(".tmp"):
                     size, digest = checksum(path)
                     shown = os.path.join(attempt, os.path.relpath(path, ranks))
-                    found.append({"path": shown, "size": size, "sha256": digest})
-    return found
+                    listed.append({"path": shown, "size": size, "sha256": digest})
+    return listed
 
 
 def still_running(folder: str, seconds: float) -> bool:
@@ -249,9 +249,9 @@ def checksum(path: str) -> "tuple[int, str]":
     """A file's size and SHA-256, by what is read."""
     digest, size = hashlib.sha256(), 0
     with open(path, "rb") as file:
-        for part in iter(lambda: file.read(1 << 20), b""):
-            size += len(part)
-            digest.update(part)
+        for piece in iter(lambda: file.read(1 << 20), b""):
+            size += len(piece)
+            digest.update(piece)
     return size, digest.hexdigest()
 
 

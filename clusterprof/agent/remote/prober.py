@@ -101,8 +101,8 @@ class Prober:
             ready = self.clock.wait(sources)
             event = self.event() if self.pipe in ready else ""
             if event == "open":
-                found = self.find()
-                answerer = found if found is not None and self.claims(found) else None
+                reached = self.find()
+                answerer = reached if reached is not None and self.claims(reached) else None
             if event in ("open", "close") and answerer is not None:
                 self.measure(event, answerer)
             ended = event == "close" or self.owner in ready or (event == "open" and not answerer)
@@ -116,13 +116,13 @@ class Prober:
         """One measurement against the reference rank's prober."""
         with contextlib.closing(answerer.endpoint()) as endpoint:
             tries = (exchange.measure(endpoint, answerer, self.clock) for _ in range(TRIES))
-            found = next(filter(None, tries), [])
-        if not found:
+            exchanges = next(filter(None, tries), [])
+        if not exchanges:
             self.notes.append("rank %d's host did not answer at the window's %s (UDP %s:%d)"
                               % (self.against, event, answerer.address, answerer.port))  # fmt: skip
             return
         try:
-            bound = exchange.described(self.rank, found)
+            bound = exchange.described(self.rank, exchanges)
             bound.update(when=event, other=self.against, other_machine=answerer.machine)
             self.bounds.append(bound)
         except ValueError as error:
@@ -131,13 +131,13 @@ class Prober:
     def find(self) -> Optional[Answerer]:
         """The reference rank's prober; None where there is none (its rank never began)."""
         if self.meeting is not None:
-            found = exchange.seek(*self.meeting, exchange.FIRST_ANSWER_S, self.clock)
-            if found is None:
+            answerer = exchange.seek(*self.meeting, exchange.FIRST_ANSWER_S, self.clock)
+            if answerer is None:
                 secret, hosts = self.meeting
                 ports = ", ".join(map(str, exchange.meeting_ports(secret)))
                 self.notes.append("rank %d's prober was not found on %s (UDP ports %s)"
                                   % (self.against, ", ".join(hosts), ports))  # fmt: skip
-            return found
+            return answerer
         if self.clock.until(self.announced, exchange.FIRST_ANSWER_S, 0.1):
             return self.announced()
         self.notes.append("rank %d's prober was not found" % self.against)
