@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from lab.counting import calls_of
 
-from clusterprof.agent.rank.garbage_collector import LONG_NS, Pauses
 from clusterprof.agent.rank.steps import Counter
+from clusterprof.agent.rank.window import LONG_NS, Pauses
 
 
 def rubbish(count: int) -> None:
