@@ -233,11 +233,11 @@ class Window:
         elif not self.was_open:
             self.outbox.state(State.LOST, ended_before(*where), steps=count)
         else:
-            by_nsys = PROFILED in os.environ and profilers.uses_cuda()
-            deprived = ("the program's own torch.profiler saw no GPU beside nsys; it is left whole "
-                        "by --profiler torch")  # fmt: skip
-            kept = deprived if by_nsys and own_profilers.kineto.used else None
-            self.outbox.state(None, kept, steps=count)
+            deprived = None
+            if PROFILED in os.environ and own_profilers.kineto.used and profilers.uses_cuda():
+                deprived = ("the program's own torch.profiler saw no GPU beside nsys; it is left "
+                            "whole by --profiler torch")  # fmt: skip
+            self.outbox.state(None, deprived, steps=count)
         self.stop()
 
     def make_switches(self) -> List[Any]:
