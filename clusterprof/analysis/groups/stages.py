@@ -28,8 +28,7 @@ class Traffic:
 
     def __init__(self, dataset: Dataset) -> None:
         c = dataset.collectives
-        # beside all-to-alls what has no kernel is part of one
-        rows = np.flatnonzero(c.between_stages & (c.has | ~c.exchange.any()))
+        rows = np.flatnonzero(c.between_stages)
         rows = rows[np.lexsort((rows, c.issue[rows], c.rank[rows]))]
         other = np.full(len(c.rank), -1, dtype=np.int64)
         pairs = np.flatnonzero(c.point_to_point & c.matched)

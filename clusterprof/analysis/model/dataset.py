@@ -98,7 +98,8 @@ class Collectives:
     @cached_property
     def between_stages(self) -> Bools:
         """Sends and Recvs by which stages of a pipeline hand each other something."""
-        return self.point_to_point & ~self.exchange
+        # beside all-to-alls what has no kernel is part of one
+        return self.point_to_point & ~self.exchange & (self.has | ~self.exchange.any())
 
     def once(self, rows: Ints) -> Ints:
         """`rows` with one for each kernel of an all-to-all: the one that waited longest."""
@@ -257,8 +258,7 @@ class Dataset:
     @cached_property
     def pipelined(self) -> bool:
         """Whether ranks send each other activations: then ranks wait by construction."""
-        c = self.collectives
-        return bool((c.between_stages & (c.has | ~c.has.any())).any())
+        return bool(self.collectives.between_stages.any())
 
     @cached_property
     def on_host(self) -> bool:
