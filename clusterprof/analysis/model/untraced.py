@@ -78,20 +78,17 @@ def explanations(job: Replay, usual_ns: int | None, fetching: Ints) -> list[Untr
     usual_ns = max(usual_ns, math.ceil(fast))
     faster = slow <= usual_ns * (1 - limits.VARIES_FRAC)
     least, ns = (0, 0) if faster else _overhead(job, usual_ns, slow, fast)
-    hosts = _at_pace(job, ns, usual_ns, fetching) or window
-    typical, *others = (
-        _at_pace(job, more, usual_ns, fetching * faster) if more != ns else None
-        for more in (typical_ns, max(low, least), high)
-    )
+    overheads = (ns, typical_ns, max(low, least), high)
+    jobs = {each: _at_pace(job, each, usual_ns, fetching * faster) for each in overheads}
+    jobs[ns] = jobs[ns] or window
     # GPUs and transfers alone
     idle = replace(job.lengths, own=np.minimum(job.lengths.own, 0))
-    found = [hosts, typical, *others]
-    if faster and typical:
+    if faster and jobs[typical_ns]:
         # that tracing costs nothing was never measured
-        found = [typical, *others]
+        del jobs[ns]
     elif usual_ns - (needed_ns := window.pace(idle)) < (slow - needed_ns) / 2:
-        found = [typical, hosts, *others]
-    return [one for one in found if one]
+        jobs = {typical_ns: jobs[typical_ns]} | jobs
+    return [explained for explained in jobs.values() if explained]
 
 
 def _as_often(job: Replay, usual_ns: int) -> Replay:

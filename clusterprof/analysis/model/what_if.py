@@ -261,9 +261,7 @@ class WhatIfs:
             run = _shortened(run, each.base.run, each.without.run)
             woken = np.where(each.without.woken == each.base.woken, woken, each.without.woken)
         explained = any(each.without.explained and not each.base.explained for each in repairs)
-        lengths = replace(
-            self.base, own=own, run=run, woken=woken, explained=explained or self.base.explained
-        )
+        lengths = replace(self.base, own=own, run=run, woken=woken, explained=explained)
         window, pace = self._steps(lengths, of)
         return pace if long_run else float(window.mean())
 
