@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -30,8 +30,6 @@ _LONGEST_NS = -NEVER >> 11
 #: codes of `Part.unexplained_in`: what lies before an activity from the one before it on its
 #: stream, what does from its launch, and else
 FOLLOWING, LAUNCHING, ELSEWHERE = range(3)
-
-_Side = Literal["left", "right"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +111,7 @@ def part_of(dataset: Dataset, steps: Ints, chosen: Ints, ranks: tuple[int, int])
     streams, stream = np.unique(r.stream[row], return_inverse=True)
     part = Part(
         activity=(row + first).astype(np.int32), rank=r.rank[row], kind=r.kind[row],
-        step=r.step(r.rank[row], r.launch[row], "left").astype(np.int32),
+        step=r.step(r.rank[row], r.launch[row] - 1).astype(np.int32),
         stream=stream.astype(np.int32),
         early=early + first, early_stop=r.stop[early], stream_rank=r.of_stream[streams],
         stream_free=r.free[streams], **_hosts(r), **_devices(r),
@@ -160,20 +158,18 @@ class _Reports:
         self.row = row[np.lexsort((self.start[row], self.stream[row]))]
         self.early = early[np.lexsort((self.launch[early], self.rank[early]))]
 
-    def step(self, rank: Ints, time: Ints, side: _Side) -> Ints:
+    def step(self, rank: Ints, time: Ints) -> Ints:
         """The place among `steps` of each rank's `time`."""
         axis, steps = self.dataset.axis, self.begins.shape[1]
         begins = axis.of(self.chosen[:, None], self.begins[self.chosen]).ravel()
-        place = np.searchsorted(begins, axis.of(rank, time), side=side)
+        place = np.searchsorted(begins, axis.of(rank, time), side="right")
         return place - 1 - steps * np.searchsorted(self.chosen, rank)
 
-    def place(
-        self, among: Ints, times: Ints, rank: Ints, time: Ints, side: _Side = "right"
-    ) -> Ints:
-        """How many of `among` (activities by rank and `times`) come before a rank's `time`."""
+    def place(self, among: Ints, times: Ints, rank: Ints, time: Ints) -> Ints:
+        """How many of `among` (activities by rank and `times`) come up to a rank's `time`."""
         axis = self.dataset.axis
         keys = axis.of(self.rank[among], times[among])
-        return np.searchsorted(keys, axis.of(rank, time), side=side)
+        return np.searchsorted(keys, axis.of(rank, time), side="right")
 
     def at(self, among: Ints, place: Ints, rank: Ints) -> Ints:
         """The activities at these places of `among`, -1 where that is none of the rank's."""
@@ -209,7 +205,7 @@ def _hosts(r: _Reports) -> dict[str, Ints]:
     by = r.ended_by(rank, end + STAMP_NS, end + STAMP_NS)
     # a copy from pageable memory may end a little after the call that makes it
     launched = r.row[np.lexsort((r.launch[r.row], r.rank[r.row]))]
-    copy = r.at(launched, r.place(launched, r.launch, rank, begin, "left"), rank)
+    copy = r.at(launched, r.place(launched, r.launch, rank, begin - 1), rank)
     made = (copy >= 0) & (r.launch[copy] == begin) & (r.start[copy] < end)
     made &= np.abs(r.stop[copy] - end) <= limits.REACTS_NS
     by = np.where(made, copy, by)
@@ -227,7 +223,7 @@ def _hosts(r: _Reports) -> dict[str, Ints]:
     at, of_moment = at[order], of_moment[order]
     return {
         "host_at": at, "host_rank": of_moment.astype(np.int32),
-        "host_step": r.step(of_moment, at, "right").astype(np.int32),
+        "host_step": r.step(of_moment, at).astype(np.int32),
         "step_begins": marked.reshape(marks.shape), "launch_moment": launches.astype(np.int32),
         "woken": ended, "woken_by": by + r.rows.start,
         "woken_ns": np.maximum(end - r.stop[by], -limits.REACTS_NS),
@@ -308,7 +304,7 @@ def _queued_behind(r: _Reports) -> tuple[Ints, Ints]:
     computing = computing[np.lexsort((r.launch[computing], r.rank[computing]))]
     waiting = np.flatnonzero((r.kind[row] == COLLECTIVE) & ~main[row])
     of, launch = rank[waiting], r.launch[row[waiting]]
-    other = r.at(computing, r.place(computing, r.launch, of, launch, "left") - 1, of)
+    other = r.at(computing, r.place(computing, r.launch, of, launch - 1) - 1, of)
     waiting, other = waiting[other >= 0], other[other >= 0]
     true = r.stop[other] <= r.start[row[waiting]] + STAMP_NS
     true &= _believed(r.stream[row[waiting]], true)

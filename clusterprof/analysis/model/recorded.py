@@ -40,26 +40,23 @@ from clusterprof.mapped import trim
 #: makes one number of several: other ones are alike by chance of 2^-64
 _MIXES = np.int64(6_364_136_223_846_793_005)
 
-
-def replay(dataset: Dataset) -> Replay | None:
-    """The replay of the steady-state steps; None where there are none, or times that cannot be."""
-    return _replay(dataset)[0]
+_Values = Ints | int
 
 
 def contradictions(dataset: Dataset) -> list[str]:
     """Warnings about recorded times and collectives that contradict each other."""
-    job, apart = _replay(dataset)
-    if job is None and apart is not None:
+    job = replay(dataset)
+    if job is None and dataset.steady_steps:
         return ["the recorded times contradict each other: no repair's saving can be determined"]
-    if apart:
-        text = f"{apart} collectives are matched in orders that contradict each other: "
+    if job and job.apart:
+        text = f"{job.apart} collectives are matched in orders that contradict each other: "
         return [text + "what their members wait for cannot be determined"]
     return []
 
 
 @once
-def _replay(dataset: Dataset) -> tuple[Replay | None, int | None]:
-    """The replay, and how many collectives were taken apart for it; None: there are no steps."""
+def replay(dataset: Dataset) -> Replay | None:
+    """The replay of the steady-state steps; None where there are none, or times that cannot be."""
     steady, d = np.asarray(dataset.steady_steps, dtype=np.int64), dataset.timelines
     # the longest run of steady-state steps with no other step of any rank between them
     apart = np.diff(np.searchsorted(dataset.steps, steady)) > 1
@@ -67,13 +64,13 @@ def _replay(dataset: Dataset) -> tuple[Replay | None, int | None]:
     has = np.bincount(d.rank[np.isin(d.step, steps)], minlength=len(dataset.ranks))
     chosen = np.flatnonzero(has == len(steps))
     if not len(steps) or not len(chosen):
-        return None, None
+        return None
     # what all parts ask for, before several threads do
     _ = host_activity.long_calls(dataset), host_activity.ends(dataset), activity_of(dataset)
     ranges = dataset.activities.lines.blocks(threads.AT_ONCE)
     parts = threads.each(partial(part_of, dataset, steps, chosen), ranges)
     if any(part is None for part in parts):
-        return None, 0
+        return None
     every, calls = joined([part for part in parts if part]), np.zeros(0, dtype=np.int64)
     del parts
     trim()
@@ -83,7 +80,7 @@ def _replay(dataset: Dataset) -> tuple[Replay | None, int | None]:
         # members of collectives that wait for each other in a circle wait for no other
         calls, waits = moments.on_circles(job.graph)
         job = _Moments(dataset, every, calls, waits).made(steps)
-    return (None if len(job.graph.circular) else job), len(calls)
+    return None if len(job.graph.circular) else job
 
 
 class _Calls:
@@ -127,12 +124,7 @@ class _Calls:
 
 
 def _edges(
-    source: Ints,
-    target: Ints,
-    kind: int,
-    pick: Ints | int = 0,
-    plus: Ints | int = 0,
-    loose: Ints | int = 0,
+    source: Ints, target: Ints, kind: int, pick: _Values = 0, plus: _Values = 0, loose: _Values = 0
 ) -> Ints:
     """Edges as columns, [6, edges]: a length of a kind, its place among those, and what is added.
 
@@ -208,7 +200,7 @@ class _Moments:
             host_root=self.root, joined=self.joined, fresh=self.fresh, first=graph.place(first),
             first_ns=first_ns, again=graph.place(again), marks=self.step_ends,
             freely=self._freely(beside, run), beside=beside, wait_beside=wait_beside,
-            waits=graph.place(waits), waits_ns=waits_ns,
+            waits=graph.place(waits), waits_ns=waits_ns, apart=len(self.apart),
         )  # fmt: skip
 
     def _begins(self) -> tuple[Ints, Ints, Ints]:
@@ -342,10 +334,12 @@ class _Moments:
         By one factor: how many times as long a kernel runs beside a collective as the same one of
         its rank does beside none, of all the middle one, by time and the root of how many tell it.
         """
-        alike, crowded, free = self._same_kernels()
-        others, longer, count = quantiles(alike[crowded], run[crowded], limits.HALF)
-        free &= first_places(others, alike) >= 0
-        keys, alone, times = quantiles(alike[free], run[free], limits.HALF)
+        kernel, alike, covered = self._same_kernels()
+        took = run[kernel]
+        crowded = covered == took
+        others, longer, count = quantiles(alike[crowded], took[crowded], limits.HALF)
+        free = (covered == 0) & (first_places(others, alike) >= 0)
+        keys, alone, times = quantiles(alike[free], took[free], limits.HALF)
         if not len(keys):
             return run
         other = np.searchsorted(others, keys)
@@ -358,15 +352,14 @@ class _Moments:
         freely[beside] = run[beside] / max(float(middle), 1.0)
         return np.asarray(freely)
 
-    def _same_kernels(self) -> tuple[Ints, Bools, Bools]:
-        """A number for each kernel, and whether collectives run beside all of it, or none of it.
+    def _same_kernels(self) -> Ints:
+        """Kernels, a number for each, and how long collectives run beside it (ns), [3, kernels].
 
         Equal for those of a rank that do the same, in any layer and step: by their names, and those
         of two before and two behind each.
         """
         part, axis, names = self.part, self.dataset.axis, self.dataset.activities.name
-        out = np.zeros(self.n, dtype=np.int64)
-        crowded, free = np.zeros((2, self.n), dtype=bool)
+        kernels = [np.zeros((3, 0), dtype=np.int64)]
         for rows in self._some_ranks():
             begin, end = (axis.of(part.rank[rows], t[rows]) for t in (self.start, self.stop))
             busy = part.kind[rows] == COLLECTIVE
@@ -377,7 +370,5 @@ class _Moments:
             for apart in range(-2, 3):
                 alike = alike * _MIXES + np.roll(name, apart)
             covered = union(begin[busy], end[busy]).within(begin[kernel], end[kernel])
-            kernel += rows.start
-            out[kernel], free[kernel] = alike, covered == 0
-            crowded[kernel] = covered == self.stop[kernel] - self.start[kernel]
-        return out, crowded, free
+            kernels.append(np.stack([rows.start + kernel, alike, covered]))
+        return np.concatenate(kernels, axis=1)

@@ -105,6 +105,8 @@ class Replay(Part):
     waits_ns: Ints
     #: the part of `plus` that is unexplained
     loose: Ints
+    #: how many collectives were taken apart, since they wait for each other in circles
+    apart: int
     #: each step's share of the long run, [steps]; None: all come equally often
     shares: Floats | None = None
     #: what was replayed already (`long_run`), by the lengths
@@ -191,23 +193,15 @@ class Replay(Part):
         each = lengths.own, lengths.run, lengths.woken
         side_by_side = np.broadcast_shapes(*(values.shape[:-1] for values in each))
         out = np.array(np.broadcast_to(plus, (*side_by_side, len(plus))))
-        edges, at = self._picked[WAKING]
-        out[..., edges] += lengths.woken[..., at]
         threads.each(lambda block: block.add_to(out, lengths), self.blocks)
         return out
 
     @cached_property
-    def _picked(self) -> list[tuple[Ints, Ints]]:
+    def picked(self) -> list[tuple[Ints, Ints]]:
         """Which edges pick a length of each kind that has any, and its place among those; by it."""
         edges = [np.flatnonzero(self.kind_of_edge == kind) for kind in range(NONE)]
         edges = [each[np.argsort(self.pick[each], kind="stable")] for each in edges]
         return [(each, self.pick[each]) for each in edges]
-
-    def picked(self, kind: int, among: slice) -> tuple[Ints, Ints]:
-        """Which edges pick a length of a kind `among` all of them, and its place among those."""
-        edges, at = self._picked[kind]
-        mine = slice(*np.searchsorted(at, (among.start, among.stop)))
-        return edges[mine], at[mine] - among.start
 
     def one_pass(self, length: Ints, begin: Ints | None = None) -> Ints:
         """Return all moments' times with these lengths of edges, in the graph's order."""
@@ -293,11 +287,12 @@ class Block:
         self.begin, self.run = first_of(fresh), np.cumsum(fresh, dtype=np.int32) - 1
         #: each host moment's last one at which a wait ended, or the window began
         self.root = first_of(job.host_root[hosts])
-        self._since = job.picked(SINCE, hosts)
-        self._queued, self._launched, self._running = (
-            job.picked(kind, rows) for kind in (QUEUED, LAUNCHED, RUNNING)
-        )
-        self._ends, self._end = np.unique(self._launched[1], return_inverse=True)
+        #: of each kind: which edges pick a length of this block, and its place among those
+        self._picks = list[tuple[Ints, Ints]]()
+        for (edges, place), among in zip(job.picked, (rows, rows, hosts, rows, hosts), strict=True):
+            mine = slice(*np.searchsorted(place, (among.start, among.stop)))
+            self._picks.append((edges[mine], place[mine] - among.start))
+        self._ends, self._end = np.unique(self._picks[LAUNCHED][1], return_inverse=True)
         begin = self.begin[self._ends]
         begin[1:] = np.maximum(begin[1:], self._ends[:-1] + 1)
         # between an end and the next run's begin nothing is looked for
@@ -331,9 +326,9 @@ class Block:
         """Add the lengths of this block to those edges (`out`) that pick them."""
         since = self.since(lengths)
         total, launched = self.launched(lengths, since)
-        (woken, moment), (queued, at) = self._since, self._queued
-        (by_launch, end), (running, one) = self._launched, self._running
-        out[..., woken] += since.take(moment, axis=-1)
+        (queued, at), (by_launch, end), (own, moment), (running, one), (woken, wait) = self._picks
+        out[..., own] += since.take(moment, axis=-1)
+        out[..., woken] += lengths.woken[..., self.hosts].take(wait, axis=-1)
         out[..., queued] += total.take(at + 1, axis=-1) - total.take(self.begin[at], axis=-1)
         out[..., running] += lengths.run[..., self.rows].take(one, axis=-1)
         if len(end):
