@@ -214,8 +214,8 @@ class _Moments:
         launched[part.launch_moment] = self.ends + np.arange(self.n)
         launched = launched[launched >= 0]
         rank = self.dataset.activities.rank[part.early]
-        behind = np.searchsorted(rank, rank, side="right") - np.arange(len(rank))
-        place = np.searchsorted(part.rank, rank, side="right") - behind
+        left = np.searchsorted(rank, rank, side="right") - np.arange(len(rank))
+        place = np.searchsorted(part.rank, rank, side="right") - left
         again = np.where(place < np.searchsorted(part.rank, rank), -1, np.r_[launched, -1][place])
         return (
             np.r_[part.step_begins[:, 0], streams, self.earlies + np.arange(len(part.early))],
