@@ -23,6 +23,7 @@ from clusterprof.align.clock.model import Clock
 from clusterprof.align.clock.readings import RankReadings, stepped
 from clusterprof.align.columns import Bools, Ints, Objects, integers, rows_by, texts
 from clusterprof.align.match import MATCHED
+from clusterprof.align.match.calls import steps_of
 from clusterprof.align.match.flight_calls import FlightCalls
 from clusterprof.ingest.flight.all_dumps import Flight
 from clusterprof.results import UNBOUNDED_NS
@@ -244,13 +245,8 @@ def _steps(enqueue: Ints, rank: Ints, steps: Mapping[int, pa.Table]) -> pa.Array
     """Return the step in which each row was called; null outside of its rank's step log."""
     found = np.full(rank.size, -1, np.int64)
     for each, mine in rows_by(rank).items():
-        log = steps.get(each)
-        if log is None or not log.num_rows:
-            continue
-        begin, end = integers(log, "begin_ns"), integers(log, "end_ns")
-        place = np.searchsorted(begin, enqueue[mine], "right") - 1
-        inside = (place >= 0) & (enqueue[mine] < end[place])
-        found[mine[inside]] = integers(log, "step")[place[inside]]
+        if each in steps:
+            found[mine] = steps_of(steps[each], enqueue[mine])
     return pa.array(found, mask=found < 0)
 
 

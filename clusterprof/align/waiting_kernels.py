@@ -116,7 +116,7 @@ def _kernels(tables: RankTables, clock: Clock, wanted: Sequence[str]) -> _Kernel
     launch, *times = (
         integers(tables.activity, each)[rows] for each in ("launch_start_ns", "start_ns", "end_ns")
     )
-    step = steps_of(tables, launch)
+    step = steps_of(tables.steps, launch)
     start, end = (clock.align(tables.rank, each) for each in times)
     order = np.lexsort((start, step, code))
     return _Kernels(code, step, start, end).some(order[step[order] != UNKNOWN])

@@ -106,7 +106,7 @@ def _pace(tables: RankTables) -> tuple[int, float, float] | None:
         return None
     _, end = _ends(tables)
     number = tables.steps["step"].to_numpy()
-    in_step = steps_of(tables, integers(tables.collective_calls, "issue_start_ns")) != UNKNOWN
+    in_step = steps_of(tables.steps, integers(tables.collective_calls, "issue_start_ns")) != UNKNOWN
     apart = np.diff(number)
     if len(end) <= _FEW or len(apart) < _FEW or apart.min() < 1 or (apart % apart[0]).any():
         return None
@@ -124,7 +124,7 @@ def _in_steps(ranks: Sequence[RankTables], bare: Collection[int]) -> pa.Table:
     step = np.full(len(issue), UNKNOWN, dtype=np.int64)
     for r in ranks:
         if r.rank in rows:
-            step[rows[r.rank]] = steps_of(r, issue[rows[r.rank]])
+            step[rows[r.rank]] = steps_of(r.steps, issue[rows[r.rank]])
     calls = matched.select(["rank", "collective", "confidence"]).append_column(
         "step", pa.array(step)
     )
@@ -278,7 +278,7 @@ def _ends(tables: RankTables) -> tuple[Ints, Ints]:
     """
     calls = tables.collective_calls
     end = integers(calls, "end_ns")
-    of = steps_of(tables, integers(calls, "issue_start_ns"))
+    of = steps_of(tables.steps, integers(calls, "issue_start_ns"))
     timed = (end > 0) & (of != UNKNOWN)
     if not timed.any():
         return tables.steps["step"].to_numpy(), tables.steps["end_ns"].to_numpy()
