@@ -98,6 +98,22 @@ def timed(table: pa.Table) -> Bools:
     return np.asarray(pc.and_(start.is_valid(), end.is_valid()).to_numpy(), dtype=np.bool_)
 
 
+def issue_times(issue: Ints, start: Ints, stream: Ints) -> Ints:
+    """Return when each call or activity was issued (ns), where that is unknown (0) by its stream.
+
+    A stream runs in the order of issue: it was issued by its start, and before the next one on its
+    stream.
+    """
+    known = issue > 0
+    times = np.where(known, issue, start)
+    for number in np.unique(stream[~known]):
+        rows = np.flatnonzero(stream == number)
+        rows = rows[np.argsort(start[rows], kind="stable")]
+        earliest = np.minimum.accumulate(times[rows][::-1])[::-1]
+        times[rows] = np.where(known[rows], times[rows], earliest)
+    return times
+
+
 def rows_by(values: Ints) -> dict[int, Ints]:
     """Return the rows of each value, both in ascending order."""
     found, place = places(values)

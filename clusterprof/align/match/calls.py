@@ -8,8 +8,18 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from clusterprof.align.columns import Bools, Ints, Objects, integers, texts, timed
+from clusterprof.align.columns import (
+    Bools,
+    Ints,
+    Objects,
+    integers,
+    issue_times,
+    places,
+    texts,
+    timed,
+)
 from clusterprof.ingest.operations import SYNCHRONISING
 from clusterprof.tables import RankTables
 
@@ -123,11 +133,11 @@ class Part:
         return [part for _, part in sorted(self.by("stream").items())]
 
 
-def steps_of(tables: RankTables, times: Ints) -> Ints:
-    """Return the step in whose host range each of `times` (ns, the rank's clock) lies, or -1."""
-    if not tables.steps.num_rows or not len(times):
+def steps_of(steps: pa.Table, times: Ints) -> Ints:
+    """Return the step (of `STEPS`) in which each of `times` (ns, the rank's clock) lies, or -1."""
+    if not steps.num_rows:
         return np.full(len(times), UNKNOWN, dtype=np.int64)
-    begin, end, number = (integers(tables.steps, n) for n in ("begin_ns", "end_ns", "step"))
+    begin, end, number = (integers(steps, n) for n in ("begin_ns", "end_ns", "step"))
     at = np.searchsorted(begin, times, side="right") - 1
     inside = (at >= 0) & (times <= end[np.maximum(at, 0)])
     return np.where(inside, number[np.maximum(at, 0)], UNKNOWN)
@@ -142,36 +152,20 @@ def is_counted(tables: RankTables) -> bool:
     return bool(tables.steps.num_rows) and tables.steps["source"][0].as_py() == "optimizer"
 
 
-def _issued(issue: Ints, start: Ints, stream: Ints, steps: Ints) -> Ints:
-    """Return when each call was issued (ns); where that is unknown (0), by its stream.
-
-    A stream runs in the order of issue: a call was issued before the next one on its stream, and
-    one with none before it that is known, before the window and its steps. Where the report knows
-    of none (gloo) the start is all there is.
-    """
-    known = issue > 0
-    out = np.where(known, issue, start)
-    if not known.any() or known.all():
-        return out
-    before = int(min([issue[known].min(), *steps[:1]])) - 1
-    for one in np.unique(stream[~known]):
-        rows = np.flatnonzero(stream == one)
-        rows = rows[np.argsort(start[rows], kind="stable")]
-        later = np.minimum.accumulate(out[rows][::-1])[::-1]
-        head = np.cumsum(known[rows]) == 0
-        out[rows] = np.where(
-            known[rows], out[rows], np.where(head, np.minimum(later, before), later)
-        )
-    return out
-
-
 def read(tables: RankTables) -> Calls:
     """Return the collective calls of one rank, sorted by issue (by start where not issued)."""
     table = tables.collective_calls
     start, stream = integers(table, "start_ns"), integers(table, "stream")
-    issue = _issued(
-        integers(table, "issue_start_ns"), start, stream, integers(tables.steps, "begin_ns")
-    )
+    stated = integers(table, "issue_start_ns")
+    issue, known = issue_times(stated, start, stream), stated > 0
+    if known.any():
+        # what nothing known comes before on its stream was issued before the window and its steps
+        _, of = places(stream)
+        first = np.full(of.max() + 1, np.iinfo(np.int64).max)
+        np.minimum.at(first, of[known], start[known])
+        before = min(stated[known].min(), *integers(tables.steps, "begin_ns")[:1]) - 1
+        head = ~known & (start < first[of])
+        issue[head] = np.minimum(issue[head], before)
     communicator, lists = texts(table, "communicator"), table["members"]
     members = np.full(len(issue), None, dtype=object)
     for k, listed in enumerate(lists.to_pylist() if lists.null_count < len(lists) else ()):
@@ -180,7 +174,7 @@ def read(tables: RankTables) -> Calls:
         if not (communicator[k] is None or listed is None or "[" in communicator[k]):
             communicator[k] += str(sorted(listed))
     count = integers(table, "communicator_size", UNKNOWN)
-    operation, step = texts(table, "operation"), steps_of(tables, issue)
+    operation, step = texts(table, "operation"), steps_of(tables.steps, issue)
     columns: dict[str, Any] = {
         **{n: integers(table, n, UNKNOWN) for n in ("call", "root", "peer", "group")},
         **{n: texts(table, n) for n in ("source", "reason")},

@@ -9,11 +9,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from clusterprof import threads
-from clusterprof.align.columns import Ints, called, coded
+from clusterprof.align.columns import Ints, called, coded, integers, issue_times
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.intervals import Axis, Intervals, union
 from clusterprof.mapped import release, trim
@@ -149,23 +147,9 @@ def wall_times(tables: RankTables) -> tuple[Ints, ...]:
     What a report has no launch of was launched by its start, and before what follows it on its
     stream: so that work queued before the window's begin is not taken for a step's own.
     """
-    names = ("start_ns", "end_ns", "launch_start_ns", "launch_end_ns")
-    start, stop, *launches = (tables.activity[name] for name in names)
-    return start.to_numpy(), stop.to_numpy(), *(_launched(tables, start, each) for each in launches)
-
-
-def _launched(tables: RankTables, start: pa.ChunkedArray, launch: pa.ChunkedArray) -> Ints:
-    """Launches, the unknown ones as late as can be: a stream runs in the order of its launches."""
-    if not launch.null_count:
-        return np.asarray(launch.to_numpy())
-    known = np.asarray(pc.is_valid(launch).to_numpy())
-    stream = tables.activity["stream"].to_numpy()
-    out = pc.coalesce(launch, start).to_numpy().copy()
-    for one in np.unique(stream[~known]):
-        rows = np.flatnonzero(stream == one)[::-1]
-        earliest = np.minimum.accumulate(np.where(known[rows], out[rows], np.iinfo(np.int64).max))
-        out[rows] = np.where(known[rows], out[rows], np.minimum(out[rows], earliest))
-    return np.asarray(out)
+    names = ("start_ns", "end_ns", "launch_start_ns", "launch_end_ns", "stream")
+    start, stop, *launches, stream = (integers(tables.activity, name) for name in names)
+    return start, stop, *(issue_times(launch, start, stream) for launch in launches)
 
 
 def _cut(tables: RankTables) -> tuple[Ints, Ints, bool]:
