@@ -16,7 +16,16 @@ import pyarrow.compute as pc
 
 from clusterprof.errors import ReportError
 from clusterprof.ingest.rank_steps import from_ends, from_ranges
-from clusterprof.ingest.recording import Calls, Ints, Recording, encoded, fill, joined, nullable
+from clusterprof.ingest.recording import (
+    BEGINS,
+    Calls,
+    Ints,
+    Recording,
+    encoded,
+    fill,
+    joined,
+    nullable,
+)
 from clusterprof.tables import HIGHEST_RANK, KINDS, SCHEMAS, RankTables, ReportInfo
 from clusterprof.words import counted
 
@@ -24,11 +33,6 @@ from clusterprof.words import counted
 _FARTHEST_NS = 1 << 62
 #: ns, 104 days: a double holds every nanosecond of it; captures last seconds
 _LONGEST_NS = 1 << 53
-#: of each table, when its rows begin; all of them end at `end_ns`
-_BEGINS = {
-    "activity": "start_ns", "collective_calls": "start_ns", "steps": "begin_ns",
-    "host_calls": "start_ns",
-}  # fmt: skip
 #: bytes, a petabyte: of more than any memory, and a million of them fit into 64 bits
 _LARGEST = 1 << 50
 #: step numbers and message counts are used as list places and in products
@@ -230,7 +234,7 @@ def _plausible(tables: RankTables) -> RankTables:
                 f"{count} sizes of more than a petabyte, or less than none, were left out"
             )
     warnings = []
-    for name, column in _BEGINS.items():
+    for name, column in BEGINS.items():
         table = getattr(tables, name)
         odd = pc.less(table["end_ns"], table[column])
         if count := pc.sum(odd).as_py():

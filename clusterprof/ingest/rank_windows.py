@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from clusterprof import words
-from clusterprof.ingest.recording import ints
+from clusterprof.ingest.recording import BEGINS, ints
 from clusterprof.tables import RankTables
 
 
@@ -111,19 +111,14 @@ def _windows(tables: RankTables) -> list[RankTables]:
     return [_between(tables, *ends) for ends in pairwise([None, *cuts, None])] if cuts else [tables]
 
 
-#: by which time each table's rows are of a window, the first one that a row has
-_BY = {
-    "activity": ("start_ns",), "collective_calls": ("issue_start_ns", "start_ns"),
-    "steps": ("begin_ns",), "host_calls": ("start_ns",),
-}  # fmt: skip
-
-
 def _between(tables: RankTables, begin: int | None, end: int | None) -> RankTables:
     """Return what began in a part of a report's time (ns; None: as far as it reaches)."""
     first, last = begin or tables.info.begin_ns, end or tables.info.end_ns
-    for name, columns in _BY.items():
+    for name, column in BEGINS.items():
         table = getattr(tables, name)
-        began = pc.coalesce(*(table[column] for column in columns))
+        began = table[column]
+        if name == "collective_calls":
+            began = pc.coalesce(table["issue_start_ns"], began)
         inside = pc.and_(pc.greater_equal(began, first), pc.less_equal(began, last))
         tables = tables.changed(name, table.filter(inside))
     events = [each for each in (tables.activity, tables.host_calls) if each.num_rows]

@@ -23,6 +23,12 @@ from clusterprof.tables import SCHEMAS, ReportInfo
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
+#: of each table, when its rows begin; all of them end at `end_ns`
+BEGINS = {
+    "activity": "start_ns", "collective_calls": "start_ns", "steps": "begin_ns",
+    "host_calls": "start_ns",
+}  # fmt: skip
+
 #: what a column may be given as: an array, a constant, or null throughout
 Column: TypeAlias = "pa.Array | pa.ChunkedArray | npt.NDArray[Any] | Sequence[object] | str | None"
 

@@ -21,6 +21,7 @@ from clusterprof import folders
 from clusterprof.agent.contracts import documents, files, paths
 from clusterprof.errors import ReportError
 from clusterprof.ingest.opening import unreadable
+from clusterprof.ingest.recording import BEGINS
 from clusterprof.mapped import moved
 from clusterprof.tables import SCHEMA_VERSION, SCHEMAS, RankTables, ReportInfo, read_table
 from clusterprof.version import __version__
@@ -33,10 +34,7 @@ _SMALL = 1 << 15
 _LARGE = 1 << 18
 
 #: of each table, the column by which its rows are sorted
-_SORTED_BY = {
-    "activity": "start_ns", "collective_calls": "call", "steps": "begin_ns",
-    "host_calls": "start_ns",
-}  # fmt: skip
+_SORTED_BY = BEGINS | {"collective_calls": "call"}
 
 
 def _texts_by_text(value: object) -> bool:

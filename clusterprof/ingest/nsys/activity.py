@@ -39,24 +39,16 @@ class NcclKernels:
     name: Ints
     names: list[str]
 
-    @property
-    def each_name(self) -> list[str]:
-        """The name of each kernel."""
-        return [self.names[code] for code in self.name.tolist()]
-
 
 @dataclass(frozen=True)
 class Activity:
-    """The work of one process: kernels, graphs, copies and memsets, and what follows from it."""
+    """The work of one process, and what follows from it."""
 
-    #: ACTIVITY
+    #: ACTIVITY: kernels, whole CUDA graphs whose kernels were not traced, copies, memsets
     work: list[pa.Table]
     nccl: NcclKernels
     #: where the optimizer's kernels show that steps end
     step_ends: Ints
-    kernels: int
-    #: whole CUDA graphs, whose kernels were not traced
-    graphs: int
 
 
 def kernels_by_process(export: Export) -> list[dict[str, int]]:
@@ -99,7 +91,6 @@ def read(export: Export, process: int | None, cuda: Calls) -> Activity:
     full, full_names = export.names(full)
     is_nccl = exchanging_names(full_names, full)
     kinds = encoded(is_nccl.astype(np.int32), ["compute", "collective"])
-    kernels = _work(raw, launched, kind=kinds, name=encoded(codes, names))
     ours = np.flatnonzero(~is_nccl & launched.known)
     update = with_names(updates(full_names), full)[ours]
     nccl = np.flatnonzero(is_nccl)
@@ -110,15 +101,13 @@ def read(export: Export, process: int | None, cuda: Calls) -> Activity:
     )
     return Activity(
         work=[
-            kernels,
+            _work(raw, launched, kind=kinds, name=encoded(codes, names)),
             _work(graphs, cuda, kind="compute", name=GRAPH),
             _copies(copies, cuda),
             _work(memsets, cuda, kind="memset", name="memset"),
         ],
         nccl=NcclKernels(begin, end, stream, launched.at(nccl), full[nccl], full_names),
         step_ends=ends_of_updates(launched.start[ours], launched.end[ours], update),
-        kernels=kernels.num_rows,
-        graphs=graphs["start"].size,
     )
 
 

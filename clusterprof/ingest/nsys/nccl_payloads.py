@@ -133,10 +133,10 @@ def read(export: Export, rows: Ints, *, advanced: bool = False) -> Payloads:
     if not rows.size:
         return nothing()
     limits = f"n.rowid BETWEEN {rows.min()} AND {rows.max()}"
-    if advanced and export.has(schema.NVTX, "jsonText"):
-        found = _from_json(export, limits)
-        if found.row.size:
-            return found
+    has_text = export.has(schema.NVTX, "jsonText")
+    of_text = _from_json(export, limits) if has_text else nothing()
+    if advanced and of_text.row.size:
+        return of_text
     if export.has(schema.NVTX, "binaryData"):
         table = export.arrow(
             f"SELECT n.rowid AS row, CAST(n.binaryData AS BLOB) AS payload FROM {{0}} n"
@@ -146,9 +146,7 @@ def read(export: Export, rows: Ints, *, advanced: bool = False) -> Payloads:
         if table.num_rows:
             rows = table.column("row").to_numpy()
             return decoded(_bodies(rows, table.column("payload")), _layouts(export))
-    if export.has(schema.NVTX, "jsonText"):
-        return _from_json(export, limits)
-    return nothing()
+    return of_text
 
 
 def _layouts(export: Export) -> dict[int, Layout]:

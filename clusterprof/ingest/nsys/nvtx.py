@@ -36,10 +36,6 @@ class Ranges:
         columns = ("start", "end", "process", "thread", "domain", "row", "name")
         return replace(self, **{each: getattr(self, each)[chosen] for each in columns})
 
-    def of_process(self, process: int) -> Ranges:
-        """Return the ranges of one process."""
-        return self.where(self.process == process)
-
     def in_domains(self, *wanted: str) -> Bools:
         """Return for each range whether its domain has one of the names."""
         found = np.zeros(self.start.size, bool)

@@ -105,16 +105,16 @@ def _read_process(
     alone: bool,
 ) -> tuple[Recording, Communicators]:
     if process is not None:
-        ranges = ranges.of_process(process)
+        ranges = ranges.where(ranges.process == process)
     cuda, of_the_system = _calls(export, process)
     work = activity.read(export, process, cuda)
-    warnings = list(_odd_work(export, work, alone))
+    odd = list(_odd_work(export, work, alone))
     collectives, communicators, on_device = nccl_ranges.read(export, ranges, work.nccl, elsewhere)
     others = [each for each in processes if each != process]
     info = replace(
         info.warned(
-            *warnings,
-            *without_nccl(work.nccl.each_name),
+            *odd,
+            *without_nccl([work.nccl.names[code] for code in work.nccl.name.tolist()]),
             *_diagnostics(export, process, others),
         ),
         rank=communicators.world_rank(None) if info.rank is None else info.rank,
@@ -163,7 +163,8 @@ def _odd_work(export: Export, work: Activity, alone: bool) -> Iterator[str]:
 
     Raises ReportError for several GPUs of a report that is not known to be of one rank (`alone`).
     """
-    gpus = ranks_of_report.driven(work.work[0])
+    kernels, graphs, *_ = work.work
+    gpus = ranks_of_report.driven(kernels)
     if len(gpus) > 1:
         what = f"one process drives {len(gpus)} GPUs ({words.numbers(gpus)})"
         if not alone:
@@ -173,12 +174,13 @@ def _odd_work(export: Export, work: Activity, alone: bool) -> Iterator[str]:
                 " traces each GPU is read as a rank",
             )
         yield f"{what}: they are read as one, whose work is that of all of them"
-    if work.graphs:
+    if graphs.num_rows:
         yield (
-            f"{work.graphs} CUDA graphs were traced as a whole: the kernels and NCCL inside them"
-            f" are hidden, and nothing is attributed to them (record with --nsys-arg={NODES})"
+            f"{graphs.num_rows} CUDA graphs were traced as a whole: the kernels and NCCL inside"
+            " them are hidden, and nothing is attributed to them"
+            f" (record with --nsys-arg={NODES})"
         )
-    elif not work.kernels and schema.RUNTIME.name in export.tables:
+    elif not kernels.num_rows and schema.RUNTIME.name in export.tables:
         yield "the report holds CUDA calls but no kernels: nothing ran on the GPU in it"
 
 
