@@ -59,9 +59,7 @@ _OF_RANK = re.compile(r"\[([^\]]*\d[^\]]*)\] ")
 #: how others do in the metadata of a process
 _RANK = re.compile(r"(?i)\brank\W*(\d+)")
 #: what an event raises that is none
-_NO_TRACE = (
-    AttributeError, OverflowError, RecursionError, TypeError, ValueError, msgspec.ValidationError,
-)  # fmt: skip
+_NO_TRACE = (AttributeError, OverflowError, RecursionError, TypeError, msgspec.ValidationError)
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+(?=>)")
 
 
@@ -224,10 +222,6 @@ def read(path: Path) -> Trace:
             _check_times(each)
     except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
         raise _damaged(path, f"not a whole {path.suffix[1:]} file: {error}") from error
-    except NotAList as error:
-        keys = f", but: {', '.join(error.keys[:6])}" if error.keys else ""
-        no_trace = _damaged(path, f"not a Kineto trace: {error}{keys}")
-        raise other_tools.by_keys(path, error.keys) or no_trace from error
     except _NO_TRACE as error:
         raise _damaged(path, f"not a Kineto trace: {type(error).__name__} {error}") from error
     except msgspec.DecodeError as error:
@@ -236,6 +230,12 @@ def read(path: Path) -> Trace:
         raise named or _damaged(path, f"not whole JSON: {error}") from error
     except OSError as error:
         raise unreadable(path, error) from error
+    except NotAList as error:
+        keys = f", but: {', '.join(error.keys[:6])}" if error.keys else ""
+        no_trace = _damaged(path, f"not a Kineto trace: {error}{keys}")
+        raise other_tools.by_keys(path, error.keys) or no_trace from error
+    except ValueError as error:
+        raise _damaged(path, f"not a Kineto trace: {type(error).__name__} {error}") from error
     trace.names = list(codes)
     return trace
 
