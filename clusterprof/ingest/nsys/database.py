@@ -10,7 +10,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -62,31 +62,26 @@ class Export:
         self.origin = origin or path
         self._files = numbers or {}
         _check_file(path, self.origin)
-        uri = f"file:{quote(os.fsencode(path.resolve()))}?mode=ro&immutable=1"
+        self._uri = f"file:{quote(os.fsencode(path.resolve()))}?mode=ro&immutable=1"
         self._most = most(path.stat().st_size)
-        self._small = sqlite3.connect(uri, uri=True)
-        if set_limit := getattr(self._small, "setlimit", None):  # Python 3.11
-            set_limit(_LIMIT_LENGTH, min(self._most, _LONGEST))
-        # Names of other processes need not be UTF-8, and must not stop the reading.
-        self._small.text_factory = lambda raw: raw.decode("utf-8", "replace")
-        until = time.monotonic() + _PATIENCE_S
-        self._small.set_progress_handler(lambda: time.monotonic() > until, _BETWEEN_LOOKS)
-        self._open = ExitStack()
-        self._open.callback(self._small.close)
-        self._uri = uri
         self._large: Any = None
-        try:
-            self._small.execute("PRAGMA trusted_schema = OFF")
-            with files.opened(path, links=True) as file:
-                _check_pages(file.fileno(), self._roots())
-            self.tables = self._find_tables()
-            self._check_tables()
-        except (sqlite3.Error, OSError, ValueError) as error:
-            self.close()
-            raise self._damaged(str(error)) from error
-        except ReportError:
-            self.close()
-            raise
+        with ExitStack() as stack:
+            self._small = stack.enter_context(closing(sqlite3.connect(self._uri, uri=True)))
+            if set_limit := getattr(self._small, "setlimit", None):  # Python 3.11
+                set_limit(_LIMIT_LENGTH, min(self._most, _LONGEST))
+            # Names of other processes need not be UTF-8, and must not stop the reading.
+            self._small.text_factory = lambda raw: raw.decode("utf-8", "replace")
+            until = time.monotonic() + _PATIENCE_S
+            self._small.set_progress_handler(lambda: time.monotonic() > until, _BETWEEN_LOOKS)
+            try:
+                self._small.execute("PRAGMA trusted_schema = OFF")
+                with files.opened(path, links=True) as file:
+                    _check_pages(file.fileno(), self._roots())
+                self.tables = self._find_tables()
+                self._check_tables()
+            except (sqlite3.Error, OSError, ValueError) as error:
+                raise self._damaged(str(error)) from error
+            self._open = stack.pop_all()
 
     def close(self) -> None:
         """Close all connections."""
@@ -183,18 +178,15 @@ class Export:
                 statement.set_sql_query(sql.format(*names))
                 stream, _ = statement.execute_query()
                 reader = pa.RecordBatchReader._import_from_c(stream.address)
-                return pa.Table.from_batches(self._bounded(reader), reader.schema)
+                batches, left = [], self._most
+                for batch in reader:
+                    left -= batch.nbytes
+                    if left < 0:
+                        raise self._damaged(_TOO_MUCH)
+                    batches.append(batch)
+                return pa.Table.from_batches(batches, reader.schema)
         except (adbc_driver_manager.Error, pa.ArrowInvalid, OSError) as error:
             raise self._damaged(str(error).partition("\n")[0]) from error
-
-    def _bounded(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yield what a query gives, as long as it is no more than a database of this size holds."""
-        left = self._most
-        for batch in batches:
-            left -= batch.nbytes
-            if left < 0:
-                raise self._damaged(_TOO_MUCH)
-            yield batch
 
     def numbers(
         self, table: Table, process: int | None = None, columns: Sequence[str] = ()
