@@ -8,7 +8,7 @@ And its process groups, by which those of gloo's operations are named as well.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, TypeVar
@@ -135,8 +135,8 @@ def read(
     stated = [_stated(*each, groups) for each in zip(given, operators, strict=True)]
     names = [trace.names[code] for code in spans.column("name")[order].tolist()]
     streams = spans.column("stream")[order].tolist()
-    members = _of_stream([each["group"] for each in stated], streams)
-    stated_sizes = _of_stream([each["size"] for each in stated], streams)
+    members = _agreed([each["group"] for each in stated], streams)
+    stated_sizes = _agreed([each["size"] for each in stated], streams)
     sizes = [
         len(group.ranks) if group and group.ranks else size
         for group, size in zip(members, stated_sizes, strict=True)
@@ -217,41 +217,35 @@ def _around(spans: Spans, rows: Ints, launched: Launched) -> Ints:
     return np.append(rows, -1)[span_around(start, end, thread, launched.thread, launched.start)]
 
 
-_T = TypeVar("_T")
-_K = TypeVar("_K")
-
-
-def _of_stream(stated: list[_T | None], stream: Sequence[int]) -> list[_T | None]:
-    """Return `stated`, with what is missing filled in where all others of the stream agree."""
-    of = _by(stream, stated)
-    only = {number: next(iter(values)) for number, values in of.items() if len(values) == 1}
-    return [only.get(number) if e is None else e for e, number in zip(stated, stream, strict=True)]
-
-
 def _operations(
-    stated: Sequence[str | None], names: Sequence[str], stream: Sequence[int]
+    stated: Sequence[str | None], names: Sequence[str], streams: Sequence[int]
 ) -> list[str]:
     """Return the operations: as stated, else as all kernels of that name and stream, else by name.
 
     NCCL before 2.19 has builds that do everything in a kernel named SendRecv: a name counts where
     no other kernel of the same name states another operation.
     """
-    keys = list(zip(names, stream, strict=True))
-    by_stream, by_name = _by(keys, stated), _by(names, stated)
-    out = []
-    for each, key in zip(stated, keys, strict=True):
-        known = by_stream.get(key) or by_name.get(key[0]) or {exchange_of(key[0]) or "Unknown"}
-        out.append(each or (min(known) if len(known) == 1 else "Unknown"))
-    return out
+    agreed = _agreed(_agreed(stated, [*zip(names, streams, strict=True)]), names)
+    unlike = {name for name, operation in zip(names, stated, strict=True) if operation}
+    return [
+        operation or (name not in unlike and exchange_of(name)) or "Unknown"
+        for name, operation in zip(names, agreed, strict=True)
+    ]
 
 
-def _by(keys: Iterable[_K], values: Iterable[_T | None]) -> dict[_K, set[_T]]:
-    """Return what is stated of each key."""
-    of: dict[_K, set[_T]] = {}
-    for key, value in zip(keys, values, strict=True):
+_T = TypeVar("_T")
+
+
+def _agreed(stated: Sequence[_T | None], keys: Sequence[Hashable]) -> list[_T | None]:
+    """Return what is stated, with what is missing filled in where all others of its key agree."""
+    values: dict[Hashable, set[_T]] = {}
+    for key, value in zip(keys, stated, strict=True):
         if value is not None:
-            of.setdefault(key, set()).add(value)
-    return of
+            values.setdefault(key, set()).add(value)
+    only = {key: next(iter(some)) for key, some in values.items() if len(some) == 1}
+    return [
+        only.get(key) if value is None else value for key, value in zip(keys, stated, strict=True)
+    ]
 
 
 #: how c10d names its operators for sends and receives: `nccl:send 0->1`, `nccl:recv 1<-0`
