@@ -210,15 +210,13 @@ def _end_with_who_asked() -> None:
 def _answer(function: Callable[[_Of], list[Any]], thing: _Of, folder: str) -> list[Any]:
     """What was read, put down. Raises MemoryError, also where a reader has hidden it."""
     parts = function(thing)
-    for cause in (getattr(part, "__cause__", None) for part in parts):
-        # a library that is loaded then has an error of its own
-        not_loaded = isinstance(cause, ImportError) and any(
-            why in str(cause) for why in _NOT_MAPPED
-        )
-        if (
-            not_loaded
-            or isinstance(cause, MemoryError)
-            or getattr(cause, "errno", 0) == errno.ENOMEM
-        ):
-            raise MemoryError
+    if any(_wants_memory(getattr(each, "__cause__", None)) for each in parts):
+        raise MemoryError
     return put_down(parts, folder)
+
+
+def _wants_memory(cause: object) -> bool:
+    """Whether an error is for want of memory: a library that is loaded then has one of its own."""
+    if isinstance(cause, ImportError):
+        return any(each in str(cause) for each in _NOT_MAPPED)
+    return isinstance(cause, MemoryError) or getattr(cause, "errno", None) == errno.ENOMEM
