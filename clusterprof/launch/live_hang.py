@@ -44,11 +44,6 @@ class LiveHang:
     ranks: tuple[HangingRank, ...]
     results: HangResults | None
 
-    @property
-    def one_waits(self) -> bool:
-        """Whether a rank waits for another, as far as is known: else the step may only be long."""
-        return self.results is None or bool(self.results["waiting"])
-
     def lines(self) -> Iterator[str]:
         """The hang as text: since when, what is waited for, and where each rank is."""
         from clusterprof.report import hang_text
@@ -114,7 +109,8 @@ def watch(run: Window, clock: Clock = REAL) -> None:
         # that has not would be taken for one without a dump.
         if hanging == before and not hanging <= reported:
             reported = hanging
-            hang = look(latest)
-            for line in hang.lines() if hang is not None and hang.one_waits else ():
-                say(line)
+            # Where no rank is known to wait for another the step may only be long.
+            if (hang := look(latest)) and (hang.results is None or hang.results["waiting"]):
+                for line in hang.lines():
+                    say(line)
         before, reported = hanging, reported & hanging

@@ -36,9 +36,7 @@ def decided(when: str, keep_reports: str, profiler: str) -> Reduction | None:
 
     With `auto` each rank decides, in each window: it knows how many ranks there are.
     """
-    if profiler == "none":
-        return None
-    if keep_reports != "gather" and when == "none":
+    if keep_reports != "gather" and when == "none" and profiler != "none":
         raise UsageError(
             f"--keep-reports {keep_reports} needs the reports' tables, which --reduce none leaves "
             "to the merge",
@@ -50,7 +48,7 @@ def decided(when: str, keep_reports: str, profiler: str) -> Reduction | None:
             "directory",
             "use --keep-reports gather or none",
         )
-    if when == "none":
+    if "none" in (when, profiler):
         return None
     beyond = MANY_RANKS if when == "auto" and keep_reports == "gather" else 0
     return Reduction("node" if when == "auto" else when, keep_reports, command(), beyond)
