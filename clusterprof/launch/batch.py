@@ -35,10 +35,8 @@ TORCHRUN = "torchrun-per-node"
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 #: a wheel holds `slurm/` of the source tree inside the package
-_TEMPLATES = next(
-    (folder for folder in (_PACKAGE / "slurm", _PACKAGE.parent / "slurm") if folder.is_dir()),
-    _PACKAGE,
-)
+_IN_WHEEL = _PACKAGE / "slurm"
+_TEMPLATES = _IN_WHEEL if _IN_WHEEL.is_dir() else _PACKAGE.parent / "slurm"
 
 #: options that the batch job's own `clusterprof srun` does not get: the script has its own way
 _NOT_FOR_THE_JOB = {
