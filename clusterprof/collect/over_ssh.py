@@ -1,7 +1,6 @@
-"""A job over SSH: check every host first, run it on all, fetch each rank's files.
+"""The hosts of a job over SSH, and fetching each rank's files from them.
 
-Each host's outcome is its own: the reports of a lost host are missing with a reason, the others
-go on.
+Each host's outcome is its own: the reports of a lost host are missing with a reason.
 """
 
 from __future__ import annotations
@@ -9,11 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import io
-import json
 import re
-import secrets
-import zipfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,29 +17,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from clusterprof.agent.contracts import files, paths, states
-from clusterprof.agent.contracts.plan import Plan
 from clusterprof.agent.contracts.states import State
-from clusterprof.agent.contracts.timing import REAL, Clock
 from clusterprof.agent.remote import host as far_side
 from clusterprof.collect import answers
 from clusterprof.collect.answers import Description, Listing, Offered
 from clusterprof.collect.connection import Answer, RemoteCommand, SshHost
 from clusterprof.errors import HostError, RunDirectoryError
-from clusterprof.launchers.support.job import Host, OverSsh
+from clusterprof.launchers.support.job import Host
 from clusterprof.run_directory import Manifest, Window
 from clusterprof.words import ranks as named_ranks
 
-_AGENT = Path(far_side.__file__).resolve().parents[1]
-
 #: A rank may be finishing its report a little after its launcher has ended.
 PATIENCE_S = 3.0
-#: So long after it is asked to kill its job a host has done so.
-KILLED_S = 15.0
-
 #: Our folder on a host: no other is listed or removed.
 _FOLDER = re.compile(r"/.*/clusterprof-[0-9a-f]{16}")
-
-_TO_STOP = ("TERM", "INT", "HUP")
 
 
 @dataclass
@@ -92,149 +78,6 @@ class RemoteHost:
         # Isolated and without site packages: it starts whatever is installed there.
         command = [self.python, "-I", "-S", "-", verb, *words]
         return self.ssh.ask(command, program, within_s=within_s)
-
-
-# -- before anything is started ------------------------------------------------------------------
-
-
-def look_at(there: OverSsh, nsys: str | None) -> tuple[list[RemoteHost], dict[Host, str]]:
-    """Connect to all hosts at once and check whether each can run its part. Changes nothing there.
-
-    Returns those that can, in order, and what is wrong with the others.
-    """
-    with ThreadPoolExecutor(max_workers=min(64, len(there.hosts))) as pool:
-        results = [*pool.map(lambda host: _look(host, there, nsys), there.hosts)]
-    good = [remote for remote, wrong in results if not wrong]
-    return good, {remote.host: wrong for remote, wrong in results if wrong}
-
-
-def _look(host: Host, there: OverSsh, nsys: str | None) -> tuple[RemoteHost, str]:
-    """A host that has described itself, and what it lacks for its part, or ""."""
-    ssh = SshHost(host, there.ssh_config, there.timeout_s)
-    remote, wrong = RemoteHost(host, ssh, there.python, Description(host.name)), ""
-    request = json.dumps({
-        "folder": there.folder, "program": there.script, "nsys": nsys, "port": there.port,
-    })  # fmt: skip
-    try:
-        answer = remote.ask("look", request, within_s=there.timeout_s)
-        description = answers.description(answer.stdout, there.port) if answer.status == 0 else None
-        if description is None:
-            printed = answers.last_printed(answer.stderr) or "nothing"
-            wrong = f"{there.python} does not run there (it printed: {printed}): --python PATH"
-        elif not description.folder:
-            wrong = f"it has no folder {there.folder}: --chdir DIR"
-        elif not description.program:
-            wrong = f"it has no {there.script} in {there.folder}"
-        else:
-            remote.description = description
-    except HostError as error:
-        wrong = error.what
-    if wrong:
-        remote.ssh.close()
-    return remote, wrong
-
-
-# -- running -------------------------------------------------------------------------------------
-
-
-#: makes our folder, for its owner only, of a zip archive on stdin
-_UNPACK = (
-    "import io, os, sys, zipfile; os.umask(0o77); os.mkdir(sys.argv[1]); "
-    "zipfile.ZipFile(io.BytesIO(sys.stdin.buffer.read())).extractall(sys.argv[1])"
-)
-
-
-def deliver(remote: RemoteHost, plan: Plan) -> None:
-    """Make our folder there, for its owner only, with the agent and the plan. Raises HostError."""
-    remote.folder = f"{remote.description.temporary}/clusterprof-{secrets.token_hex(8)}"
-    archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w") as packed:
-        for path in sorted(_AGENT.rglob("*.py")):
-            packed.writestr(f"agent/{path.relative_to(_AGENT)}", path.read_bytes())
-        document = plan._replace(run=remote.folder).to_json()
-        packed.writestr(paths.PLAN, json.dumps(document, indent=1))
-    command = [remote.python, "-I", "-S", "-c", _UNPACK, remote.folder]
-    answer = remote.ssh.ask(command, archive.getvalue(), within_s=120)
-    if not remote.ssh.connected:
-        raise HostError("the connection was lost")
-    if answer.status != 0:
-        why = answers.last_printed(answer.stderr) or f"status {answer.status}"
-        raise HostError(
-            f"{remote.folder} cannot be written ({why}): is no space left there? "
-            "the login's TMPDIR on that host says where it is"
-        )
-
-
-#: Where a host's stdout and stderr go.
-Output = Callable[[str], tuple[Callable[[bytes], object], Callable[[bytes], object]]]
-
-
-class Running:
-    """A job that runs on its hosts."""
-
-    def __init__(self, hosts: Sequence[RemoteHost], clock: Clock = REAL) -> None:
-        self.hosts = hosts
-        self._clock = clock
-        #: signals to forward, by name: a signal handler may only append
-        self.signals: list[str] = []
-        self._stops = 0
-        self._patience = float("inf")
-
-    def run(self, there: OverSsh, output: Output) -> int:
-        """Start every host's command and wait for all; returns the highest status."""
-        for host, argv in zip(self.hosts, there.commands, strict=True):
-            if self.asked_to_end():
-                host.status, host.reason = 143, "clusterprof was asked to end before it began"
-            else:
-                start(host, there, argv, output)
-        while running := [
-            (host, host.command) for host in self.hosts if host.command and host.status is None
-        ]:
-            self.forward_signals([command for _, command in running])
-            for host, command in running:
-                if self._clock.now() > self._patience:
-                    command.close()
-                    host.status, host.reason = 255, "it did not end when asked to"
-                elif command.wait(0.5 / len(self.hosts)):
-                    lost, host.status = command.lost, command.status()
-                    if lost and host.ssh.connected:
-                        host.reason = "our helper there was killed"
-                    elif lost:
-                        host.reason = "the connection was lost while the job ran"
-        return max(host.status or 0 for host in self.hosts)
-
-    def forward_signals(self, commands: Sequence[RemoteCommand]) -> None:
-        """Forward signals to the hosts; the second one that ends the job kills it."""
-        while self.signals:
-            name = self.signals.pop(0)
-            self._stops += name in _TO_STOP
-            if name in _TO_STOP and self._stops > 1:
-                name = "KILL"
-                self._patience = min(self._patience, self._clock.now() + KILLED_S)
-            for command in commands:
-                command.write(f"{name}\n".encode())
-
-    def asked_to_end(self) -> bool:
-        """Whether a signal to end has come that was not forwarded, since no job runs."""
-        return any(name in _TO_STOP for name in self.signals)
-
-
-def start(host: RemoteHost, there: OverSsh, argv: Sequence[str], output: Output) -> None:
-    """Start one host's command. Where that fails, this host is lost and no other."""
-    request = {"argv": [*argv], "folder": there.folder, "environment": {**there.environment}}
-    helper_there = f"{host.folder}/agent/remote/host.py"
-    command = [host.python, "-I", "-S", helper_there, "run", host.folder]
-    try:
-        host.command = host.ssh.start(command, *output(host.name))
-    except HostError as error:
-        host.status, host.reason = 255, error.what
-        return
-    if not host.command.write(json.dumps(request).encode() + b"\n") and not host.command.wait(1):
-        host.command.close()
-        host.status, host.reason = 255, "it does not accept its command"
-
-
-# -- fetching ------------------------------------------------------------------------------------
 
 
 def gather(

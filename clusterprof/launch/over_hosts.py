@@ -7,28 +7,39 @@ After that the hosts' outcomes are independent.
 from __future__ import annotations
 
 import contextlib
+import io
+import json
 import secrets
 import signal
 import sys
 import threading
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, BinaryIO
 
-from clusterprof import words
-from clusterprof.agent.contracts.plan import Meeting
-from clusterprof.collect import over_ssh
-from clusterprof.collect.over_ssh import RemoteHost, Running
+from clusterprof import agent, words
+from clusterprof.agent.contracts import paths
+from clusterprof.agent.contracts.plan import Meeting, Plan
+from clusterprof.agent.contracts.timing import REAL, Clock
+from clusterprof.collect import answers, over_ssh
+from clusterprof.collect.answers import Description
+from clusterprof.collect.connection import RemoteCommand, Sink, SshHost
+from clusterprof.collect.over_ssh import RemoteHost
 from clusterprof.console import command as show_command
 from clusterprof.console import say
 from clusterprof.errors import HostError
 from clusterprof.launch.planning import LaunchPlan
 from clusterprof.launch.run_job import begin, conclude
 from clusterprof.launchers import ssh as launcher
-from clusterprof.launchers.support.job import OverSsh
+from clusterprof.launchers.support.job import Host, OverSsh
 
-_HANDED_ON = ("INT", "TERM", "HUP", "USR1", "USR2")
+#: So long after it is asked to kill its job a host has done so.
+KILLED_S = 15.0
+_TO_STOP = ("INT", "TERM", "HUP")
+_HANDED_ON = (*_TO_STOP, "USR1", "USR2")
 
 
 def run(plan: LaunchPlan) -> int:
@@ -46,19 +57,21 @@ def run(plan: LaunchPlan) -> int:
 def usable_hosts(plan: LaunchPlan, there: OverSsh) -> tuple[list[RemoteHost], OverSsh]:
     """The hosts that can do the job, and the job on them. Raises HostError for too few."""
     nsys = plan.capture.nsys.path if plan.capture.nsys else None
-    hosts, bad = over_ssh.look_at(there, nsys)
+    remotes = look_at(there, nsys)
+    hosts = [remote for remote in remotes if not remote.reason]
+    bad = [remote for remote in remotes if remote.reason]
     if len(hosts) < there.fewest:
         for usable in hosts:
             usable.ssh.close()
         fixed = there.fewest == len(there.hosts)
         raise HostError(
             f"{len(bad)} of {len(there.hosts)} hosts cannot be used, nothing was started",
-            *(f"{host.name}: {why}" for host, why in bad.items()),
+            *(f"{host.name}: {host.reason}" for host in bad),
             "fix that or leave the host out of --hosts"
             + ("; --nnodes MIN:MAX continues with fewer" if fixed else ""),
         )
-    for host, why in bad.items():
-        say(f"{host.name} is left out: {why}")
+    for host in bad:
+        say(f"{host.name} is left out: {host.reason}")
     for usable in hosts:
         if nsys and not usable.description.nsys:
             other_nsys = usable.description.other_nsys
@@ -73,10 +86,43 @@ def usable_hosts(plan: LaunchPlan, there: OverSsh) -> tuple[list[RemoteHost], Ov
     port = hosts[0].description.port
     if there.port is not None and port != there.port:
         say(f"port {there.port} is in use on {hosts[0].name}: rendezvous at port {port}")
-    there = launcher.without(there, list(bad), port)
+    there = launcher.without(there, [host.host for host in bad], port)
     for usable, ranks in zip(hosts, launcher.ranks(there, plan.job.world_size), strict=True):
         usable.ranks = ranks
     return hosts, there
+
+
+def look_at(there: OverSsh, nsys: str | None) -> list[RemoteHost]:
+    """Connect to all hosts at once and check whether each can run its part. Changes nothing there.
+
+    The `reason` of one that cannot says what is wrong; it is not connected any more.
+    """
+    with ThreadPoolExecutor(max_workers=min(64, len(there.hosts))) as pool:
+        return [*pool.map(lambda host: _look(host, there, nsys), there.hosts)]
+
+
+def _look(host: Host, there: OverSsh, nsys: str | None) -> RemoteHost:
+    ssh = SshHost(host, there.ssh_config, there.timeout_s)
+    remote = RemoteHost(host, ssh, there.python, Description(host.name))
+    request = {"folder": there.folder, "program": there.script, "nsys": nsys, "port": there.port}
+    try:
+        answer = remote.ask("look", json.dumps(request), within_s=there.timeout_s)
+        description = answers.description(answer.stdout, there.port) if answer.status == 0 else None
+        if description is None:
+            printed = answers.last_printed(answer.stderr) or "nothing"
+            how = f"(it printed: {printed}): --python PATH"
+            remote.reason = f"{there.python} does not run there {how}"
+        elif not description.folder:
+            remote.reason = f"it has no folder {there.folder}: --chdir DIR"
+        elif not description.program:
+            remote.reason = f"it has no {there.script} in {there.folder}"
+        else:
+            remote.description = description
+    except HostError as error:
+        remote.reason = error.what
+    if remote.reason:
+        ssh.close()
+    return remote
 
 
 def run_on(hosts: list[RemoteHost], there: OverSsh, plan: LaunchPlan) -> int:
@@ -85,7 +131,7 @@ def run_on(hosts: list[RemoteHost], there: OverSsh, plan: LaunchPlan) -> int:
     running = Running(hosts)
     with signals(running):
         try:
-            deliver(hosts, there, plan)
+            deliver_to_all(hosts, there, plan)
             manifest.record(**members(hosts, there))
             for host, command in zip(hosts, there.commands, strict=True):
                 show_command(command, f"{host.name}: ")
@@ -104,23 +150,47 @@ def run_on(hosts: list[RemoteHost], there: OverSsh, plan: LaunchPlan) -> int:
     return conclude(plan, run, manifest, status, patience_s=0)
 
 
-def deliver(hosts: Sequence[RemoteHost], there: OverSsh, plan: LaunchPlan) -> None:
+def deliver_to_all(hosts: Sequence[RemoteHost], there: OverSsh, plan: LaunchPlan) -> None:
     """Copy the agent and the plan to all hosts. Raises HostError for the first that fails.
 
     The plan says how the hosts' probers find each other without a common folder; it is kept on the
     hosts only.
     """
-    names = [launcher.hostname(each.host.address, there.ssh_config) for each in hosts]
+    names = [launcher.hostname(host.host.address, there.ssh_config) for host in hosts]
     for_agent = plan.for_agent._replace(meeting=Meeting(secrets.token_hex(32), tuple(names)))
-
-    def deliver_to(host: RemoteHost) -> None:
-        try:
-            over_ssh.deliver(host, for_agent)
-        except HostError as error:
-            raise HostError(f"{host.name}: {error.what}") from None
-
     with ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
-        list(pool.map(deliver_to, hosts))
+        list(pool.map(lambda host: deliver(host, for_agent), hosts))
+
+
+#: makes our folder, for its owner only, of a zip archive on stdin
+_UNPACK = (
+    "import io, os, sys, zipfile; os.umask(0o77); os.mkdir(sys.argv[1]); "
+    "zipfile.ZipFile(io.BytesIO(sys.stdin.buffer.read())).extractall(sys.argv[1])"
+)
+
+
+def deliver(remote: RemoteHost, plan: Plan) -> None:
+    """Make our folder there, for its owner only, with the agent and the plan. Raises HostError."""
+    remote.folder = f"{remote.description.temporary}/clusterprof-{secrets.token_hex(8)}"
+    home, archive = Path(agent.__path__[0]), io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as packed:
+        for path in sorted(home.rglob("*.py")):
+            packed.writestr(f"agent/{path.relative_to(home)}", path.read_bytes())
+        document = plan._replace(run=remote.folder).to_json()
+        packed.writestr(paths.PLAN, json.dumps(document, indent=1))
+    command = [remote.python, "-I", "-S", "-c", _UNPACK, remote.folder]
+    try:
+        answer = remote.ssh.ask(command, archive.getvalue(), within_s=120)
+    except HostError as error:
+        raise HostError(f"{remote.name}: {error.what}") from None
+    if not remote.ssh.connected:
+        raise HostError(f"{remote.name}: the connection was lost")
+    if answer.status != 0:
+        why = answers.last_printed(answer.stderr) or f"status {answer.status}"
+        raise HostError(
+            f"{remote.name}: {remote.folder} cannot be written ({why}): is no space left there? "
+            "the login's TMPDIR on that host says where it is"
+        )
 
 
 def members(hosts: Sequence[RemoteHost], there: OverSsh) -> dict[str, Any]:
@@ -130,6 +200,75 @@ def members(hosts: Sequence[RemoteHost], there: OverSsh) -> dict[str, Any]:
         "ssh": {"config": config, "python": there.python, "timeout_s": there.timeout_s},
         "hosts": [each.as_json() for each in hosts],
     }
+
+
+#: Where a host's stdout and stderr go, by its name.
+Output = Callable[[str], tuple[Sink, Sink]]
+
+
+class Running:
+    """A job that runs on its hosts."""
+
+    def __init__(self, hosts: Sequence[RemoteHost], clock: Clock = REAL) -> None:
+        self.hosts = hosts
+        self._clock = clock
+        #: signals to forward, by name: a signal handler may only append
+        self.signals: list[str] = []
+        self._stops = 0
+        self._patience = float("inf")
+
+    def run(self, there: OverSsh, output: Output) -> int:
+        """Start every host's command and wait for all; returns the highest status."""
+        for host, argv in zip(self.hosts, there.commands, strict=True):
+            if self.asked_to_end():
+                host.status, host.reason = 143, "clusterprof was asked to end before it began"
+            else:
+                start(host, there, argv, output)
+        while running := [
+            (host, host.command) for host in self.hosts if host.command and host.status is None
+        ]:
+            self.forward_signals([command for _, command in running])
+            for host, command in running:
+                if self._clock.now() > self._patience:
+                    command.close()
+                    host.status, host.reason = 255, "it did not end when asked to"
+                elif command.wait(0.5 / len(self.hosts)):
+                    lost, host.status = command.lost, command.status()
+                    if lost and host.ssh.connected:
+                        host.reason = "our helper there was killed"
+                    elif lost:
+                        host.reason = "the connection was lost while the job ran"
+        return max(host.status or 0 for host in self.hosts)
+
+    def forward_signals(self, commands: Sequence[RemoteCommand]) -> None:
+        """Forward signals to the hosts; the second one that ends the job kills it."""
+        while self.signals:
+            name = self.signals.pop(0)
+            self._stops += name in _TO_STOP
+            if name in _TO_STOP and self._stops > 1:
+                name = "KILL"
+                self._patience = min(self._patience, self._clock.now() + KILLED_S)
+            for command in commands:
+                command.write(f"{name}\n".encode())
+
+    def asked_to_end(self) -> bool:
+        """Whether a signal to end has come that was not forwarded, since no job runs."""
+        return any(name in _TO_STOP for name in self.signals)
+
+
+def start(host: RemoteHost, there: OverSsh, argv: Sequence[str], output: Output) -> None:
+    """Start one host's command. Where that fails, this host is lost and no other."""
+    request = {"argv": [*argv], "folder": there.folder, "environment": {**there.environment}}
+    helper_there = f"{host.folder}/agent/remote/host.py"
+    command = [host.python, "-I", "-S", helper_there, "run", host.folder]
+    try:
+        host.command = host.ssh.start(command, *output(host.name))
+    except HostError as error:
+        host.status, host.reason = 255, error.what
+        return
+    if not host.command.write(json.dumps(request).encode() + b"\n") and not host.command.wait(1):
+        host.command.close()
+        host.status, host.reason = 255, "it does not accept its command"
 
 
 @contextlib.contextmanager

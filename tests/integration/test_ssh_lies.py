@@ -29,8 +29,9 @@ from clusterprof import run_directory
 from clusterprof.agent.contracts.plan import Plan, Selection
 from clusterprof.collect import connection, over_ssh
 from clusterprof.collect.connection import SshHost
-from clusterprof.collect.over_ssh import Running
 from clusterprof.errors import HostError
+from clusterprof.launch import over_hosts
+from clusterprof.launch.over_hosts import Running
 from clusterprof.launchers.support.job import Host, OverSsh
 
 Cli = Callable[..., Completed]
@@ -106,10 +107,10 @@ def job(liar: Liar) -> OverSsh:
 
 def test_whatever_a_host_says_of_its_files_is_its_own_failure(liar: Liar, tmp_path: Path) -> None:
     there = job(liar)
-    (first, second), bad = over_ssh.look_at(there, None)
-    assert bad == {}
+    first, second = over_hosts.look_at(there, None)
+    assert first.reason == second.reason == ""
     for each in (first, second):
-        over_ssh.deliver(each, PLAN)
+        over_hosts.deliver(each, PLAN)
     folders = first.folder, second.folder
     entry = {"path": "00001/log", "size": 1, "sha256": hashlib.sha256(b"x").hexdigest()}
     odd = dict(lies.ANSWERS) | {
@@ -226,10 +227,10 @@ def test_a_status_that_no_process_can_have_is_not_taken_for_success(
 def test_a_host_that_does_not_end_its_job_is_given_up_at_the_second_signal(liar: Liar) -> None:
     (liar.hosts.local("h2") / "python-run").write_text("")
     there = replace(job(liar), commands=((str(liar.python), "-c", DEAF),) * 2)
-    hosts, bad = over_ssh.look_at(there, None)
-    assert bad == {}
+    hosts = over_hosts.look_at(there, None)
+    assert not any(each.reason for each in hosts)
     for each in hosts:
-        over_ssh.deliver(each, PLAN)
+        over_hosts.deliver(each, PLAN)
     running = Running(hosts)
     printed = bytearray()
 

@@ -22,7 +22,9 @@ from clusterprof import run_directory
 from clusterprof.agent.contracts.plan import Plan, Selection
 from clusterprof.collect import connection, over_ssh
 from clusterprof.collect.connection import SshHost
-from clusterprof.collect.over_ssh import RemoteHost, Running
+from clusterprof.collect.over_ssh import RemoteHost
+from clusterprof.launch import over_hosts
+from clusterprof.launch.over_hosts import Running
 from clusterprof.launchers.support.job import Host, OverSsh
 from clusterprof.run_directory import Manifest
 
@@ -91,10 +93,10 @@ class Job:
             script=None, environment={}, ssh_config=config, timeout_s=timeout_s, prefix=True,
             fewest=len(names), port=None, commands=tuple((python, *program) for _ in names),
         )  # fmt: skip
-        self.hosts, bad = over_ssh.look_at(self.there, None)
-        assert bad == {}
+        self.hosts = over_hosts.look_at(self.there, None)
+        assert not any(each.reason for each in self.hosts)
         for each in self.hosts:
-            over_ssh.deliver(each, PLAN)
+            over_hosts.deliver(each, PLAN)
         self.printed = bytearray()
 
     def run(self) -> int:

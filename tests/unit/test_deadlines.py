@@ -32,8 +32,7 @@ from clusterprof.agent.guard.reducing import Reducing
 from clusterprof.agent.guard.report_transfer import ReportTransfer
 from clusterprof.agent.rank import probing
 from clusterprof.agent.remote import prober
-from clusterprof.collect import over_ssh
-from clusterprof.launch import bounded_wait, stop
+from clusterprof.launch import bounded_wait, over_hosts, stop
 from clusterprof.launch.foreground import Foreground, Witness
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -307,13 +306,13 @@ def test_a_host_that_does_not_end_its_job_is_given_up_after_the_second_signal(
     clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = SimpleNamespace(status=None, reason="", command=Deaf(clock))
-    monkeypatch.setattr(over_ssh, "start", lambda *_: None)
-    running = over_ssh.Running(cast("Any", [host]), clock)
+    monkeypatch.setattr(over_hosts, "start", lambda *_: None)
+    running = over_hosts.Running(cast("Any", [host]), clock)
     clock.plan(100, lambda: running.signals.append("INT"))
     clock.plan(200, lambda: running.signals.append("INT"))
     began = clock.now()
     assert running.run(cast("Any", SimpleNamespace(commands=[()])), cast("Any", None)) == 255
-    assert clock.now() - began == pytest.approx(200 + over_ssh.KILLED_S, abs=1.1)
+    assert clock.now() - began == pytest.approx(200 + over_hosts.KILLED_S, abs=1.1)
     assert host.command.received == [b"INT\n", b"KILL\n", b"closed"]
     assert host.reason == "it did not end when asked to"
 

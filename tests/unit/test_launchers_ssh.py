@@ -29,7 +29,7 @@ from clusterprof.collect.connection import Answer, command_line, reason
 from clusterprof.collect.host_keys import HostKeys, Known, decoded
 from clusterprof.collect.over_ssh import RemoteHost
 from clusterprof.errors import HostError, LaunchError, RunDirectoryError, UsageError
-from clusterprof.launch import planning
+from clusterprof.launch import over_hosts, planning
 from clusterprof.launch.over_hosts import PIECE_B, Prefixed
 from clusterprof.launchers import ssh
 from clusterprof.launchers.support.job import CommandLine, Host, Job, OverSsh
@@ -494,10 +494,10 @@ def test_the_highest_status_of_its_hosts_is_the_job_s(
             SimpleNamespace(wait=lambda seconds: True, lost=False, status=lambda: ends_with),
         )
 
-    monkeypatch.setattr(over_ssh, "start", start)
+    monkeypatch.setattr(over_hosts, "start", start)
     hosts = hosts_with({}, {}, {})
     there = cast("OverSsh", SimpleNamespace(commands=statuses))
-    assert over_ssh.Running(hosts).run(there, cast("Any", None)) == status
+    assert over_hosts.Running(hosts).run(there, cast("Any", None)) == status
     assert [each.status for each in hosts] == list(statuses)
 
 
