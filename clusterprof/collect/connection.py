@@ -126,17 +126,15 @@ class SshHost:
     def ask(self, argv: Sequence[str], stdin: bytes = b"", *, within_s: float = 30.0) -> Answer:
         """Run a short command to its end. Raises HostError, also of too long an answer."""
         stdout, stderr = bytearray(), bytearray()
-
-        def is_too_long() -> bool:
-            return max(len(stdout), len(stderr)) > ANSWER_B
-
         command = self.start(argv, _bounded(stdout), _bounded(stderr))
         command.write(stdin, last=True)
-        REAL.until(lambda: command.wait(0.1) or is_too_long(), within_s, 0)
-        ended = command.wait(0)
+        until = REAL.now() + within_s
+        while not (ended := command.wait(0.1)) and max(len(stdout), len(stderr)) <= ANSWER_B:
+            if REAL.now() > until:
+                break
         status = command.status() if ended else 255
         command.close()
-        if is_too_long():
+        if max(len(stdout), len(stderr)) > ANSWER_B:
             raise HostError(f"its answer is longer than {ANSWER_B >> 20} MB")
         if not ended:
             raise HostError(f"no answer within {within_s:g} s to {argv[0]}")
