@@ -53,9 +53,6 @@ class _Acting:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
-    def create_module(self, spec: Any) -> Any:
-        return self._loader.create_module(spec)
-
     def exec_module(self, module: ModuleType) -> None:
         # The module must look as if we had never been there: inspect and pickle ask its loader.
         if module.__spec__ is not None:
