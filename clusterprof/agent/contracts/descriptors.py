@@ -101,10 +101,7 @@ def came(beside: Iterable[Tuple[int, int, bytes]]) -> List[int]:
 
 
 def receive(connection: _socket.socket) -> Dict[int, int]:
-    """What `send` sent: the number that each had, and the one that it has here, O_CLOEXEC.
-
-    Raises OSError where the sender has sent nothing, or we can open no more.
-    """
+    """What `send` sent: the number that each had, and its one here (O_CLOEXEC). Raises OSError."""
     text, arrived = b"", []
     space = _socket.CMSG_SPACE(_AT_ONCE * _INT_B)
     while not text.endswith(b"ok\n"):

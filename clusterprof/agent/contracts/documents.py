@@ -70,10 +70,8 @@ def fits(value: Any, form: Any) -> bool:
 
 
 def form_of(kind: Any, limits: Mapping[str, Any]) -> Any:
-    """The form of the JSON of a type: a NamedTuple (an object, where a field with a default need
-    not be there), Optional, List, Tuple or Dict of such, or what is a form itself.
-
-    `limits`: by a field's name its form, where its type does not say all.
+    """The form of the JSON of a type: a NamedTuple (a field with a default need not be there),
+    Optional, List, Tuple or Dict, or a form. `limits`: by a field's name its form, over its type's.
     """
     origin = getattr(kind, "__origin__", kind)  # typing.get_origin takes three times as long
     if origin is Union:

@@ -128,10 +128,7 @@ class Endpoint:
                 os.unlink(self.announced_in)
 
     def _kernel_stamps(self) -> bool:
-        """Whether the kernel's stamps and time.time_ns() are one clock, tried on ourselves.
-
-        They are not where a library shifts the clock of this process only.
-        """
+        """Whether the kernel's stamps are of time.time_ns(), which a library may shift for us."""
         try:
             self.socket.setsockopt(socket.SOL_SOCKET, _STAMPS, 1)
             before = time.time_ns()

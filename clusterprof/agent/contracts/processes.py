@@ -155,10 +155,8 @@ def status_within(
 
 
 def end_own_nsys(session: str, clock: Clock = REAL) -> None:
-    """End what is left of our nsys: TERM, then KILL; what the program left is not touched.
-
-    A daemon that spins or is stopped ignores the first; what a killed one was waiting for becomes
-    our child only then.
+    """End what is left of our nsys, not of the program: TERM, which a daemon that spins ignores,
+    then KILL, twice: what a killed one was waiting for becomes our child only then.
     """
     import signal
 

@@ -287,10 +287,9 @@ def end_with_the_guard(address: str) -> None:
 def spare_children() -> None:
     """Let children that the program forks from now on end, whether in the window or after it.
 
-    Kineto has run a thread in this process. A forked child lacks it, and its exit() waits for it
-    for ever, in a destructor of libkineto. Such a child ends by _exit() instead, with its own
-    status, after all that Python does at its end and with its C streams flushed; the destructors of
-    C++ libraries are left out.
+    Such a child lacks a thread that Kineto has run here, for which its exit() waits for ever in a
+    destructor of libkineto. It ends by _exit() instead, with its own status, after all that Python
+    does at its end and with its C streams flushed; destructors of C++ libraries are left out.
     """
     import ctypes
 

@@ -175,9 +175,8 @@ class Window:
         self.close("closed at step %d of %d:%d: %s" % (*where, why), whole=True)
 
     def close(self, cut: Optional[str], *, whole: bool = False) -> None:
-        """Stop capturing; `cut` says why before the window's end, None at its end.
-
-        `whole`: all is captured that is to be; another attempt of the job need not capture again.
+        """Stop capturing; `cut` says why before the window's end. `whole`: all is captured that is
+        to be, and another attempt of the job need not capture again.
         """
         self.is_open = False
         own_profilers.kineto.comes = None
