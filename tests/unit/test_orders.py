@@ -133,7 +133,9 @@ def test_a_session_whose_step_does_not_end_after_the_order_is_stopped_inside_it(
     assert (stopped, outbox.look().get("order")) == ([], None), "no one asked"
     outbox.answers["order"] = WHY
     made.obey()
-    assert (stopped, outbox.look().get("order")) == ([], WHY), "the agent closes it between two steps, if it can"
+    assert (stopped, outbox.look().get("order")) == ([], WHY), (
+        "the agent closes it between two steps, if it can"
+    )
     clock.sleep(session.ORDER_GRACE_S)
     made.obey()
     assert stopped == []
