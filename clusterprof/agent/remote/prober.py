@@ -130,18 +130,17 @@ class Prober:
 
     def find(self) -> Optional[Answerer]:
         """The reference rank's prober; None where there is none (its rank never began)."""
-        if self.meeting is not None:
+        where = ""
+        if self.meeting is None:
+            self.clock.until(self.announced, exchange.FIRST_ANSWER_S, 0.1)
+            answerer = self.announced()
+        else:
             answerer = exchange.seek(*self.meeting, exchange.FIRST_ANSWER_S, self.clock)
-            if answerer is None:
-                secret, hosts = self.meeting
-                ports = ", ".join(map(str, exchange.meeting_ports(secret)))
-                self.notes.append("rank %d's prober was not found on %s (UDP ports %s)"
-                                  % (self.against, ", ".join(hosts), ports))  # fmt: skip
-            return answerer
-        if self.clock.until(self.announced, exchange.FIRST_ANSWER_S, 0.1):
-            return self.announced()
-        self.notes.append("rank %d's prober was not found" % self.against)
-        return None
+            ports = ", ".join(map(str, exchange.meeting_ports(self.meeting[0])))
+            where = " on %s (UDP ports %s)" % (", ".join(self.meeting[1]), ports)
+        if answerer is None:
+            self.notes.append("rank %d's prober was not found%s" % (self.against, where))
+        return answerer
 
     def announced(self) -> Optional[Answerer]:
         """As the reference rank's prober has written; None where it has not, or not yet."""
