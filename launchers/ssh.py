@@ -77,12 +77,12 @@ def job(line: CommandLine) -> Job:
     hosts = tuple(read_host(part) for part in own.hosts.split(","))
     if len({host.name for host in hosts}) < len(hosts):
         raise UsageError(f"--hosts {own.hosts} names a host twice", "each host runs one torchrun")
+    if given(theirs, "nnodes") is None:
+        theirs = [f"--nnodes={len(hosts)}", *theirs]
     fewest = fewest_nodes(theirs, len(hosts))
     python, program = own.python or default_python(), line.program
     if is_python(program[0]) and "/" not in program[0]:
         program = [python, *program[1:]]  # the hosts' PATH need not have the one that is meant
-    if given(theirs, "nnodes") is None:
-        theirs = [f"--nnodes={len(hosts)}", *theirs]
     environment = chosen_environment(own.env, line.environ)
     inner = torchrun.job(CommandLine(theirs, program, environment, line.added))
     there = OverSsh(
@@ -175,9 +175,7 @@ def read_host(text: str) -> Host:
 
 def fewest_nodes(options: Sequence[str], hosts: int) -> int:
     """The least number of hosts that will do. Raises UsageError where --nnodes does not fit."""
-    nodes = given(options, "nnodes")
-    if nodes is None:
-        return hosts
+    nodes = given(options, "nnodes") or ""
     low_text, _, high_text = nodes.partition(":")
     low, high = whole_number(low_text), whole_number(high_text or low_text)
     if low is None or high is None or not 1 <= low <= high:

@@ -51,7 +51,7 @@ class Answer(NamedTuple):
 
 
 def command_line(argv: Sequence[str]) -> bytes:
-    """Arguments as a line for the shell that sshd always starts, quoted for POSIX shells.
+    """The one place where arguments become a line for a shell, which sshd starts: quoted for POSIX.
 
     Only our own helper's command goes this way: the user's program travels as JSON.
     """

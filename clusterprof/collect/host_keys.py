@@ -10,7 +10,6 @@ never requested from a host, so `@cert-authority` lines accept nothing.
 from __future__ import annotations
 
 import base64
-import binascii
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -158,13 +157,10 @@ def _unreadable(path: Path, why: str) -> HostError:
 
 def decoded(words: Sequence[str]) -> bytes | None:
     """A key from its type and its base64 text; None where these are not a key."""
-    if len(words) < 2:
-        return None
     try:
-        key = base64.b64decode(words[1], validate=True)
-    except (binascii.Error, ValueError):
+        kind, key = words[0].encode(), base64.b64decode(words[1], validate=True)
+    except (IndexError, ValueError):
         return None
-    kind = words[0].encode()
     return key if key.startswith(len(kind).to_bytes(4, "big") + kind) else None
 
 
