@@ -21,7 +21,7 @@ from clusterprof.align.clock.alignment import align
 from clusterprof.align.clock.measured import pair_bounds
 from clusterprof.align.clock.model import Clock
 from clusterprof.align.clock.readings import RankReadings, stepped
-from clusterprof.align.columns import Bools, Ints, Objects, integers, rows_by, texts
+from clusterprof.align.columns import Bools, Ints, Objects, first_places, integers, rows_by, texts
 from clusterprof.align.match import MATCHED
 from clusterprof.align.match.calls import steps_of
 from clusterprof.align.match.flight_calls import FlightCalls
@@ -144,8 +144,8 @@ def joined(table: pa.Table, called_ns: Ints, placed: pa.Table) -> pa.Table:
         if name not in fits or fits[name].most_common(1)[0][0][0] != one:
             continue
         (_, first), _ = fits[name].most_common(1)[0]
-        places, there = _places(numbers[rows], turns[deep] + first)
-        out[rows[places[there]]] = collective[deep[there]]
+        places = _last_places(numbers[rows], turns[deep] + first)
+        out[rows[places[places >= 0]]] = collective[deep[places >= 0]]
     at = SHALLOW.get_field_index("collective")
     return table.set_column(at, SHALLOW.field(at), pa.array(out, mask=out < 0))
 
@@ -168,23 +168,21 @@ def _first_number(mine: _Lane, theirs: _Lane) -> list[tuple[float, int]]:
     )
     found = []
     for first, _ in Counter(tried.tolist()).most_common(_TRIED):
-        places, there = _places(numbers, turns + first)
-        if 2 * there.sum() < turns.size or (operations[places] != names)[there].any():
+        places = _last_places(numbers, turns + first)
+        there, places = places >= 0, places[places >= 0]
+        if 2 * places.size < turns.size or (operations[places] != names[there]).any():
             continue
-        apart = (times[places] - issued)[there].astype(float)
+        apart = (times[places] - issued[there]).astype(float)
         usual = float(np.median(apart))
         if abs(usual) < _BESIDE_NS:
             found.append((abs(usual) + float(np.abs(apart - usual).mean()), int(first)))
     return sorted(found)[:1]
 
 
-def _places(numbers: Ints, wanted: Ints) -> tuple[Ints, Bools]:
-    """Return where the wanted numbers are, the last of several, and which are there at all."""
-    order = np.argsort(numbers, kind="stable")
-    place = np.searchsorted(numbers[order], wanted, "right") - 1
-    places = order[np.maximum(place, 0)]
-    there: Bools = (place >= 0) & (numbers[places] == wanted)
-    return places, there
+def _last_places(numbers: Ints, wanted: Ints) -> Ints:
+    """Return where the wanted numbers are, of several the last; -1 where none is."""
+    places = first_places(numbers[::-1], wanted)
+    return np.where(places < 0, -1, numbers.size - 1 - places)
 
 
 def host_clock(flight: Flight, readings: Mapping[int, RankReadings], probe: object = None) -> Clock:
