@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from clusterprof.align.columns import (
     BY_WALL_CLOCK,
@@ -19,10 +18,12 @@ from clusterprof.align.columns import (
     Ints,
     Objects,
     integers,
+    places,
     rows_by,
     texts,
     timed,
 )
+from clusterprof.exchanges import combined
 
 #: how the members of a call end (`Block.kind`; see `estimates`): on a processor (gloo), together,
 #: or in a wave around a ring
@@ -116,17 +117,19 @@ def blocks(matched: pa.Table, ranks: tuple[int, ...], base: Ints) -> list[Block]
     Collectives of one communicator stand together; pairs of it are pairs whichever way they go.
     Calls with an empty message are left out: they move nothing and delay no member.
     """
-    table = matched.filter(_usable(matched))
+    # a call that ends before it starts, or that has not begun, is a broken record
+    usable = timed(matched) & (integers(matched, "end_ns") >= integers(matched, "start_ns"))
+    usable &= (texts(matched, "role") != "none") & (texts(matched, "state") != "unmatched")
+    # a match that the wall clocks decided says nothing about them
+    usable &= matched["confidence"].to_numpy() > BY_WALL_CLOCK
+    table = matched.filter(pa.array(usable & (integers(matched, "message_bytes", -1) != 0)))
     if not table.num_rows:
         return []
-    rank = np.searchsorted(ranks, integers(table, "rank"))
-    _, call = np.unique(integers(table, "collective"), return_inverse=True)
-    start, end = (
-        (integers(table, name) - base[rank]).astype(np.float64) for name in ("start_ns", "end_ns")
-    )
-    role = texts(table, "role")
-    sort, kind = _sorts(table)
-    carried = _carried(table)
+    of, began, ended = (integers(table, name) for name in ("rank", "start_ns", "end_ns"))
+    rank, (_, call) = np.searchsorted(ranks, of), places(integers(table, "collective"))
+    start, end = ((time - base[rank]).astype(np.float64) for time in (began, ended))
+    role, kernel = texts(table, "role"), combined(of, began, ended)
+    carried, (sort, kind) = np.bincount(kernel)[kernel], _sorts(table)
     split = []
     for rows in _groups(table, call, rank, role):
         members, column = np.unique(rank[rows], return_inverse=True)
@@ -157,47 +160,18 @@ def _filled(values: npt.NDArray[Any], missing: float, *places: Index) -> Any:
     return filled
 
 
-def _usable(matched: pa.Table) -> pa.ChunkedArray:
-    """Rows with times, a known dependency, something to send, and a match of their own.
-
-    A match that the wall clocks decided says nothing about them.
-    """
-    # a call that ends before it starts, or that has not begun, is a broken record
-    usable = pc.greater_equal(matched["end_ns"], matched["start_ns"])
-    for condition in (
-        pc.not_equal(matched["role"].cast(pa.string()), "none"),
-        pc.greater(matched["confidence"], BY_WALL_CLOCK),
-        pc.not_equal(matched["state"].cast(pa.string()), "unmatched"),
-        pc.not_equal(pc.fill_null(matched["message_bytes"], -1), 0),
-    ):
-        usable = pc.and_(usable, condition)
-    return pc.fill_null(usable, False)
-
-
 def _sorts(table: pa.Table) -> tuple[Ints, Ints]:
     """Per row: a number for operation and size (-1: size unknown), and how its members end."""
     size, names = integers(table, "message_bytes", -1), texts(table, "operation").astype(str)
     names = np.where(names == "Recv", "Send", names)  # two ends of one call
     operations, operation = np.unique(names, return_inverse=True)
-    _, number = np.unique(np.stack([operation, size]), axis=1, return_inverse=True)
     kind = np.array([_KINDS.get(name, AT_ONCE) for name in operations])[operation]
     kind[(kind == ALL_REDUCE) & (size >= 0) & (size < _WAVE_FROM_BYTES)] = AT_ONCE
     kind[texts(table, "source") == "gloo"] = ON_HOST
-    return np.where(size < 0, -1, np.ravel(number)).astype(np.int64), kind
+    return np.where(size < 0, -1, combined(operation, size)), kind
 
 
-def _carried(table: pa.Table) -> Ints:
-    """Per row: how many calls its kernel carries."""
-    kernel = np.stack([integers(table, name) for name in ("rank", "start_ns", "end_ns")])
-    order = np.lexsort(kernel)
-    first = np.r_[True, (np.diff(kernel[:, order], axis=1) != 0).any(axis=0)]
-    number = np.cumsum(first) - 1
-    carried = np.zeros(len(order), dtype=np.int64)
-    carried[order] = np.bincount(number)[number]
-    return carried
-
-
-def _groups(table: pa.Table, call: Index, rank: Index, role: Objects) -> Iterator[Index]:
+def _groups(table: pa.Table, call: Index, rank: Index, role: Objects) -> Iterable[Index]:
     """Rows of each block: by communicator, and where data go one way also by the pair."""
     name = table["communicator"].combine_chunks().dictionary_encode().indices.to_numpy()
     low, high = np.full(call.max() + 1, np.iinfo(np.int64).max), np.full(call.max() + 1, -1)
@@ -206,6 +180,5 @@ def _groups(table: pa.Table, call: Index, rank: Index, role: Objects) -> Iterato
     np.maximum.at(high, call, rank)
     one_way[call[role != "both"]] = True
     pair = one_way[call]
-    key = np.stack([name, np.where(pair, low[call], -1), np.where(pair, high[call], -1)])
-    _, group = np.unique(key, axis=1, return_inverse=True)
-    yield from rows_by(np.ravel(group)).values()
+    sides = (np.where(pair, side[call], -1) for side in (low, high))
+    return rows_by(combined(name, *sides)).values()

@@ -186,9 +186,16 @@ def contradicting(blocks: Sequence[Block], ranks: int) -> list[int]:
     against = np.zeros((ranks, ranks), dtype=bool)
     for block in blocks:
         members = np.asarray(block.members)
+        last = np.nanmax(block.start, axis=1)
+        middle = (np.nanmin(last) + np.nanmax(last)) / 2
+        slack = (DRIFT_LIMIT_PPM * 1e-6 * np.abs(last - middle) + STAMP_ERROR_NS)[:, None]
+        end = np.where(block.held & ~np.isnan(block.end), block.end, np.inf) + slack
+        start = np.where(block.holds & ~np.isnan(block.start), block.start, -np.inf)
         count = min(len(members), _MOST_COMPARED)
         for k in np.linspace(0, len(members) - 1, count).astype(np.intp):
-            bad = members[_contradicts(block, int(k))]
+            # the two bounds of their offset cross; no member contradicts itself
+            crossed = (end - start[:, [k]]).min(axis=0) + (end[:, [k]] - start).min(axis=0) < 0
+            bad = members[crossed & (members != members[k])]
             against[members[k], bad] = against[bad, members[k]] = True
     excluded = []
     while against.any():
@@ -196,17 +203,3 @@ def contradicting(blocks: Sequence[Block], ranks: int) -> list[int]:
         against[worst] = against[:, worst] = False
         excluded.append(worst)
     return sorted(excluded)
-
-
-def _contradicts(block: Block, k: int) -> Bools:
-    """Which members contradict member `k`: the two bounds of their offset cross."""
-    last = np.nanmax(block.start, axis=1)
-    middle = (np.nanmin(last) + np.nanmax(last)) / 2
-    slack = (DRIFT_LIMIT_PPM * 1e-6 * np.abs(last - middle) + STAMP_ERROR_NS)[:, None]
-    end = np.where(block.held & ~np.isnan(block.end), block.end, np.inf) + slack
-    start = np.where(block.holds & ~np.isnan(block.start), block.start, -np.inf)
-    above = (end - start[:, [k]]).min(axis=0)
-    below = (end[:, [k]] - start).min(axis=0)
-    crossed = above + below < 0
-    crossed[k] = False
-    return np.asarray(crossed, dtype=np.bool_)
