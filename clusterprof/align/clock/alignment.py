@@ -213,12 +213,10 @@ def _refined(
     moved += [b.moved(first) for b in pairs]
     limits = bound([*moved, *(b.moved(first) for b in arrivals)], count, reference, begin, end)
     best = combine(_estimates(moved, centre), count, reference)
-    offset, drift = _weighed(best, limits, centre), best.drift
-    # what `offset` is where the wall clocks agree: ranks of one host read one clock
+    # what the offset is where the wall clocks agree: ranks of one host read one clock
     equal = (who.base[reference] - who.base).astype(np.float64) - first
     same = who.same_host & _fits(equal, best, limits)
-    offset, drift = np.where(same, equal, offset), np.where(same, 0.0, drift)
-    offset, drift = _inside(offset, drift, limits, centre)
+    offset, drift = _chosen(best, limits, np.where(same, equal, np.nan), centre)
     uncertainty = _uncertainty(offset, drift, limits, centre)
     warnings: tuple[str, ...] = ()
     if (uncertainty >= UNBOUNDED_NS).any():
@@ -228,12 +226,16 @@ def _refined(
         warnings += (_CONTRADICTION,)
         uncertainty = np.where(np.arange(count) != reference, UNBOUNDED_NS, 0)
     nothing = np.isinf(limits.low[0]) & np.isinf(limits.high[0])
+    # of wall clocks, from those of times relative to the ranks' bases
+    whole = who.base + np.rint(first + offset).astype(np.int64)
+    whole -= whole[reference]
+    # the drift counts from `middle` on the rank's own clock, which may be an hour off
     clock = Clock(
         reference_rank=who.numbers[reference],
         middle_ns=who.middle,
         method=BY_CALLS,
         ranks=who.numbers,
-        offset_ns=np.where(nothing, 0, _of_wall_clocks(who, first + offset, drift)),
+        offset_ns=np.where(nothing, 0, whole - np.rint(drift * whole).astype(np.int64)),
         drift_ppm=np.round(drift * 1e6, 6) + 0.0,  # none, and not minus none
         uncertainty_ns=uncertainty,
         warnings=warnings,
@@ -280,27 +282,25 @@ def _fits(equal: Floats, best: Combined, limits: Bounds) -> Bools:
     return np.asarray(inside & near & still, dtype=np.bool_)
 
 
-def _weighed(best: Combined, limits: Bounds, centre: float) -> Floats:
-    """The mean of the estimate and the bounds' middle, weighed by their errors.
+def _chosen(best: Combined, limits: Bounds, equal: Floats, centre: float) -> tuple[Floats, Floats]:
+    """Offset and drift within the bounds: `equal` and none, where it is known.
 
-    The middle counts where ends show little (between processors): it is what the fastest calls
-    of either side leave, and the bound is shortest from there.
+    Else the mean of the estimate and the bounds' middle, weighed by their errors, or that of both
+    which there is. The middle counts where ends show little (between processors): it is what the
+    fastest calls of either side leave, and the bound is shortest from there.
     """
     low, high = limits.at(centre)
+    middle = middle_of(low, high)
     with np.errstate(invalid="ignore"):
         middle_error = np.maximum((high - low) / 2 / _THIRDS, 1.0)
         share = best.error**2 / (best.error**2 + middle_error**2)
-        both = best.offset + share * (middle_of(low, high) - best.offset)
-    return np.where(np.isfinite(both), both, best.offset)
-
-
-def _inside(offset: Floats, drift: Floats, limits: Bounds, centre: float) -> tuple[Floats, Floats]:
-    """Move each estimate into its bounds; where there is none, take the bounds' middle."""
-    low, high = limits.at(centre)
-    middle = middle_of(low, high)
-    offset = np.where(np.isnan(offset), np.nan_to_num(middle), offset)
+        both = best.offset + share * (middle - best.offset)
+    offset = np.nan_to_num(middle)
+    for better in (best.offset, np.where(np.isfinite(both), both, np.nan), equal):
+        offset = np.where(np.isnan(better), offset, better)
     inside = np.clip(offset, np.minimum(low, high), np.maximum(low, high))
-    drift = np.clip(np.nan_to_num(drift), limits.drift_low, limits.drift_high)
+    drift = np.where(np.isnan(equal), np.nan_to_num(best.drift), 0.0)
+    drift = np.clip(drift, limits.drift_low, limits.drift_high)
     return np.where(np.isnan(middle), offset, inside), drift
 
 
@@ -313,11 +313,3 @@ def _uncertainty(offset: Floats, drift: Floats, limits: Bounds, centre: float) -
     line = offset + drift * (limits.times[ends, None] - centre)
     apart = np.maximum(limits.high[ends] - line, line - limits.low[ends]).max(axis=0, initial=0.0)
     return np.asarray(np.ceil(np.minimum(apart, UNBOUNDED_NS)), dtype=np.int64)
-
-
-def _of_wall_clocks(who: _Ranks, offset: Floats, drift: Floats) -> Ints:
-    """Offsets of wall clocks (ns) from those of times relative to the ranks' bases."""
-    whole = who.base - who.base[who.reference] + np.rint(offset).astype(np.int64)
-    whole -= whole[who.reference]
-    # the drift counts from `middle` on the rank's own clock, which may be an hour off
-    return np.asarray(whole - np.rint(drift * whole).astype(np.int64), dtype=np.int64)

@@ -274,7 +274,13 @@ def combine(estimates: Sequence[Estimate], ranks: int, reference: int) -> Combin
     of_drift = [(e.members, e.drift, float(e.covariance[1, 1])) for e in used]
     slope, slope_error = _joined(of_drift, ranks, solve, 0.0)
     drift_error[solve], raw[solve] = slope_error * 1e-6, slope * 1e-6
-    likely = _likelihood(slope, slope_error)
+    # A clock either has no drift to speak of, as a daemon keeps it, or one of some `_DRIFT_PPM`:
+    # the odds are those of the two normal distributions that the value then comes from.
+    wide = 1 + (_DRIFT_PPM / slope_error) ** 2
+    exponent = np.minimum((slope / slope_error) ** 2 * (1 - 1 / wide) / 2, 300.0)
+    odds = np.exp(exponent) / np.sqrt(wide) * _DRIFTING
+    likely = odds / (odds + 1 - _DRIFTING)
+    likely = np.where(likely < _CUT, 0.0, likely)
     slope, _ = _joined(of_drift, ranks, solve, 1 / _DRIFT_PPM**2)
     drift[solve] = likely * slope
     of_offset = []
@@ -286,18 +292,6 @@ def combine(estimates: Sequence[Estimate], ranks: int, reference: int) -> Combin
         of_offset.append((e.members, relative, max(float(rest), 1.0)))
     offset[solve], error[solve] = _joined(of_offset, ranks, solve, 0.0)
     return Combined(offset, drift * 1e-6, error, drift_error, raw)
-
-
-def _likelihood(slope: Floats, error: Floats) -> Floats:
-    """How likely each drift is one at all, given its value and error; 0 below `_CUT`.
-
-    A clock either has none to speak of, as a daemon keeps it, or one of some `_DRIFT_PPM`: the
-    odds are those of the two normal distributions that the value then comes from.
-    """
-    wide = 1 + (_DRIFT_PPM / error) ** 2
-    odds = np.exp(np.minimum((slope / error) ** 2 * (1 - 1 / wide) / 2, 300.0)) / np.sqrt(wide)
-    likely = odds * _DRIFTING / (odds * _DRIFTING + 1 - _DRIFTING)
-    return np.asarray(np.where(likely < _CUT, 0.0, likely))
 
 
 def _joined(
