@@ -16,9 +16,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clusterprof.align.columns import Floats, Ints
+from clusterprof.align.columns import Floats, Ints, places
 from clusterprof.align.match.calls import Part
 from clusterprof.align.match.shift import Shift, find_shift
+from clusterprof.exchanges import connected
 
 #: the ends of one collective's members lie within this, or within this part of the call's length;
 #: one call in ten may not
@@ -149,14 +150,11 @@ def infer(nodes: Sequence[Part], *, whole: bool = False) -> tuple[list[Group], f
 
 def _plausible(nodes: Sequence[Part], groups: Sequence[Group]) -> bool:
     """Whether groups lead from each rank to each other one, those of a size dividing all evenly."""
-    parts: list[set[int]] = []
-    sizes = Counter(len(members) for members, _ in groups)
-    for members, _ in groups:
-        mine = {nodes[k].rank for k in members}
-        apart = [part for part in parts if not part & mine]
-        parts = [*apart, mine.union(*(part for part in parts if part & mine))]
-    world = sum(len(part) for part in parts)
-    return len(parts) <= 1 and all(count * size % world == 0 for size, count in sizes.items())
+    sizes = [len(members) for members, _ in groups]
+    of_members = np.array([nodes[k].rank for members, _ in groups for k in members], np.int64)
+    ranks, member = places(of_members)
+    apart = connected(member, np.repeat(np.arange(len(groups)), sizes), ranks.size).any()
+    return not apart and all(n * size % ranks.size == 0 for size, n in Counter(sizes).items())
 
 
 def _linked(

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof import words
-from clusterprof.align.columns import Bools, Ints
+from clusterprof.align.columns import Ints
 from clusterprof.align.match.calls import UNKNOWN, Part, read
 from clusterprof.align.match.communicators import infer
 from clusterprof.align.match.matched import MatchedRows
@@ -173,10 +173,13 @@ class _Communicator:
             by = [s.by for s in known]
             places = [np.arange(len(p)) + k - min(by) for p, k in zip(self.parts, by, strict=True)]
             self._add(places, min(s.confidence for s in known))
-        elif len(common := self._common_steps()):
-            self._step_by_step(common, longest, [s is not None for s in shifts])
+            return True
+        fits = [s is not None for s in shifts]
+        common: Ints = reduce(np.intersect1d, [p.whole.marked[p.rows] for p in self.parts])
+        if (common != UNKNOWN).any():
+            self._step_by_step(common[common != UNKNOWN], longest, fits)
         else:
-            self._without_other_windows(longest, [s is not None for s in shifts])
+            self._without_other_windows(longest, fits)
         return True
 
     def _unmatched(self, parts: Sequence[Part], reason: str) -> None:
@@ -213,18 +216,10 @@ class _Communicator:
         self._unmatched(rest, "it has no id, and the order of those that have one has gaps")
 
     def _add(self, order: Sequence[Ints], confidence: float) -> None:
-        """Add the members' calls at these places of their common order."""
-        kept = self._agreeing(order)
-        self.rows.collectives(
-            self.name,
-            [part.some(k) for part, k in zip(self.parts, kept, strict=True)],
-            [o[k] for o, k in zip(order, kept, strict=True)],
-            self.confidence * confidence,
-            _roots(self.parts),
-        )
+        """Add the members' calls at these places of their common order.
 
-    def _agreeing(self, order: Sequence[Ints]) -> list[Bools]:
-        """Which calls stand opposite the same operation everywhere; the others are unmatched."""
+        Not those that stand opposite another operation somewhere: they are unmatched.
+        """
         good = np.ones(1 + max(int(o.max()) for o in order), dtype=bool)
         first = self.parts[0]
         at = np.full(len(good), UNKNOWN, dtype=np.int64)
@@ -232,16 +227,21 @@ class _Communicator:
         for part, o in zip(self.parts[1:], order[1:], strict=True):
             both = at[o] >= 0
             good[o[both]] &= agree(first.whole, at[o][both], part.whole, part.rows[both])
-        kept = [good[o] for o in order]
-        odd = [part.some(~mine) for part, mine in zip(self.parts, kept, strict=True)]
+        members = [(part, o, good[o]) for part, o in zip(self.parts, order, strict=True)]
+        odd = [part.some(~kept) for part, _, kept in members]
         self._unmatched(odd, "operations or sizes disagree at this place")
-        return kept
-
-    def _common_steps(self) -> Ints:
-        """The steps in which every member has calls."""
-        marked = [part.whole.marked[part.rows] for part in self.parts]
-        common: Ints = reduce(np.intersect1d, marked)
-        return np.asarray(common[common != UNKNOWN])
+        # global ranks of the communicator's ranks, where they can be known
+        roots = [m for p in self.parts for m in p.whole.members[p.rows[:1]] if m is not None]
+        ranks = sorted(part.rank for part in self.parts)
+        if ranks == list(range(len(ranks))):
+            roots.append(ranks)
+        self.rows.collectives(
+            self.name,
+            [part.some(kept) for part, _, kept in members],
+            [o[kept] for _, o, kept in members],
+            self.confidence * confidence,
+            dict(enumerate(roots[0] if roots else ())),
+        )
 
     def _step_by_step(self, steps: Ints, longest: Part, fits: Sequence[bool]) -> None:
         """Match where no single displacement holds (a call was lost on the way): step by step.
@@ -278,12 +278,3 @@ class _Communicator:
         self._unmatched([part for part, good in members if not good], reason)
         rest = replace(self, parts=[part for part, good in members if good])
         rest.match(KnownOffsets(), final=True)
-
-
-def _roots(parts: Sequence[Part]) -> dict[int, int]:
-    """Global ranks of the communicator's ranks, where they can be known."""
-    listed = next((m for p in parts for m in p.whole.members[p.rows][:1] if m is not None), None)
-    if listed is not None:
-        return dict(enumerate(listed))
-    ranks = sorted(part.rank for part in parts)
-    return dict(enumerate(ranks)) if ranks == list(range(len(ranks))) else {}
