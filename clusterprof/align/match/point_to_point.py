@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -43,19 +44,15 @@ def _peers(parts: Sequence[Part], world_size: int | None) -> list[Ints]:
     return min((as_global, as_place), key=lambda peer: _imbalance(parts, peer))
 
 
-def _imbalance(parts: Sequence[Part], peer: Sequence[Ints]) -> int:
+def _imbalance(parts: Sequence[Part], peers: Sequence[Ints]) -> int:
     """How many Sends and Recvs between ranks with a report would lack their other side."""
-    at = {part.rank: i for i, part in enumerate(parts)}
-    missing = 0
-    for i, part in enumerate(parts):
-        for other in np.unique(peer[i]).tolist():
-            sends = int(((part.calls.operation == "Send") & (peer[i] == other)).sum())
-            back = 0
-            if other != part.rank and other in at:
-                theirs = parts[at[other]].calls.operation == "Recv"
-                back = int((theirs & (peer[at[other]] == part.rank)).sum())
-            missing += abs(sends - back)
-    return missing
+    sends, recvs = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
+    for part, peer in zip(parts, peers, strict=True):
+        out = part.calls.operation == "Send"
+        sends.update((part.rank, other) for other in peer[out].tolist())
+        # one to itself is no other side
+        recvs.update((other, part.rank) for other in peer[~out & (peer != part.rank)].tolist())
+    return ((sends - recvs) + (recvs - sends)).total()
 
 
 def pair_by_id(

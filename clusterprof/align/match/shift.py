@@ -303,26 +303,25 @@ def _at_one_time(a: Calls, b: Calls) -> bool:
 
 def _regular(a: Calls, b: Calls, trials: list[_Trial], directed: bool) -> _Trial | None:
     """The one trial in whose rhythm the calls fit; None where several fit as well."""
-    known = [(_unevenness(a, b, t, directed), t) for t in trials if t.timed >= _FEW]
-    if not known or len(known) < len(trials):
+    if not trials or min(trial.timed for trial in trials) < _FEW:
         return None
-    known.sort(key=lambda each: each[0])
-    (finest, best), others = known[0], known[1:]
+    known: list[tuple[float, _Trial]] = []
+    for trial in trials:
+        in_a, in_b = trial.overlap(a, b)
+        timed = _timed(a, in_a, b, in_b, directed)
+        apart, time = (a.end[in_a] - b.end[in_b])[timed], b.end[in_b][timed]
+        if directed:
+            uneven = float(np.quantile((apart.max() - apart).astype(np.float64), _WAITED))
+        else:
+            since = (time - time[0]).astype(np.float64)
+            uneven = unevenness((apart - apart[0]).astype(np.float64), since)
+        known.append((uneven, trial))
+    (finest, best), *others = sorted(known, key=lambda each: each[0])
     # the fewer calls stand side by side, the rather they are regular by chance
     by_chance = max(trial.timed for trial in trials) / best.timed
     if others and others[0][0] < _REGULAR * by_chance * max(finest, _FINEST_NS):
         return None
     return best
-
-
-def _unevenness(a: Calls, b: Calls, trial: _Trial, directed: bool) -> float:
-    """By how much the ends of calls side by side do not differ by a constant (and a drift), ns."""
-    in_a, in_b = trial.overlap(a, b)
-    timed = _timed(a, in_a, b, in_b, directed)
-    apart, time = (a.end[in_a] - b.end[in_b])[timed], b.end[in_b][timed]
-    if directed:
-        return float(np.quantile((apart.max() - apart).astype(np.float64), _WAITED))
-    return unevenness((apart - apart[0]).astype(np.float64), (time - time[0]).astype(np.float64))
 
 
 def unevenness(apart: Floats, time: Floats) -> float:
