@@ -158,7 +158,7 @@ def read(tables: RankTables) -> Calls:
     start, stream = integers(table, "start_ns"), integers(table, "stream")
     stated = integers(table, "issue_start_ns")
     issue, known = issue_times(stated, start, stream), stated > 0
-    if known.any():
+    if known.any() and not known.all():
         # what nothing known comes before on its stream was issued before the window and its steps
         _, of = places(stream)
         first = np.full(of.max() + 1, np.iinfo(np.int64).max)
