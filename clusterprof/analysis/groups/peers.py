@@ -40,7 +40,7 @@ class Peers:
     def usual(self, values: Floats, without: Sequence[int] | Ints = ()) -> Floats:
         """What a rank's middle peer has of `values` [ranks, steps]; NaN where no peer has any.
 
-        Ranks in `without` are nobody's peers.
+        Ranks in `without` are no peers.
         """
         usual = np.full_like(values, np.nan)
         counted = np.where(np.isin(np.arange(len(values)), without)[:, None], np.nan, values)

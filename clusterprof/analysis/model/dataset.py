@@ -74,10 +74,10 @@ class Collectives:
         # Broadcast leaves at once. Those behind the last one in the ring cannot, and wait as in any
         # collective: they arrive before its arrival and end after it.
         arrival, end = (integers(table, name) for name in ("last_arrival_ns", "aligned_end_ns"))
-        behind = pc.is_valid(table["last_arrival_ns"]).to_numpy() & (end >= arrival)
-        behind &= np.isin(role, ("source", "sink"))
-        held = np.unique(self.collective[behind & (self.aligned_start < arrival)])
-        self.synchronising: Bools = (role == "both") | behind & np.isin(self.collective, held)
+        ends_after = pc.is_valid(table["last_arrival_ns"]).to_numpy() & (end >= arrival)
+        ends_after &= np.isin(role, ("source", "sink"))
+        held = np.unique(self.collective[ends_after & (self.aligned_start < arrival)])
+        self.synchronising: Bools = (role == "both") | ends_after & np.isin(self.collective, held)
 
     @cached_property
     def kernel(self) -> Ints:

@@ -39,7 +39,7 @@ def steady_steps(d: Timelines, placed: pa.Table) -> tuple[int, ...]:
     at = np.searchsorted(steps, step)
     # a profiler that pauses on a rank starts once more
     starts = step[(np.diff(rank, prepend=-1) != 0) | (np.diff(at, prepend=0) > 1)]
-    # the others go on after a rank's stop, and nobody after the last one
+    # others go on after a rank's stop; the last one cuts its own collectives off
     cut_off = integers(placed, "step", -1)[texts(placed, "state") == "incomplete"]
     stops = np.r_[last[last < last.max()] + 1, cut_off[cut_off == last.max()]]
     disturbed = np.r_[starts, stops, step[took <= 0]]
