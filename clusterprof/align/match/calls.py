@@ -163,7 +163,7 @@ def read(tables: RankTables) -> Calls:
         _, of = places(stream)
         first = np.full(of.max() + 1, np.iinfo(np.int64).max)
         np.minimum.at(first, of[known], start[known])
-        before = min(stated[known].min(), *integers(tables.steps, "begin_ns")[:1]) - 1
+        before = min([stated[known].min(), *integers(tables.steps, "begin_ns")[:1]]) - 1
         head = ~known & (start < first[of])
         issue[head] = np.minimum(issue[head], before)
     communicator, lists = texts(table, "communicator"), table["members"]
