@@ -240,8 +240,8 @@ def print_outcomes(run: Window, outcomes: Sequence[Outcome]) -> bool:
     if outcomes or not ranks:
         say(f"{len(collected)} of {len(outcomes)} reports in {where}{of_attempt}")
     else:
-        shown = f"flight recorders of {len(dumps)} of {words.counted(len(ranks), 'rank')} in {where}"
-        say(f"{shown}{of_attempt}{f'; {why}' if why else ''}")
+        dumped = f"{len(dumps)} of {words.counted(len(ranks), 'rank')}"
+        say(f"flight recorders of {dumped} in {where}{of_attempt}{f'; {why}' if why else ''}")
     if not run.path.is_dir():
         say(f"{where} {DELETED}")
     for rank in lost:
