@@ -32,10 +32,16 @@ class Launcher(Protocol):
     # NEEDS, the options without which it cannot work.
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """Add options of this verb alone, if it has any; `job` finds them in `line.options`."""
+        """Add the options that are neither clusterprof's in general nor the launcher's own.
+
+        Only of a launcher that has such options; its `job` finds them in `line.options`.
+        """
 
     def job(self, line: CommandLine) -> Job:
-        """The job that `LAUNCHER options... program...` starts. Raises UsageError."""
+        """The job that `LAUNCHER options... program...` starts.
+
+        Raises UsageError where the two cannot work together.
+        """
 
 
 def names() -> list[str]:

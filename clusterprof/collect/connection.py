@@ -51,9 +51,10 @@ class Answer(NamedTuple):
 
 
 def command_line(argv: Sequence[str]) -> bytes:
-    """The one place where arguments become a line for a shell, which sshd starts: quoted for POSIX.
+    """The one place where arguments become a line for the shell that sshd always starts.
 
-    Only our own helper's command goes this way: the user's program travels as JSON.
+    Quoted for POSIX shells. Only our own helper's command goes this way: the user's program
+    travels as JSON, which no shell reads.
     """
     return os.fsencode(shlex.join(argv))
 
@@ -141,7 +142,10 @@ class SshHost:
         return Answer(status, bytes(stdout), bytes(stderr))
 
     def start(self, argv: Sequence[str], stdout: Sink, stderr: Sink) -> RemoteCommand:
-        """Start a command, whose output two threads hand to the sinks. Raises HostError."""
+        """Start a command; what it prints goes to the two sinks, each from a thread of its own.
+
+        Raises HostError.
+        """
         self.open()
         with self.explained():
             channel = self.connection.create_session()

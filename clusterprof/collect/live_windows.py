@@ -274,7 +274,10 @@ def _windows(run: Window) -> Iterator[tuple[int, int]]:
 def order(
     run: Window, steps: StepWindow, selection: Selection, profiler: str, auto: bool = False
 ) -> Window:
-    """Order the run's next window; `auto`: its result is the run's. Raises RunDirectoryError."""
+    """Write the order for the run's next window; `auto`: its result is the run's.
+
+    Raises RunDirectoryError.
+    """
     user = f"user {os.getuid()}"
     with contextlib.suppress(KeyError, OSError):
         user = getpass.getuser()

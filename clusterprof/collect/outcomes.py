@@ -196,7 +196,10 @@ def reports_in(folder: Path) -> list[Path]:
 
 
 def _outcome(run: Window, rank: int, content: dict[str, Any] | None, present: list[int]) -> Outcome:
-    """The outcome of a rank by its state.json, None without a folder; `present`: who has one."""
+    """The outcome of one rank, by the content of its state.json.
+
+    `content` is None for a rank without a folder; those that have one are `present`.
+    """
     if content is None:
         reason = f"it did not report in; reported in: {named_ranks(present)}"
         if not present:

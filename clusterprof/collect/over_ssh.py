@@ -189,7 +189,10 @@ class _Transfer(NamedTuple):
     stop: Callable[[], bool]
 
     def retried(self, host: RemoteHost, act: Callable[[RemoteHost], Listing]) -> Listing:
-        """What `act` gives, or what went wrong; tried again where the connection was lost."""
+        """What `act` gives, or what went wrong there or here.
+
+        Once more over a new connection, if the first was lost meanwhile.
+        """
         done = Listing()
         for _ in range(2):
             was_there = host.ssh.connected
@@ -224,7 +227,10 @@ class _Transfer(NamedTuple):
         return Listing(problems=problems)
 
     def fetch(self, host: RemoteHost, offered: Offered) -> bool:
-        """Fetch a file, by rename and only if it is as offered. Raises HostError, OSError."""
+        """One file, by rename and only if it is the one that was offered.
+
+        Raises HostError, OSError.
+        """
         folder = replace(self.run, attempt=offered.attempt).rank(offered.rank)
         folder.mkdir(parents=True, exist_ok=True)
         target, wanted = folder / offered.name, (offered.size, offered.sha256)

@@ -116,7 +116,10 @@ def look(
 
 
 def nsys_checks(wanted: Path | None) -> list[Check]:
-    """Which nsys it is, `wanted` by --nsys or any, its options, and whether it makes reports."""
+    """nsys: which one, which options it has, and whether it can make reports of what it captures.
+
+    `wanted` is the one of --nsys.
+    """
     try:
         nsys = profiling.find(wanted)
     except ProfilerError as error:

@@ -239,7 +239,10 @@ def fitting(wanted: str | None, program: Sequence[str]) -> tuple[str, list[str]]
 
 
 def run_path(arguments: argparse.Namespace, array: bool) -> str:
-    """The run directory, without the job's id where that ends it. Raises RunDirectoryError."""
+    """The run directory, without the job's id at its end where that names it.
+
+    Raises RunDirectoryError.
+    """
     if arguments.run_dir is None:
         now = dt.datetime.now(dt.timezone.utc)
         return str(run_directory.default_path(Path("runs"), "-", now).absolute())[:-1]

@@ -104,7 +104,10 @@ def choose(asked: argparse.Namespace, launch_bound: str = "", graphs_in: str = "
 
 
 def find(wanted: Path | None = None) -> Nsys:
-    """The nsys named, or an installed one. Raises ProfilerError where it is missing or too old."""
+    """The nsys named, or on PATH, or where installers put it.
+
+    Raises ProfilerError where there is none, it does not run, or it is too old.
+    """
     candidates = [Nsys(str(wanted))] if wanted is not None else installed()
     if not candidates:
         raise ProfilerError("nsys is not installed on this host", *_INSTALL)

@@ -37,7 +37,10 @@ _pid = 0
 
 @contextlib.contextmanager
 def prepared() -> Iterator[None]:
-    """Make the starter while the block imports, before the program begins. Raises OSError."""
+    """Make the starter while the block imports what it needs; the program has not begun.
+
+    Raises OSError.
+    """
     global _starter, _pid
     with descriptors.no_streams():
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
@@ -113,7 +116,9 @@ def _clone() -> int:
 
 
 def main(argv: List[str]) -> NoReturn:
-    """Start what is asked for on socket FD, and outlive the program's processes: argument FD."""
+    """Start what is asked for on the socket FD until no process of the program's is left, and then
+    what was started: argument FD.
+    """
     started: List[int] = []
     try:
         requests = _socket.socket(fileno=int(argv[0]))

@@ -40,7 +40,10 @@ def open_ones() -> List[int]:
 
 
 def fill_streams() -> List[int]:
-    """Open /dev/null (O_CLOEXEC) where 0, 1 or 2 is closed: the next file would be that; those."""
+    """Open /dev/null where 0, 1 or 2 is closed: the next file that we open would be a stream.
+
+    Returns those; they are closed again in whatever is started from here (O_CLOEXEC).
+    """
     filled = [os.open(os.devnull, os.O_RDWR)]
     while filled[-1] <= 2:
         filled.append(os.open(os.devnull, os.O_RDWR))
@@ -67,7 +70,10 @@ def release(given: List[int]) -> None:
 
 
 def asked(address: str, request: str, seconds: float) -> _socket.socket:
-    """A connection to the guard that listens here, asked this within so long. Raises OSError."""
+    """A way to the guard that listens here, by which it was asked this; it is waited for so long.
+
+    Raises OSError.
+    """
     guard = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     try:
         guard.settimeout(seconds)
@@ -101,7 +107,10 @@ def came(beside: Iterable[Tuple[int, int, bytes]]) -> List[int]:
 
 
 def receive(connection: _socket.socket) -> Dict[int, int]:
-    """What `send` sent: the number that each had, and its one here (O_CLOEXEC). Raises OSError."""
+    """What `send` sent: the number that each had, and the one that it has here, O_CLOEXEC.
+
+    Raises OSError where the sender has sent nothing, or we can open no more.
+    """
     text, arrived = b"", []
     space = _socket.CMSG_SPACE(_AT_ONCE * _INT_B)
     while not text.endswith(b"ok\n"):

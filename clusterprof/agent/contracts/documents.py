@@ -18,7 +18,10 @@ FARTHEST = 1 << 62
 
 
 def load(path: files.Path, ours: bool = False, links: bool = False) -> Any:
-    """The value in a JSON file, opened as by `files.opened`. Raises OSError, ValueError."""
+    """The value in a JSON file; `ours` and `links` as for `files.opened`.
+
+    Raises OSError, ValueError.
+    """
     return parse(files.content(path, MOST, links, ours))
 
 

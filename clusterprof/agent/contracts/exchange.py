@@ -53,7 +53,10 @@ class Exchange(NamedTuple):
 
 
 def exchanged(sent: int, arrived: int, left: int, came: int) -> Exchange:
-    """The bound of one exchange: sent and came by the asker's clock, with its drift."""
+    """The bound of one exchange: sent and came by the asker's clock, the others by the answerer's.
+
+    With what the clocks may have drifted between the answer's two times.
+    """
     slack = (left - arrived) * DRIFT_LIMIT_PPM // 1_000_000 + 1
     return Exchange(arrived, sent - arrived, came - left + slack)
 
@@ -128,7 +131,10 @@ class Endpoint:
                 os.unlink(self.announced_in)
 
     def _kernel_stamps(self) -> bool:
-        """Whether the kernel's stamps are of time.time_ns(), which a library may shift for us."""
+        """Whether the kernel's stamps and time.time_ns() are one clock, tried on ourselves.
+
+        They are not where a library shifts the clock of this process only.
+        """
         try:
             self.socket.setsockopt(socket.SOL_SOCKET, _STAMPS, 1)
             before = time.time_ns()
@@ -189,7 +195,10 @@ def _stamp(ancillary: List[Any]) -> Optional[int]:
 
 
 def announce(path: str, address: str) -> Endpoint:
-    """An endpoint, announced in the file `path` that only its owner can read. Raises OSError."""
+    """An endpoint on `address`, announced in the file `path` that only its owner can read.
+
+    Raises OSError.
+    """
     endpoint = Endpoint(address, secrets.token_bytes(32))
     try:
         host, port = endpoint.socket.getsockname()[:2]
@@ -203,7 +212,10 @@ def announce(path: str, address: str) -> Endpoint:
 
 
 def announced(path: str, ours: bool) -> Answerer:
-    """The answerer that a file announces; `ours` as there. Raises OSError, ValueError."""
+    """The answerer that a file announces; `ours` as for `documents.load`.
+
+    Raises OSError, ValueError.
+    """
     fields = documents.load(path, ours)
     form = {"address": str, "port": range(1, 65536), "secret": str, "machine": str}
     if not documents.fits(fields, form):

@@ -75,7 +75,9 @@ def remove(path: Path) -> None:
 
 
 def remove_left(path: Path, after_s: float = 0.0) -> None:
-    """Remove what a killed process left beside the folder `path` that is older than `after_s`."""
+    """Remove what a killed process has left of a new folder `path`, beside it: what was not
+    written to for `after_s` seconds.
+    """
     import glob  # no rank needs it
 
     folder, name = os.path.split(os.path.abspath(os.fspath(path)))

@@ -80,7 +80,10 @@ def read(run: str, number: int, ours: bool = False) -> LaterWindow:
 
 
 def next_after(run: str, number: int) -> Optional[LaterWindow]:
-    """The first order after this number that is ours; None while there is none. Raises OSError."""
+    """The first order after this number that a rank obeys; None while there is none.
+
+    One that is not ours, or is no order, is passed over. Raises OSError.
+    """
     for each in numbers(run):
         if each > number:
             try:

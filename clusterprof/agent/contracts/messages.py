@@ -69,7 +69,9 @@ def write(descriptor: int, text: str) -> None:
 
 @contextlib.contextmanager
 def unsignalled() -> Iterator[None]:
-    """Writing has no signal sent for a pipe without a reader or a file that may not grow."""
+    """What this thread writes in here has the process signalled neither for a pipe that no process
+    reads nor for a file that may grow no further.
+    """
     import signal
 
     own = {signal.SIGPIPE, signal.SIGXFSZ}

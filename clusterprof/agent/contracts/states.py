@@ -92,8 +92,9 @@ def make(folder: str) -> None:
 
 
 def read(folder: str, ours: bool = False) -> Dict[str, Any]:
-    """The state in a rank's folder, without what is not of its form; {} where there is none, or
-    where it is to be `ours` and is not (`files.check_ours`).
+    """The state in a rank's folder, without what is not of its form; {} where there is none.
+
+    `ours`: another user's is none (`files.check_ours`), as everywhere where a rank obeys one.
     """
     try:
         state = documents.load(os.path.join(folder, paths.STATE), ours)
@@ -162,7 +163,9 @@ def advance(
 
 
 def captured_before(folder: str) -> bool:
-    """Whether the rank has captured its window, or the whole of it in an earlier attempt."""
+    """Whether the rank with this folder has captured its window: in an earlier attempt than the
+    folder's, if that was the whole window.
+    """
     home, rank = os.path.dirname(os.path.dirname(folder)), int(os.path.basename(folder))
     attempt = paths.attempt_number(os.path.basename(home)) or 1
     first = os.path.dirname(home) if attempt > 1 else home
@@ -175,7 +178,10 @@ def captured_before(folder: str) -> bool:
 
 
 def stop_requested(run: str) -> Optional[str]:
-    """The reason of a request of ours in the run directory (`run`, or an attempt's); else None."""
+    """The request's reason; None where none is ours, or the run directory cannot be read.
+
+    `run`: the run directory, or the folder of an attempt in it.
+    """
     try:
         run = paths.run_of(run)
         # The listing first: NFS may remember for half a minute that a file is not there, but

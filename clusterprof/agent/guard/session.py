@@ -138,8 +138,9 @@ class Session:
         return [each for each in (*self.stops, self.importing) if each and each.poll() is None]
 
     def at_work(self, pids: List[int]) -> bool:
-        """Whether any of `pids` (see `processes`) could still write the report, as the daemon of a
-        killed nsys does, without which no `nsys stop` does.
+        """Whether anything of `pids` (see `processes`) could still write the report.
+
+        The daemon of a killed nsys does, when the program ends; without it no `nsys stop` does.
         """
         # An import may have ended since we looked: its report has no name yet.
         return self.importing is not None or bool({*pids} - {each.pid for each in self.stops})

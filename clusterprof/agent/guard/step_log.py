@@ -88,7 +88,9 @@ class StepLog:
             self.inside.append(range(*steps))
 
     def anchor(self, wall_ns: int, since: int = 0) -> None:
-        """The times from step `since` on, written or not, are by this difference of the clocks."""
+        """All times from step `since` on, written already or not, are by this difference of the
+        two clocks.
+        """
         with self._lock:
             self.walls = [each for each in self.walls if each[0] < since] + [(since, wall_ns)]
             self._written = [None, None]

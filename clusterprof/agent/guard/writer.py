@@ -372,8 +372,9 @@ class Writer:
         self, peer: Peer, private: str, session: str, importer: Optional[str], armed: bool = False,
         nsys: Optional[str] = None,
     ) -> None:  # fmt: skip
-        """Transfer what nsys leaves in `private`, of a killed guard too (Open MPI: in 0.5 s), but
-        nothing while it is only `armed`. `nsys` reads reports.
+        """Transfer what nsys leaves in `private`, of a killed guard too (Open MPI: in 0.5 s).
+
+        `armed`: it is to capture no window yet. `nsys` reads reports.
         """
         self.transfer = ReportTransfer(private, self.folder, importer, self.clock)
         self.transfer.reducing = self.reducing.get(self.folder)

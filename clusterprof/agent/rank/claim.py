@@ -49,7 +49,10 @@ def release() -> None:
 
 
 def holder(folder: str) -> Optional[int]:
-    """The process that has claimed the rank; 0: not known which, None: none, or another user's."""
+    """The process that has claimed the rank with this folder.
+
+    0 for one that cannot be determined, None for none, or another user's.
+    """
     with contextlib.closing(_socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)) as asking:
         asking.setblocking(False)
         try:

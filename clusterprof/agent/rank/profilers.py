@@ -78,7 +78,9 @@ class Switch:
         return 0
 
     def stall_s(self, done: int, left: int) -> float:
-        """About how long it stalls the training, once `done` steps ended and `left` have not."""
+        """How long its start or stop stalls the training, about: `done` of its steps have ended,
+        `left` have not.
+        """
         return 0.0
 
     def save(self) -> None:
@@ -86,7 +88,11 @@ class Switch:
 
 
 class NsysSession(Switch):
-    """The guard starts and stops a named nsys session, which has CUPTI between windows as well."""
+    """The guard starts and stops a named nsys session.
+
+    nsys has CUPTI from the program's start to its end, whether a window is open or not: to close
+    one gives the program's own profiler nothing (see `Window.deprived`).
+    """
 
     def __init__(self, address: str, outbox: Outbox, start_s: float, window: int = 1) -> None:
         """`start_s`: what nsys may take to begin."""
@@ -224,7 +230,10 @@ class TorchProfiler(OfOneThread):
             self.profile.stop()
 
     def save(self) -> None:
-        """Write the trace to the node's disk, if that has just let the writer make a folder."""
+        """Write the trace to the node's own disk; the writer packs and transfers it.
+
+        Only where that disk has just let another process make a folder: see `outbox`.
+        """
         self.on_its_thread()
         late_s = self.outbox.began_s + BEGIN_S - self.outbox.clock.now()
         begun = self.outbox.wait("begun", max(FOLDER_S, late_s))
@@ -287,9 +296,10 @@ def end_with_the_guard(address: str) -> None:
 def spare_children() -> None:
     """Let children that the program forks from now on end, whether in the window or after it.
 
-    Such a child lacks a thread that Kineto has run here, for which its exit() waits for ever in a
-    destructor of libkineto. It ends by _exit() instead, with its own status, after all that Python
-    does at its end and with its C streams flushed; destructors of C++ libraries are left out.
+    Kineto has run a thread in this process. A forked child lacks it, and its exit() waits for it
+    for ever, in a destructor of libkineto. Such a child ends by _exit() instead, with its own
+    status, after all that Python does at its end and with its C streams flushed; the destructors of
+    C++ libraries are left out.
     """
     import ctypes
 

@@ -169,8 +169,10 @@ class Recorder:
         self.outbox.state(None, flight=why)
 
     def at_the_end(self) -> Source:
-        """What dumps now, without a process group as well if its entries refer to no CUDA event of
-        one, as gloo's. Raises UnavailableError.
+        """What dumps now. Raises UnavailableError.
+
+        NCCL's entries refer to CUDA events of its process groups, which may be gone with them;
+        gloo's refer to nothing.
         """
         try:
             return self.find()
@@ -188,7 +190,10 @@ class Recorder:
         return True
 
     def find(self, stacks: Optional[bool] = None) -> Source:
-        """What dumps this process's recorder, with `stacks` or as planned. UnavailableError."""
+        """What dumps the recorder of this process; UnavailableError where that is not safe.
+
+        `stacks`: with the Python stack of each call; None for what the plan says.
+        """
         stacks = self.stacks if stacks is None else stacks
         torch = sys.modules.get("torch")
         if torch is None:

@@ -97,7 +97,10 @@ class Counter:
         self._attends_backward = False
 
     def begin(self, outbox: Optional[Outbox] = None, since: int = 0) -> None:
-        """Start counting; step 0 began `since` (monotonic), or now. `outbox` takes the log."""
+        """Start counting; step 0 began `since` (monotonic), by default now.
+
+        `outbox` takes the log, without one there is none.
+        """
         self.outbox = outbox
         self.enabled = True
         self._wall = wall_minus_monotonic(self.clock)
@@ -112,8 +115,9 @@ class Counter:
         self._plan()
 
     def attend(self, due: int, act: Callable[[int], int]) -> None:
-        """Call `act(count)` once `due` steps have ended, after those who attend already; it returns
-        when next, -1 for never.
+        """Call `act(count)` once `due` steps have ended; it returns when next, -1 for never.
+
+        Of several that are due at once the first that attended comes first.
         """
         self._attending = [each for each in self._attending if each[0] >= 0]
         self._attending.append((due, act))

@@ -122,7 +122,10 @@ class Window:
         return False
 
     def look(self, count: int) -> int:
-        """Inside the window: close it if it is too large or that was ordered; when to come back."""
+        """Inside the window: close it if it has become too large, or if that was ordered.
+
+        Returns the count to come back at, -1 for none.
+        """
         held = 0
         why = self.outbox.look().get("order")
         for switch in self.switches:
@@ -138,7 +141,9 @@ class Window:
         return -1
 
     def foresee(self, done: int) -> None:
-        """Warn once where the capture stalls longer than the others wait, `done` steps into it."""
+        """Warn once where the capture stalls longer than the other ranks wait; `done`: its steps
+        that have ended.
+        """
         with contextlib.suppress(Exception):  # what cannot be measured is not known
             timeout_s = None if self.warned else profilers.shortest_timeout_s()
             left = self.end - self.first - done
@@ -175,8 +180,9 @@ class Window:
         self.close("closed at step %d of %d:%d: %s" % (*where, why), whole=True)
 
     def close(self, cut: Optional[str], *, whole: bool = False) -> None:
-        """Stop capturing; `cut` says why before the window's end. `whole`: all is captured that is
-        to be, and another attempt of the job need not capture again.
+        """Stop capturing; `cut` says why before the window's end, None at its end.
+
+        `whole`: all is captured that is to be; another attempt of the job need not capture again.
         """
         self.is_open = False
         own_profilers.kineto.comes = None
@@ -321,7 +327,9 @@ def first_line(error: BaseException) -> str:
 
 
 def next_look(first: int, began_ns: int, count: int, now_ns: int) -> int:
-    """The step to look after next, by the pace since step `first` began at `began_ns`."""
+    """The step after which to look again, at least one further on, by how long steps have taken
+    since step `first` began at `began_ns`.
+    """
     each_ns = max(1, (now_ns - began_ns) // max(1, count - first))
     return count + max(1, plans.LOOK_NS // each_ns)
 

@@ -94,7 +94,10 @@ class Prober:
         return data.decode("ascii", "replace") if users == [os.getuid()] else ""
 
     def ask(self) -> None:
-        """Measure when the window opens and closes, unless another prober measures this machine."""
+        """Measure when the window opens and once more when it has closed; then we are done.
+
+        At once where another prober measures this machine, or there is nothing to measure.
+        """
         answerer, ended = None, False
         sources: List[Any] = [self.pipe, self.owner]
         while not ended:
