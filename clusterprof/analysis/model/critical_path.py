@@ -9,7 +9,7 @@ Imbalance as in Scalasca (Böhme et al., Scalable critical-path based performanc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,8 @@ class Pieces:
 
 def path(job: Replay, lengths: Lengths) -> Pieces:
     """Walk the path through the job's steps with these lengths ([n] each)."""
-    lengths = job.eased(lengths, job.saved_beside(lengths, job.one_pass(job.edges(lengths))))
+    run = job.contention.eased(lengths.run, job.one_pass(job.edges(lengths)))
+    lengths = replace(lengths, run=run)
     edges = job.edges(lengths)
     times, marks = job.one_pass(edges), job.graph.place(job.marks)
     source, edge = job.graph.binding(edges, times)

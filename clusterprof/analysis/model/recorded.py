@@ -10,7 +10,6 @@ from functools import partial
 import numpy as np
 
 from clusterprof import threads
-from clusterprof.align.columns import first_places
 from clusterprof.analysis.model import host_activity, limits
 from clusterprof.analysis.model.accounts import activity_of
 from clusterprof.analysis.model.by_report import (
@@ -31,6 +30,7 @@ from clusterprof.analysis.model.replay import (
     RUNNING,
     SINCE,
     WAKING,
+    Contention,
     Lengths,
     Replay,
 )
@@ -193,14 +193,12 @@ class _Moments:
         self.waits_for = source, target = edges[:2]
         graph = Graph(self.moments, source, target, first)
         kind, pick, plus, loose = edges[2:, graph.edge]
-        beside, wait_beside, waits, waits_ns = self._beside_waits()
         return Replay(
             **vars(self.part), graph=graph, steps=steps, lengths=Lengths(own, run, woken),
             kind_of_edge=kind.astype(np.int8), pick=pick, plus=plus, loose=loose,
             host_root=self.root, joined=self.joined, fresh=self.fresh, first=graph.place(first),
             first_ns=first_ns, again=graph.place(again), marks=self.step_ends,
-            freely=self._freely(beside, run), beside=beside, wait_beside=wait_beside,
-            waits=graph.place(waits), waits_ns=waits_ns, apart=len(self.apart),
+            contention=self._contention(graph, run), apart=len(self.apart),
         )  # fmt: skip
 
     def _begins(self) -> tuple[Ints, Ints, Ints]:
@@ -301,74 +299,59 @@ class _Moments:
         starts = moments[(moments >= self.starts) & (moments < self.ends)]
         return self.calls.ids[calls], starts
 
-    def _beside_waits(self) -> tuple[Ints, Ints, Ints, Ints]:
-        """Which kernels ran beside a wait in a collective, and which; all waits, and their lengths.
-
-        A collective that waits occupies multiprocessors and memory, and slows what runs beside it.
-        """
+    def _contention(self, graph: Graph, run: Ints) -> Contention:
+        """Which kernels ran beside waits in collectives, and how long they run without (`run`)."""
         part, calls, axis = self.part, self.calls, self.dataset.axis
-        begin, until = self.start[calls.member], calls.arrival[calls.number]
-        waits = np.flatnonzero(calls.held & (until - begin > limits.REACTS_NS))
-        rank = part.rank[calls.member[waits]]
-        order = np.lexsort((begin[waits], rank))
-        begins, ends = (axis.of(rank, t[waits])[order] for t in (begin, until))
-        beside, which = [waits[:0]], [waits[:0]]
-        for rows in self._some_ranks():
-            middle = axis.of(part.rank[rows], (self.start[rows] + self.stop[rows]) // 2)
-            at = np.searchsorted(begins, middle, side="right") - 1
-            inside = (at >= 0) & (middle < np.r_[ends, 0][at]) & (part.kind[rows] == COMPUTE)
-            beside.append(rows.start + np.flatnonzero(inside))
-            which.append(order[at[inside]])
-        moments = [self.starts + calls.member[waits], self.arrivals + calls.number[waits]]
-        lengths = (until - begin)[waits]
-        return np.concatenate(beside), np.concatenate(which), np.stack(moments), lengths
-
-    def _some_ranks(self) -> list[slice]:
-        """The rows of some ranks after those of others."""
-        first = np.flatnonzero(np.diff(self.part.rank, prepend=-1, append=-1))
-        return [slice(*first[[k, until]]) for k, until in threads.blocks(first, threads.AT_ONCE)]
-
-    def _freely(self, beside: Ints, run: Ints) -> Ints:
-        """How long each activity runs where its rank waits in no collective beside it (ns).
-
-        By one factor: how many times as long a kernel runs beside a collective as the same one of
-        its rank does beside none, of all the middle one, by time and the root of how many tell it.
-        """
-        kernel, alike, covered = self._same_kernels()
-        took = run[kernel]
-        crowded = covered == took
-        others, longer, count = quantiles(alike[crowded], took[crowded], limits.HALF)
-        free = (covered == 0) & (first_places(others, alike) >= 0)
-        keys, alone, times = quantiles(alike[free], took[free], limits.HALF)
-        if not len(keys):
-            return run
-        other = np.searchsorted(others, keys)
-        factor = longer[other] / alone
-        weight = np.minimum(alone, longer[other]) * np.sqrt(np.minimum(times, count[other]))
-        order = np.argsort(factor)
-        until = np.cumsum(weight[order])
-        middle = factor[order][np.searchsorted(until, limits.HALF * until[-1])]
-        freely = run.copy()
-        freely[beside] = run[beside] / max(float(middle), 1.0)
-        return np.asarray(freely)
-
-    def _same_kernels(self) -> Ints:
-        """Kernels, a number for each, and how long collectives run beside it (ns), [3, kernels].
-
-        Equal for those of a rank that do the same, in any layer and step: by their names, and those
-        of two before and two behind each.
-        """
-        part, axis, names = self.part, self.dataset.axis, self.dataset.activities.name
-        kernels = [np.zeros((3, 0), dtype=np.int64)]
-        for rows in self._some_ranks():
+        member, number = calls.member[calls.held], calls.number[calls.held]
+        waits_ns = calls.arrival[number] - self.start[member]
+        order = np.lexsort((self.start[member], part.rank[member]))
+        order = order[waits_ns[order] > limits.REACTS_NS]
+        member, number, waits_ns = member[order], number[order], waits_ns[order]
+        spans = self.start[member], calls.arrival[number]
+        begins, ends = (axis.of(part.rank[member], times) for times in spans)
+        kernels = [np.zeros((4, 0), dtype=np.int64)]
+        first = np.flatnonzero(np.diff(part.rank, prepend=-1, append=-1))
+        for k, until in threads.blocks(first, threads.AT_ONCE):
+            rows = slice(first[k], first[until])
             begin, end = (axis.of(part.rank[rows], t[rows]) for t in (self.start, self.stop))
             busy = part.kind[rows] == COLLECTIVE
             kernel = np.flatnonzero((part.kind[rows] == COMPUTE) & (end > begin))
             kernel = kernel[np.argsort(begin[kernel], kind="stable")]
-            name = names[part.activity[rows][kernel]]
+            covered = union(begin[busy], end[busy]).within(begin[kernel], end[kernel])
+            # equal for those of a rank that do the same, in any layer and step: by their names,
+            # and those of two before and two behind each
+            name = self.dataset.activities.name[part.activity[rows][kernel]]
             alike = part.rank[rows][kernel].astype(np.int64)
             for apart in range(-2, 3):
                 alike = alike * _MIXES + np.roll(name, apart)
-            covered = union(begin[busy], end[busy]).within(begin[kernel], end[kernel])
-            kernels.append(np.stack([rows.start + kernel, alike, covered]))
-        return np.concatenate(kernels, axis=1)
+            middle = (begin[kernel] + end[kernel]) // 2
+            wait = np.searchsorted(begins, middle, side="right") - 1
+            wait = np.where(middle < np.r_[ends, 0][wait], wait, -1)
+            kernels.append(np.stack([rows.start + kernel, alike, covered, wait]))
+        kernel, alike, covered, wait = np.concatenate(kernels, axis=1)
+        beside, freely = wait >= 0, run.copy()
+        longer = _times_longer(alike, run[kernel], covered)
+        freely[kernel[beside]] = run[kernel[beside]] / longer
+        places = graph.place(np.stack([self.starts + member, self.arrivals + number]))
+        return Contention(freely, kernel[beside], wait[beside], places, waits_ns)
+
+
+def _times_longer(alike: Ints, took: Ints, covered: Ints) -> float:
+    """How many times as long a kernel runs beside a collective as the same one does beside none.
+
+    The middle one of all, by time and the root of how many tell it; at least 1. Kernels are the
+    same where `alike` is; `covered` is how long collectives run beside each (ns).
+    """
+    crowded = covered == took
+    others, longer, count = quantiles(alike[crowded], took[crowded], limits.HALF)
+    free = (covered == 0) & np.isin(alike, others)
+    keys, alone, times = quantiles(alike[free], took[free], limits.HALF)
+    if not len(keys):
+        return 1.0
+    other = np.searchsorted(others, keys)
+    factor = longer[other] / alone
+    weight = np.minimum(alone, longer[other]) * np.sqrt(np.minimum(times, count[other]))
+    order = np.argsort(factor)
+    until = np.cumsum(weight[order])
+    middle = factor[order][np.searchsorted(until, limits.HALF * until[-1])]
+    return max(float(middle), 1.0)

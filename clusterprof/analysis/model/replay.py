@@ -54,6 +54,37 @@ class Lengths:
     explained: bool = False
 
 
+@dataclass(frozen=True, eq=False)
+class Contention:
+    """What ran beside a collective that waits, which occupies multiprocessors and memory."""
+
+    #: how long each activity runs where nothing waits beside it (ns)
+    freely: Ints
+    #: activities that ran while their rank waited in a collective, and beside which wait
+    beside: Ints
+    wait_beside: Ints
+    #: waits: the places in the graph's order of the member's start and of the last arrival,
+    #: [2, waits], and the length
+    waits: Ints
+    waits_ns: Ints
+
+    def eased(self, run: Ints, times: Ints) -> Ints:
+        """Return running times that are shorter as waits beside them are; `run` if none is.
+
+        `times` are those of a pass with `run`, in the graph's order.
+        """
+        left = times[..., self.waits[1]] - times[..., self.waits[0]]
+        share = np.clip(left / self.waits_ns, 0.0, 1.0)[..., self.wait_beside]
+        crowded = run[..., self.beside]
+        faster = crowded - np.minimum(crowded, self.freely[self.beside])
+        saved = ((1 - share) * faster).astype(np.int64)
+        if not saved.any():
+            return run
+        eased = np.array(np.broadcast_to(run, (*saved.shape[:-1], run.shape[-1])))
+        eased[..., self.beside] -= saved
+        return eased
+
+
 #: of arrays that are still there, by their `id`; what-ifs share most of theirs
 _DIGESTS = dict[int, bytes]()
 
@@ -94,15 +125,7 @@ class Replay(Part):
     again: Ints
     #: moments at which each rank's steps begin, and the last ends, [ranks, steps + 1]
     marks: Ints
-    #: activities that ran while their rank waited in a collective, and beside which wait
-    beside: Ints
-    wait_beside: Ints
-    #: how long each activity runs where nothing waits beside it
-    freely: Ints
-    #: waits: the places in the graph's order of the member's start and of the last arrival,
-    #: [2, waits], and the length
-    waits: Ints
-    waits_ns: Ints
+    contention: Contention
     #: the part of `plus` that is unexplained
     loose: Ints
     #: how many collectives were taken apart, since they wait for each other in circles
@@ -150,42 +173,24 @@ class Replay(Part):
     def _passes(self, lengths: Lengths) -> Callable[[Ints], list[Ints]]:
         """A function from when what came before the window was (`first_ns`) to all times.
 
-        Those of two passes where waits are shorter than recorded: before and after `eased`; both
-        in the graph's order.
+        Those of two passes where waits are shorter than recorded: before and after what ran beside
+        them is `eased`; both in the graph's order.
         """
         plain = eased = self.edges(lengths)
-        known = np.zeros(0, dtype=np.int64)
+        run = lengths.run
 
         def times(begin: Ints) -> list[Ints]:
-            nonlocal eased, known
-            found = self.one_pass(plain, begin)
-            saved = self.saved_beside(lengths, found)
-            if not saved.any():
-                return [found]
+            nonlocal eased, run
+            first = self.one_pass(plain, begin)
+            shorter = self.contention.eased(lengths.run, first)
+            if shorter is lengths.run:
+                return [first]
             # from round to round the waits soon remain as they are
-            if not np.array_equal(saved, known):
-                eased, known = self.edges(self.eased(lengths, saved)), saved
-            return [found, self.one_pass(eased, begin)]
+            if not np.array_equal(shorter, run):
+                eased, run = self.edges(replace(lengths, run=shorter)), shorter
+            return [first, self.one_pass(eased, begin)]
 
         return times
-
-    def eased(self, lengths: Lengths, saved: Ints) -> Lengths:
-        """Return the lengths where what ran beside waits takes so much less (`saved_beside`)."""
-        run = np.array(np.broadcast_to(lengths.run, (*saved.shape[:-1], len(self.rank))))
-        run[..., self.beside] -= saved
-        return replace(lengths, run=run)
-
-    def saved_beside(self, lengths: Lengths, times: Ints) -> Ints:
-        """Return how much less each activity beside a wait takes where the wait is shorter (ns).
-
-        A wait in a collective occupies multiprocessors and memory; `times` tell its length, those
-        of a pass with `lengths`, in the graph's order.
-        """
-        left = times[..., self.waits[1]] - times[..., self.waits[0]]
-        part = np.clip(left / self.waits_ns, 0.0, 1.0)
-        run = lengths.run[..., self.beside]
-        faster = run - np.minimum(run, self.freely[self.beside])
-        return np.asarray(((1 - part[..., self.wait_beside]) * faster).astype(np.int64))
 
     def edges(self, lengths: Lengths) -> Ints:
         """Return each edge's length, [edges] or [what-ifs, edges]."""
@@ -269,7 +274,7 @@ class Replay(Part):
         if len(before) != len(now):
             return False
         change = [one - other for one, other in zip(now, before, strict=True)]
-        began, ended = (change[0][..., each] for each in self.waits)
+        began, ended = (change[0][..., places] for places in self.contention.waits)
         return np.array_equal(began, ended) and all(map(self.graph.goes_on, change))
 
 

@@ -156,8 +156,9 @@ def _made(job: Replay, tracing_ns: int, slower: float = 1.0) -> Untraced:
         own = np.where(own > 0, np.maximum(own - tracing_ns, own // 5), own)
     if slower > 1:
         times = np.where(job.kind == COMPUTE, slower, 1.0)
-        run, freely = ((values * times).astype(np.int64) for values in (run, job.freely))
-        job = replace(job, freely=freely)
+        freely = (job.contention.freely * times).astype(np.int64)
+        run = (run * times).astype(np.int64)
+        job = replace(job, contention=replace(job.contention, freely=freely))
     return Untraced(job, replace(job.lengths, own=own, run=run), tracing_ns, own, slower)
 
 

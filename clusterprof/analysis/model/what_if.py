@@ -326,7 +326,7 @@ class WhatIfs:
         if part == "host":
             took = lengths.own - self._in_common
         else:
-            took = np.minimum(lengths.run, job.freely)
+            took = np.minimum(lengths.run, job.contention.freely)
         key = rank[rows] * np.int64(shape[1]) + step[rows]
         total = np.bincount(key, took[rows], shape[0] * shape[1]).reshape(shape).astype(float)
         total[np.setdiff1d(np.arange(shape[0]), job.ranks)] = np.nan
@@ -385,7 +385,7 @@ class WhatIfs:
         values = (lengths.own if part == "host" else lengths.run).copy()
         chosen, rank, step, phase = self.parts[part]
         # a peer's kernels as they would be without its waiting for these ranks
-        source = values if part == "host" else np.minimum(values, self.job.freely)
+        source = values if part == "host" else np.minimum(values, self.job.contention.freely)
         source = source.copy()
         for k in ranks:
             others = np.setdiff1d(self.peers.others(k), ranks)
