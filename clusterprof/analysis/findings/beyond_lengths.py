@@ -7,7 +7,6 @@ another program by the kernels that it runs besides its peers'; what is left may
 
 from __future__ import annotations
 
-import math
 import re
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy as np
 from clusterprof.analysis.findings.pace import job_of
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints, once
+from clusterprof.analysis.model.graph import sums
 from clusterprof.analysis.model.timeline import COMPUTE, COPY
 from clusterprof.analysis.model.what_if import WhatIfs
 from clusterprof.words import base_name
@@ -65,8 +65,7 @@ def by_name(job: WhatIfs, rows: Ints, lengths: Ints) -> tuple[list[str], Floats,
 def _sums(job: WhatIfs, rows: Ints, each: Ints | None, of: Ints, count: int) -> Floats:
     """The sums of `each` of the activities `rows`, or how many, [ranks, `count`, steps]."""
     shape = len(job.dataset.ranks), count, len(job.job.steps)
-    key = np.ravel_multi_index((job.job.rank[rows], of, job.job.step[rows]), shape)
-    return np.bincount(key, each, math.prod(shape)).astype(float).reshape(shape)
+    return sums(shape, (job.job.rank[rows], of, job.job.step[rows]), each)
 
 
 def _slower_copies(job: WhatIfs) -> Floats:

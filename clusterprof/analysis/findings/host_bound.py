@@ -21,7 +21,7 @@ from clusterprof.analysis.findings.pace import another_pace, job_of, of_saving
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.by_report import STAMP_NS
 from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints
-from clusterprof.analysis.model.graph import NEVER
+from clusterprof.analysis.model.graph import NEVER, sums
 from clusterprof.analysis.model.intervals import union
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.timeline import COMPUTE
@@ -144,9 +144,8 @@ class _Cause:
     @cached_property
     def long(self) -> Bools:
         """Whose host is in it for long in which step: what makes up most of it, [ranks, steps]."""
-        job, (n, steps) = self.job.job, (len(self.job.dataset.ranks), len(self.job.job.steps))
-        key = job.host_rank * np.int64(steps) + self.job.step_of_host
-        spent = np.bincount(key, self.own, n * steps).reshape(n, steps)
+        shape = len(self.job.dataset.ranks), len(self.job.job.steps)
+        spent = sums(shape, (self.job.job.host_rank, self.job.step_of_host), self.own)
         longest = np.sort(spent, axis=None)[::-1]
         most = np.searchsorted(np.cumsum(longest), limits.HALF * spent.sum())
         return np.asarray(spent >= limits.HALF * max(longest[most], 1.0))

@@ -16,7 +16,7 @@ import numpy as np
 
 from clusterprof.analysis.model import limits, replay
 from clusterprof.analysis.model.dataset import Dataset, Ints
-from clusterprof.analysis.model.graph import first_of, ranges, running_maximum
+from clusterprof.analysis.model.graph import first_of, ranges, running_maximum, sums
 from clusterprof.analysis.model.replay import Lengths, Replay
 from clusterprof.analysis.model.timeline import Small
 from clusterprof.analysis.model.what_if import what_ifs
@@ -140,10 +140,9 @@ def critical_path(dataset: Dataset) -> CriticalPath | None:
     pieces, steps = path(job, base), len(job.steps)
     if not len(pieces.rank):
         return None
-    on_path = np.zeros((len(dataset.ranks), len(WHAT)))
-    np.add.at(on_path, (pieces.rank, pieces.what), pieces.length)
-    of_activity = job.rank * np.int64(len(WHAT)) + OF_KIND[job.kind]
-    spent = np.bincount(of_activity, base.run, on_path.size).reshape(on_path.shape)
+    shape = len(dataset.ranks), len(WHAT)
+    on_path = sums(shape, (pieces.rank, pieces.what), pieces.length)
+    spent = sums(shape, (job.rank, OF_KIND[job.kind]), base.run)
     spent[:, HOST] = np.bincount(job.host_rank, base.own, len(on_path))
     mean, whole = spent[job.ranks].mean(axis=0), on_path.sum(axis=0)
     imbalance = np.maximum(whole - mean, 0)

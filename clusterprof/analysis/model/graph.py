@@ -6,13 +6,14 @@ lengths answers what would have been (a what-if). One takes any number of them s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
 
 from clusterprof.align.columns import first_places, places
-from clusterprof.analysis.model.dataset import Bools, Ints
+from clusterprof.analysis.model.dataset import Bools, Floats, Ints
 from clusterprof.analysis.model.timeline import Small
 
 #: a moment that no edge leads to, or an edge that is cut: earlier than anything
@@ -152,3 +153,9 @@ def running_sum(values: Small, begin: Small) -> Ints:
     total: Ints = np.cumsum(values, axis=-1)
     total -= (total - values).take(begin, axis=-1)
     return total
+
+
+def sums(shape: tuple[int, ...], places: tuple[Small, ...], values: Small | None = None) -> Floats:
+    """Return the sums of `values`, or else how many there are, at their places along each axis."""
+    total = np.bincount(np.ravel_multi_index(places, shape), values, math.prod(shape))
+    return np.asarray(total.reshape(shape), dtype=float)

@@ -155,6 +155,16 @@ class Replay(Part):
         """The places of the ranks that are replayed, ascending."""
         return self.host_rank[self.first_of_host]
 
+    def launched_before(self, part: Ints, which: Ints | Bools | slice = EVERY) -> Small:
+        """How many of these activities each host moment's host has launched before it in its part.
+
+        Parts follow each other: `part` [host moments] is alike in each.
+        """
+        launches = np.zeros(len(self.host_rank), dtype=np.int32)
+        launches[self.launch_moment[which]] = 1
+        so_far = running_sum(launches, first_of(np.diff(part, prepend=-1) != 0))
+        return (so_far - launches).astype(np.int32)
+
     @cached_property
     def blocks(self) -> list[Block]:
         """The job's ranks in parts, none of which has many activities."""

@@ -138,10 +138,8 @@ class _Even:
 def _even_hosts(job: Replay, own: Ints, step: Ints) -> Ints:
     """Hosts' times from one launch to the next as in the middle of all ranks and steps."""
     key = job.host_rank * (step.max(initial=0) + 1) + step
-    launches = np.zeros(len(own), dtype=bool)
-    launches[job.launch_moment] = True
     # what a host does before a launch, however many waits it has in between
-    fresh = np.r_[True, (key[1:] != key[:-1]) | launches[:-1]]
+    fresh = (np.diff(key, prepend=-1) != 0) | (np.diff(job.launched_before(key), prepend=-1) != 0)
     first, of = np.flatnonzero(fresh), np.cumsum(fresh) - 1
     took = np.add.reduceat(own, first)
     even = _even(took, job.host_rank[first], step[first], np.mean)

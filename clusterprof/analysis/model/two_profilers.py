@@ -7,7 +7,6 @@ begins or ends, exceeds all of the other's time there: less would be the profile
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,7 +15,7 @@ import numpy as np
 from clusterprof.analysis.groups.peers import Peers
 from clusterprof.analysis.model import host_activity, limits
 from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints
-from clusterprof.analysis.model.graph import first_of, running_sum
+from clusterprof.analysis.model.graph import sums
 from clusterprof.analysis.model.replay import Replay
 
 
@@ -70,9 +69,8 @@ class Hosts:
 def _at_places(rank: Ints, place: Ints, ranks: int, values: Ints) -> Floats:
     """The sums of the moments' `values`, [ranks, places]; NaN for ranks that have none."""
     shape = ranks, int(place.max(initial=0)) + 1
-    sums = np.bincount(np.ravel_multi_index((rank, place), shape), values, math.prod(shape))
     there = np.bincount(rank, minlength=ranks) > 0
-    return np.where(there[:, None], sums.reshape(shape), np.nan)
+    return np.where(there[:, None], sums(shape, (rank, place), values), np.nan)
 
 
 def places(job: Replay, step: Ints, phase: Ints) -> tuple[Ints, Ints]:
@@ -86,10 +84,8 @@ def places(job: Replay, step: Ints, phase: Ints) -> tuple[Ints, Ints]:
     among = step.astype(np.int64) * phases + phase
     shape = int(job.host_rank.max(initial=0)) + 1, int(among.max(initial=0)) + 1
     key = np.ravel_multi_index((job.host_rank, among), shape)
-    launches = np.zeros(len(key), dtype=np.int64)
-    launches[job.launch_moment] = 1
-    turn = running_sum(launches, first_of(np.diff(key, prepend=-1) != 0)) - launches
-    count = np.bincount(key, launches, math.prod(shape)).reshape(shape)
+    turn = job.launched_before(key)
+    count = sums(shape, (job.host_rank[job.launch_moment], among[job.launch_moment]))
     alike = (count[job.ranks] == count[job.ranks[:1]]).all(axis=0)
     pairs = np.stack([among, np.where(alike[among], turn, 0)])
     known, place = np.unique(pairs, axis=1, return_inverse=True)

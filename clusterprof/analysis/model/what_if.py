@@ -20,7 +20,7 @@ from clusterprof.analysis.groups.stages import stage_of
 from clusterprof.analysis.model import host_activity, limits, two_profilers
 from clusterprof.analysis.model.accounts import call_of
 from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints, once
-from clusterprof.analysis.model.graph import NEVER, first_of, running_sum
+from clusterprof.analysis.model.graph import NEVER, sums
 from clusterprof.analysis.model.recorded import replay
 from clusterprof.analysis.model.replay import EVERY, Lengths, Replay, Some
 from clusterprof.analysis.model.timeline import COLLECTIVE, Small
@@ -164,12 +164,9 @@ class WhatIfs:
         work = np.flatnonzero(~job.joined & (job.kind != COLLECTIVE) & ~whole)
         work = work[np.argsort(job.launch_moment[work], kind="stable")]
         self.work: Small = work.astype(np.int32)
-        launches = np.zeros(len(job.host_rank), dtype=np.int32)
-        launches[job.launch_moment[job.kind == COLLECTIVE]] = 1
         step = job.host_rank * len(job.steps) + self.step_of_host
-        so_far = running_sum(launches, first_of(np.diff(step, prepend=-1) != 0))
         #: how many collectives each moment's host has launched before it in its step
-        self.host_phase: Small = (so_far - launches).astype(np.int32)
+        self.host_phase = job.launched_before(step, job.kind == COLLECTIVE)
         moments = np.arange(len(job.host_rank), dtype=np.int32)
         #: of each part: all places that are compared, and the rank, the step and the phase of each
         self.parts: dict[Part, tuple[Small, ...]] = {
@@ -327,20 +324,20 @@ class WhatIfs:
             took = lengths.own - self._in_common
         else:
             took = np.minimum(lengths.run, job.contention.freely)
-        key = rank[rows] * np.int64(shape[1]) + step[rows]
-        total = np.bincount(key, took[rows], shape[0] * shape[1]).reshape(shape).astype(float)
-        total[np.setdiff1d(np.arange(shape[0]), job.ranks)] = np.nan
-        # a rank that is its stage's only one is compared by what each launch takes
-        count = np.maximum(np.bincount(job.host_rank, minlength=len(total)), 1)[:, None]
-        mine = self.peers.differences(total)
-        if self.alone.any():
-            each = self.peers.differences(total / count) * count
-            mine = np.where(self.alone[:, None], each, mine)
         if part == "host" and self.unlike:
-            mine = self.unlike.by_step(self.unlike.later(took))
-        out = np.zeros((shape[0], len(self.dataset.steady_steps)))
-        out[:, self.steps] = mine
-        return out
+            later = self.unlike.by_step(self.unlike.later(took))
+        else:
+            total = sums(shape, (rank[rows], step[rows]), took[rows])
+            total[np.setdiff1d(np.arange(shape[0]), job.ranks)] = np.nan
+            later = self.peers.differences(total)
+            if self.alone.any():
+                # a rank that is its stage's only one is compared by what each launch takes
+                count = np.maximum(np.bincount(job.host_rank, minlength=shape[0]), 1)[:, None]
+                by_launch = self.peers.differences(total / count) * count
+                later = np.where(self.alone[:, None], by_launch, later)
+        differences = np.zeros((shape[0], len(self.dataset.steady_steps)))
+        differences[:, self.steps] = later
+        return differences
 
     @cached_property
     def unlike(self) -> two_profilers.Hosts | None:
