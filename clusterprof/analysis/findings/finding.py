@@ -113,16 +113,16 @@ def finding(
     if saved:
         saved = replace(saved, long_run=saved.long_run or say.hidden)
         # no step can cost more than it lasts
-        each = np.clip(saved.each if say.costs is None else say.costs, 0.0, dataset.durations)
+        each = np.clip(saved.by_step_ns if say.costs is None else say.costs, 0.0, dataset.durations)
         # nor can its repair save more than the step where one rank's times are wrong
         saved_ns, lies = min(saved.ns, saved.of_ns), job_of(dataset).interval(saved, ranks)
-        if saved.long_run and not saved.known:
+        if saved.long_run and not saved.paced:
             # where queued work hides it, the longer step to come
             step_ns = max(saved.of_ns, 1.0)
         job_of(dataset).weighed[code.code, tuple(ranks), round(saved_ns)] = saved
     hit = np.flatnonzero(each > limits.WARNING_FRAC * each.max(initial=0.0))
     often = recurrence(len(hit), len(each))
-    if saved and not saved.known and often == "once":
+    if saved and not saved.paced and often == "once":
         at_most = "info"
     share = min(max(saved_ns / step_ns, 0.0), 1.0)
     if saved and at_most != "info" and lies.least_ns <= 0 and severity(share) != "info":
@@ -155,7 +155,7 @@ def finding(
 
 def _doubted(summary: str, saved: Saved, lies: Interval) -> str:
     """A summary that says, second, that the saving may be nothing, and what would tell."""
-    record = "profile more steps" if saved.known else "profile it by clusterprof, with step logs,"
+    record = "profile more steps" if saved.paced else "profile it by clusterprof, with step logs,"
     why = f"{record} to tell."
     if lies.clocks_ns[0] >= limits.HALF * saved.ns:
         why = "the ranks' clocks are not known well enough."
@@ -175,7 +175,7 @@ def _saving(saved: Saved, clocks_ns: float) -> Saving:
         "window": {"step_ns": round(base), "without_ns": round(base - saved.window_ns)},
         "long_run": {"step_ns": round(long), "without_ns": round(long - saved.long_ns)},
         "stated": "long_run" if saved.long_run else "window",
-        "each_ns": [round(ns) for ns in saved.each.tolist()],
+        "each_ns": [round(ns) for ns in saved.by_step_ns.tolist()],
         "clocks_ns": round(clocks_ns),
         "net_of": [{"code": code, "ranks": list(ranks)} for code, ranks in saved.base.repaired],
     }

@@ -260,7 +260,7 @@ def _words(cause: _Cause, saved: Saved) -> Words:
             for k, rank in enumerate(dataset.ranks[: limits.MOST])
         ],
         follow_up=capture(dataset, ranks[:2], *options) if options else "",
-        costs=np.where(once, saved.each.sum(), 0.0) if once.any() else None,
+        costs=np.where(once, saved.by_step_ns.sum(), 0.0) if once.any() else None,
     )
 
 

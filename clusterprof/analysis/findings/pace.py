@@ -33,7 +33,7 @@ def pace(dataset: Dataset) -> Pace | None:
         return None
     return {
         "step_ns": round(job.step_ns),
-        "without_profiler": job.known,
+        "without_profiler": job.paced,
         "window_step_ns": round(dataset.step_ns),
     }
 
@@ -74,10 +74,10 @@ def of_step(dataset: Dataset, saved: Saved) -> str:
 
 def of_saving(dataset: Dataset, saved: Saved) -> str:
     """The same; of what the window has in few steps, how long in those."""
-    hit, count = np.flatnonzero(saved.hit), len(saved.each)
-    if saved.known or not len(hit) or recurrence(len(hit), count) == "persistent":
+    hit, count = np.flatnonzero(saved.hit), len(saved.by_step_ns)
+    if saved.paced or not len(hit) or recurrence(len(hit), count) == "persistent":
         return of_step(dataset, saved)
-    much = words.ms(min(float(saved.each[hit].mean()), float(dataset.durations[hit].mean())))
+    much = words.ms(min(float(saved.by_step_ns[hit].mean()), float(dataset.durations[hit].mean())))
     if len(hit) == 1:
         return f"{much} in step {dataset.steady_steps[hit[0]]} alone"
     share = words.percent(saved.ns / pace_ns(dataset))

@@ -134,8 +134,8 @@ def combined(dataset: Dataset, found: Sequence[Finding]) -> Combined | None:
     if not repairs:
         return None
     # those of ranks that nothing ties to the first one's make other steps shorter
-    of = repairs[0][1].of
-    repairs = [each for each in repairs if np.array_equal(each[1].of, of)][: limits.FEW]
+    of = repairs[0][1].ranks
+    repairs = [each for each in repairs if np.array_equal(each[1].ranks, of)][: limits.FEW]
     # queued work would hide in the window what one of them costs
     long_run = any(each.long_run for _, each in repairs)
     steps = []

@@ -324,7 +324,7 @@ class _Late:
         """The finding: who delays the others, by how much, and why."""
         # work that was queued before the window covers most of it so far
         least_ns = limits.LEAST_FRAC * self.dataset.step_ns
-        hidden = saved.window_ns < (least_ns if saved.known else saved.long_ns / 2)
+        hidden = saved.window_ns < (least_ns if saved.paced else saved.long_ns / 2)
         long_run = saved.long_run or hidden
         saved = replace(saved, long_run=long_run)
         # by what it would save to leave the work out that their repair spreads, they delay others
@@ -340,7 +340,7 @@ class _Late:
             rows.append({"rank": self.ranks[0], "left_out_saves_ns_per_step": round(left_out.ns)})
         say = self.say(texts, "excess_ns_per_step", rows)
         costs = left_out or saved
-        each = np.full_like(costs.each, costs.ns) if hidden else costs.each
+        each = np.full_like(costs.by_step_ns, costs.ns) if hidden else costs.by_step_ns
         return say._replace(hidden=hidden, costs=each)
 
     @cached_property

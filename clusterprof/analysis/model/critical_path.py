@@ -164,7 +164,7 @@ def critical_path(dataset: Dataset) -> CriticalPath | None:
     return {
         "steps": job.steps.tolist(),
         "step_ns": round(whole.sum() / steps),
-        "without_profiler": model.known,
+        "without_profiler": model.paced,
         "parts": parts,
         "ranks": of_ranks,
         "unexplained_ns": round(pieces.unexplained.sum() / steps),

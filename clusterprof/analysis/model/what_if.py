@@ -37,7 +37,7 @@ _MEASURED_FRAC = 1 / 8
 class Saved:
     """What a what-if saves a step (ns): in the window, by steady step, and in the long run."""
 
-    each: Floats
+    by_step_ns: Floats
     long_ns: float
     #: the step without the what-if: each of the window, and in the long run
     steps: Floats
@@ -45,13 +45,13 @@ class Saved:
     #: the lengths before the repair, and after it
     base: Lengths
     without: Lengths
-    #: whose steps they are: of the ranks that are replayed those that the repair is for
-    of: Ints
+    #: whose steps they are: places among the ranks that are replayed
+    ranks: Ints
     #: the saving is stated for the long run (the pace without the profiler is known, or queued
     #: work hides the cause in the window), rather than for the window
     long_run: bool
     #: the pace without the profiler is known
-    known: bool
+    paced: bool
     #: what it saves where the pace without the profiler is explained in each of the other ways
     others_ns: Callable[[], list[float]]
     #: the share of each steady-state step in the long run; None: all come equally often
@@ -62,7 +62,7 @@ class Saved:
     @property
     def window_ns(self) -> float:
         """The mean over the window's steady-state steps."""
-        return float(self.each.mean()) if len(self.each) else 0.0
+        return float(self.by_step_ns.mean()) if len(self.by_step_ns) else 0.0
 
     @property
     def base_ns(self) -> float:
@@ -72,7 +72,8 @@ class Saved:
     @property
     def hit(self) -> Bools:
         """In which steady-state steps it saves anything, beside the one in which it saves most."""
-        return np.asarray(self.each > limits.WARNING_FRAC * self.each.max(initial=0.0))
+        savings_ns = self.by_step_ns
+        return np.asarray(savings_ns > limits.WARNING_FRAC * savings_ns.max(initial=0.0))
 
     @property
     def ns(self) -> float:
@@ -97,16 +98,16 @@ class Saved:
         (`docs/findings.md`). Chance is by how much those steps differ in which it happens; a known
         pace tells the mean step, and so what differs as the steps do (a control variate).
         """
-        each, steps = self.each[self.hit], self.steps[self.hit]
-        few = len(each) < 2
-        if self.known and not few and np.ptp(steps):
-            each = each - np.cov(each, steps)[0, 1] / steps.var(ddof=1) * steps
-        chance = 0.0 if few else 2 * float(each.std(ddof=1)) * len(each) ** 0.5 / len(self.each)
+        savings, steps, chance = self.by_step_ns[self.hit], self.steps[self.hit], 0.0
+        if len(savings) > 1:
+            if self.paced and np.ptp(steps):
+                savings = savings - np.cov(savings, steps)[0, 1] / steps.var(ddof=1) * steps
+            chance = 2 * float(savings.std(ddof=1)) * len(savings) ** 0.5 / len(self.by_step_ns)
         # other explanations have the long run's pace
-        others = [one - self.long_ns for one in self.others_ns()]
-        window_ns = self.window_ns if self.shares is None else float(self.shares @ self.each)
-        views = [] if self.long_run and not self.known else [window_ns, self.long_ns]
-        hidden = [one - (self.long_ns if self.long_run else window_ns) for one in views]
+        others = [ns - self.long_ns for ns in self.others_ns()]
+        window_ns = self.window_ns if self.shares is None else float(self.shares @ self.by_step_ns)
+        views = [] if self.long_run and not self.paced else [window_ns, self.long_ns]
+        hidden = [ns - (self.long_ns if self.long_run else window_ns) for ns in views]
         # beyond what clocks differ by nothing was wrong
         slower = (MOST_SLOWER - 1) * max(self.of_ns - self.ns, 0.0)
         both = [(error, error) for error in (min(abs(self.ns) * _MEASURED_FRAC, slower), chance)]
@@ -181,7 +182,7 @@ class WhatIfs:
         self.job, self.base = self.untraced[0].job, self.untraced[0].lengths
         pace = self.untraced[0].pace()
         #: whether the pace is that without the profiler, which steps of the window may not explain
-        self.known = usual is not None and pace <= usual * (1 + limits.LEAST_FRAC)
+        self.paced = usual is not None and pace <= usual * (1 + limits.LEAST_FRAC)
         #: what each step takes longer outside the window (ns) than anything recorded explains
         unseen = max((usual or 0) - pace, 0.0)
         self.unseen_ns = unseen if unseen > limits.VARIES_FRAC * (usual or 0) else 0.0
@@ -198,32 +199,32 @@ class WhatIfs:
     @property
     def step_ns(self) -> float:
         """The base's step: the long run without the profiler, or the window's mean step."""
-        each, long = self._steps(self.base)
+        window, long_ns = self._steps(self.base)
         # impossible times may leave none of it
-        return max(long if self.known else float(each.mean()), 1.0)
+        return max(long_ns if self.paced else float(window.mean()), 1.0)
 
     @cached_property
     def named(self) -> dict[str, Ints]:
         """How much of each host moment's own time lies in calls of each code of `NAMED`."""
         job, dataset = self.job, self.dataset
-        out = host_activity.named_time(dataset, job.host_rank, *job.host_spans)
-        fetching = np.bincount(job.host_rank, out["input.stall"], len(dataset.ranks))
-        by = np.asarray([tables.info.profiler for tables in dataset.tables])
+        named = host_activity.named_time(dataset, job.host_rank, *job.host_spans)
+        fetched = named["input.stall"]
+        fetching = np.bincount(job.host_rank, fetched, len(dataset.ranks))
+        profilers = np.asarray([tables.info.profiler for tables in dataset.tables])
         # one profiler records ranges and operators, the other none
-        silent = ~np.isin(by, by[fetching > 0])
+        silent = ~np.isin(profilers, profilers[fetching > 0])
         if self._places and silent.any() and not silent.all():
-            fetched = two_profilers.as_others(job, self._places[0], silent, out["input.stall"])
-            out["input.stall"] = fetched
-        return out
+            named["input.stall"] = two_profilers.as_others(job, self._places[0], silent, fetched)
+        return named
 
-    def _steps(self, lengths: Lengths, of: Some = EVERY) -> tuple[Floats, float]:
+    def _steps(self, lengths: Lengths, ranks: Some = EVERY) -> tuple[Floats, float]:
         """Each steady-state step of the window, and the long run's step (ns), of some ranks."""
-        marks, pace = self.job.long_run(lengths)[0][of], self.job.pace(lengths, of)
-        each = np.diff(marks, axis=1).mean(axis=0)
+        marks, pace = self.job.long_run(lengths)[0][ranks], self.job.pace(lengths, ranks)
+        replayed = np.diff(marks, axis=1).mean(axis=0)
         # a steady-state step apart from the others is taken to be as long as they are
-        out = np.full(len(self.dataset.steady_steps), each.mean())
-        out[self.steps] = each
-        return out, float(pace) + self.unseen_ns
+        steps = np.full(len(self.dataset.steady_steps), replayed.mean())
+        steps[self.steps] = replayed
+        return steps, float(pace) + self.unseen_ns
 
     def saved(
         self, lengths: Lengths, base: Lengths | None = None, ranks: Sequence[int] = ()
@@ -234,32 +235,32 @@ class WhatIfs:
         recorded, and what each of them saves would say nothing.
         """
         base, repaired = base or self.base, self.ties[np.isin(self.dataset.ranks, ranks)]
-        mine = np.isin(self.ties[self.job.ranks], repaired)
-        of = np.flatnonzero(mine | ~mine.any())
-        (before, long), (after, long_after) = (self._steps(each, of) for each in (base, lengths))
-        likeliest, *more = self.untraced
+        among = np.isin(self.ties[self.job.ranks], repaired)
+        of = np.flatnonzero(among | ~among.any())
+        (before, long), (after, long_after) = self._steps(base, of), self._steps(lengths, of)
+        likeliest, *unlikelier = self.untraced
 
         def others() -> list[float]:
-            pairs = (
-                [one.pace_as_in(likeliest, each, of) for each in (base, lengths)] for one in more
-            )
-            return [before - after for before, after in pairs]
+            return [
+                job.pace_as_in(likeliest, base, of) - job.pace_as_in(likeliest, lengths, of)
+                for job in unlikelier
+            ]
 
         return Saved(
             before - after, long - long_after, before, long, base, lengths, of,
-            self.known, self.known, others, self.shares,
+            self.paced, self.paced, others, self.shares,
         )  # fmt: skip
 
-    def remaining_ns(self, repairs: Sequence[Saved], long_run: bool, of: Some = EVERY) -> float:
+    def remaining_ns(self, repairs: Sequence[Saved], long_run: bool, ranks: Some = EVERY) -> float:
         """Some ranks' step with all of `repairs`, each as much shorter as it alone makes things."""
         own, run, woken = self.base.own, self.base.run, self.base.woken
-        for each in repairs:
-            own = _shortened(own, each.base.own, each.without.own)
-            run = _shortened(run, each.base.run, each.without.run)
-            woken = np.where(each.without.woken == each.base.woken, woken, each.without.woken)
-        explained = any(each.without.explained and not each.base.explained for each in repairs)
+        for before, after in ((saved.base, saved.without) for saved in repairs):
+            own = _shortened(own, before.own, after.own)
+            run = _shortened(run, before.run, after.run)
+            woken = np.where(after.woken == before.woken, woken, after.woken)
+        explained = any(saved.without.explained and not saved.base.explained for saved in repairs)
         lengths = replace(self.base, own=own, run=run, woken=woken, explained=explained)
-        window, pace = self._steps(lengths, of)
+        window, pace = self._steps(lengths, ranks)
         return pace if long_run else float(window.mean())
 
     def interval(self, saved: Saved, ranks: Sequence[int]) -> Interval:
@@ -281,31 +282,31 @@ class WhatIfs:
         bound = np.asarray([clock.uncertainty(rank) for rank in self.dataset.ranks])
         # an unbounded clock leaves a whole step open, which is the most there is to be wrong about
         bound = np.minimum(bound, round(self.step_ns))
-        mine = np.isin(self.dataset.ranks, ranks)
-        ahead = np.where(mine | mine.all(), bound, -bound)
-        call = call_of(self.dataset)[job.activity]
-        known = np.flatnonzero(job.joined & (call >= 0))
-        last = np.searchsorted(self.dataset.ranks, c.last_rank[call[known]])
-        took, after = saved.base.run[known], saved.without.run[known]
-        later = ahead[job.rank[known]] - ahead[last]
+        chosen = np.isin(self.dataset.ranks, ranks)
+        ahead = np.where(chosen | chosen.all(), bound, -bound)
+        members = np.flatnonzero(job.joined)
+        call, rank = call_of(self.dataset)[job.activity[members]], job.rank[members]
+        last = np.searchsorted(self.dataset.ranks, c.last_rank[call])
+        took, after = saved.base.run[members], saved.without.run[members]
+        later = ahead[rank] - ahead[last]
         # members of a call end about together: none transfers for much longer than the last one
-        own = np.full(c.collective.max(initial=0) + 1, NEVER)
-        whose, both = c.collective[call[known]], c.synchronising[call[known]]
-        itself = both & (job.rank[known] == last)
-        own[whose[itself]] = took[itself]
-        apart = np.where(own[whose] == NEVER, np.abs(later), np.abs(took - own[whose]))
-        later = np.clip(later, -apart, apart)
+        collective, is_last = c.collective[call], c.synchronising[call] & (rank == last)
+        last_took = np.full(c.collective.max(initial=0) + 1, NEVER)
+        last_took[collective[is_last]] = took[is_last]
+        longer = np.abs(took - last_took[collective])
+        most = np.where(last_took[collective] == NEVER, np.abs(later), longer)
+        later = np.clip(later, -most, most)
         if not later.any():
             return 0.0, 0.0
-        savings = []
-        for more in (later, -later):
+        errors = []
+        for shift in (later, -later):
             run, without = saved.base.run.copy(), saved.without.run.copy()
-            run[known] = np.maximum(took + more, np.minimum(took, 0))
-            without[known] = np.where(after == took, run[known], after)
-            lengths = replace(saved.base, run=run), replace(saved.without, run=without)
-            long, long_after = (self._steps(each, saved.of)[1] for each in lengths)
-            savings.append(long - long_after)
-        return _sides([one - saved.long_ns for one in savings])
+            run[members] = np.maximum(took + shift, np.minimum(took, 0))
+            without[members] = np.where(after == took, run[members], after)
+            _, long = self._steps(replace(saved.base, run=run), saved.ranks)
+            _, long_after = self._steps(replace(saved.without, run=without), saved.ranks)
+            errors.append(long - long_after - saved.long_ns)
+        return _sides(errors)
 
     @cached_property
     def excess(self) -> dict[Part, Floats]:
@@ -362,11 +363,10 @@ class WhatIfs:
         """
         job, common = self.job, np.zeros(len(self.job.host_rank), dtype=np.int64)
         share = self.base.own / np.maximum(job.lengths.own, 1)
-        for part in self.named.values():
-            spent = np.bincount(job.host_rank, part, len(self.dataset.ranks))
-            each = np.sort(spent[job.ranks])
-            if len(each) and each[(len(each) - 1) // 2] >= limits.HALF * each[-1] > 0:
-                common += (part * share).astype(np.int64)
+        for named_ns in self.named.values():
+            spent = np.sort(np.bincount(job.host_rank, named_ns)[job.ranks])
+            if spent[(len(spent) - 1) // 2] >= limits.HALF * spent[-1] > 0:
+                common += (named_ns * share).astype(np.int64)
         return common
 
     def like_peers(self, lengths: Lengths, ranks: Sequence[int], part: Part) -> Lengths:
@@ -391,15 +391,15 @@ class WhatIfs:
             # of many peers only so many are compared with
             rows = {int(q): chosen[rank[chosen] == q] for q in (k, *others[: limits.MOST])}
             for s in range(len(self.job.steps)):
-                here = {q: r[step[r] == s] for q, r in rows.items()}
-                total = {q: int(source[r].sum()) for q, r in here.items() if q != k}
+                in_step = {q: r[step[r] == s] for q, r in rows.items()}
+                total = {q: int(source[r].sum()) for q, r in in_step.items() if q != k}
                 peer = sorted(total, key=lambda q: total[q])[len(total) // 2]
-                mine, its = here[k], here[peer]
-                if not self.alone[k] and source[mine].sum() > total[peer]:
-                    values[mine] = _as_long(source[mine], phase[mine], source[its], phase[its])
-                elif self.alone[k] and len(its):
+                own, peers = in_step[k], in_step[peer]
+                if not self.alone[k] and source[own].sum() > total[peer]:
+                    values[own] = _as_long(source[own], phase[own], source[peers], phase[peers])
+                elif self.alone[k] and len(peers):
                     # another stage has another number of launches: as long for each of them
-                    values[mine] = cut(source[mine], total[peer] * len(mine) // len(its))
+                    values[own] = cut(source[own], total[peer] * len(own) // len(peers))
         return replace(lengths, **{"own" if part == "host" else "run": values})
 
     def spread(self, lengths: Lengths, base: Lengths, ranks: Sequence[int]) -> Lengths:
@@ -419,16 +419,13 @@ def _sides(apart: Sequence[float]) -> tuple[float, float]:
     return -min((0.0, *apart)), max((0.0, *apart))
 
 
-def _as_long(mine: Ints, my_phase: Ints, its: Ints, its_phase: Ints) -> Ints:
-    """`mine` with the sums of `its`, phase by phase; element by element where they are alike."""
-    out: Ints = mine.copy()
-    for phase in np.unique(my_phase).tolist():
-        here, there = my_phase == phase, its_phase == phase
-        if here.sum() == there.sum():
-            out[here] = its[there]
-        else:
-            out[here] = cut(mine[here], int(its[there].sum()))
-    return out
+def _as_long(own: Ints, own_phase: Ints, peer: Ints, peer_phase: Ints) -> Ints:
+    """`own` with the sums of `peer`, phase by phase; element by element where they are alike."""
+    as_long: Ints = own.copy()
+    for phase in np.unique(own_phase).tolist():
+        rows, peers = own_phase == phase, peer[peer_phase == phase]
+        as_long[rows] = peers if rows.sum() == len(peers) else cut(own[rows], int(peers.sum()))
+    return as_long
 
 
 def cut(values: Ints, total: int) -> Ints:
