@@ -8,7 +8,6 @@ what overlapping could save; blocking, beside a compute kernel that was launched
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -52,20 +51,23 @@ def accounts(d: Timelines, ranks: Sequence[int], placed: pa.Table, clock: Clock)
     if not len(ranks):
         return ACCOUNTS.empty_table()
     numbers = np.asarray(ranks)
-    of = np.searchsorted(numbers, placed["rank"].to_numpy())
-    start = d.axis.of(of, pc.fill_null(placed["start_ns"], 0).to_numpy())
+    member = np.searchsorted(numbers, placed["rank"].to_numpy())
+    start = d.axis.of(member, pc.fill_null(placed["start_ns"], 0).to_numpy())
     stop = start + pc.fill_null(placed["wait_ns"], 0).to_numpy()
 
     def spent(block: tuple[int, int]) -> dict[str, Ints]:
         """What the steps of some ranks last, and what is spent in them."""
-        steps, mine = slice(*np.searchsorted(d.rank, block)), (of >= block[0]) & (of < block[1])
+        steps, rows = (
+            slice(*np.searchsorted(d.rank, block)),
+            (member >= block[0]) & (member < block[1]),
+        )
         compute, communication, copies = d.ran(*block, (COMPUTE,), (COLLECTIVE,), (COPY, MEMSET))
         started, launch = d.on_axis((0, 3), *block)[:, d.kind[d.rows(*block)] == COMPUTE]
-        launched, waits = union(launch, started) | compute, union(start[mine], stop[mine])
+        launched, waits = union(launch, started) | compute, union(start[rows], stop[rows])
         either = compute | communication
         sets = (compute, either, either | copies, compute | waits, launched)
         begin, end = d.begin[steps], d.end[steps]
-        computes, both, busy, waiting, some = (each.within(begin, end) for each in sets)
+        computes, both, busy, waiting, some = (ran.within(begin, end) for ran in sets)
         return {
             "duration_ns": end - begin,
             "compute_ns": computes,
@@ -92,27 +94,33 @@ def accounts(d: Timelines, ranks: Sequence[int], placed: pa.Table, clock: Clock)
 
 def compute_absent(dataset: Dataset) -> list[ComputeAbsent]:
     """Each rank's time without compute per steady-state step (ns), as in its accounts."""
-    table = dataset.accounts
-    table = table.filter(pc.is_in(table["step"], pa.array(dataset.steady_steps, pa.int64())))
-    names = [name for name in ACCOUNTS.names if name.endswith("_ns")]
-    means = table.group_by("rank", use_threads=False).aggregate([(n, "mean") for n in names])
-    on_host = dict(zip(dataset.ranks, dataset.timelines.on_host.tolist(), strict=True))
-    return [_absent(row, on_host=on_host[row["rank"]]) for row in means.to_pylist()]
-
-
-def _absent(mean: dict[str, Any], *, on_host: bool) -> ComputeAbsent:
-    absent = mean["duration_ns_mean"] - mean["compute_ns_mean"]
-    unlaunched, blocking = mean["unlaunched_ns_mean"], mean["blocking_ns_mean"]
-    # a processor runs its operators itself: none is launched before it runs
-    return {
-        "rank": mean["rank"],
-        "compute_absent_ns": round(absent),
-        "communication_ns": round(mean["communication_ns_mean"]),
-        "exposed_communication_ns": round(mean["exposed_communication_ns_mean"]),
-        "launch_bound_ns": None if on_host else round(unlaunched),
-        "blocking_ns": None if on_host else round(blocking),
-        "dependency_stalled_ns": None if on_host else round(absent - unlaunched - blocking),
-    }
+    names = (
+        "duration",
+        "compute",
+        "communication",
+        "exposed_communication",
+        "unlaunched",
+        "blocking",
+    )
+    columns = np.stack([dataset.account(f"{name}_ns") for name in names])
+    entries: list[ComputeAbsent] = []
+    for k in np.flatnonzero(~np.isnan(columns[0]).all(axis=1)).tolist():
+        duration, compute, *rest = np.nanmean(columns[:, k], axis=1).tolist()
+        absent, (communication, exposed, unlaunched, blocking) = duration - compute, rest
+        # a processor runs its operators itself: none is launched before it runs
+        on_host = dataset.timelines.on_host[k]
+        entries.append(
+            {
+                "rank": dataset.ranks[k],
+                "compute_absent_ns": round(absent),
+                "communication_ns": round(communication),
+                "exposed_communication_ns": round(exposed),
+                "launch_bound_ns": None if on_host else round(unlaunched),
+                "blocking_ns": None if on_host else round(blocking),
+                "dependency_stalled_ns": None if on_host else round(absent - unlaunched - blocking),
+            }
+        )
+    return entries
 
 
 #: columns of `by_call`
@@ -127,9 +135,9 @@ def call_of(dataset: Dataset) -> Small:
     """
     activity = activity_of(dataset)
     rows = np.flatnonzero(activity >= 0)[::-1]
-    out: Small = np.full(len(dataset.activities.rank), -1, dtype=np.int32)
-    out[activity[rows]] = rows
-    return out
+    call: Small = np.full(len(dataset.activities.rank), -1, dtype=np.int32)
+    call[activity[rows]] = rows
+    return call
 
 
 @once
@@ -145,13 +153,11 @@ def activity_of(dataset: Dataset) -> Ints:
     wanted = axis.of(np.searchsorted(dataset.ranks, c.rank), c.aligned_start)
     streams = a.column("stream")[kernels]
     _, start = places(np.r_[starts, wanted])
-    known, stream = places(np.r_[streams, c.stream])
-    both = start * known.size + stream
-    exact, begun = (
-        first_places(each[: kernels.size], each[kernels.size :]) for each in (both, start)
-    )
-    found = np.where(exact >= 0, exact, begun)
-    return np.where(c.has, np.r_[kernels, -1][found], -1)
+    different, stream = places(np.r_[streams, c.stream])
+    both = start * different.size + stream
+    exact, begun = (first_places(*np.split(keys, [kernels.size])) for keys in (both, start))
+    kernel = np.where(exact >= 0, exact, begun)
+    return np.where(c.has, np.r_[kernels, -1][kernel], -1)
 
 
 @once
@@ -174,21 +180,21 @@ def by_call(dataset: Dataset) -> Ints:
         end = np.maximum.accumulate(stop[rows])
         begin = np.minimum(np.maximum(start[rows], np.r_[0, end][:-1]), end)
         # what is of no step, what computes, and what waits, one after the other, is left out
-        step, mine = steady & (d.rank >= k) & (d.rank < until), (member >= k) & (member < until)
+        step, calls = steady & (d.rank >= k) & (d.rank < until), (member >= k) & (member < until)
         computes = kind == COMPUTE
-        out, left = union(rows[:0], rows[:0]), list[Ints]()
+        left_out, left = union(rows[:0], rows[:0]), list[Ints]()
         for starts, ends in (
             (np.r_[0, d.end[step]], np.r_[d.begin[step], 2**62]),
             (start[computes], stop[computes]),
-            (waits[mine], (waits + c.wait)[mine]),
+            (waits[calls], (waits + c.wait)[calls]),
         ):
-            out |= union(starts, ends)
-            left.append(end - begin - out.within(begin, end))
+            left_out |= union(starts, ends)
+            left.append(end - begin - left_out.within(begin, end))
         return np.stack([call[d.rows(k, until)][rows], left[0], left[1], left[1] - left[2]])
 
     every = [np.zeros((4, 0), dtype=np.int64), *threads.each(spent, d.blocks())]
-    of, *each = np.concatenate(every, axis=1)
+    row, *spans = np.concatenate(every, axis=1)
     # kernels without a call (-1) are in the last row
     size = len(c.rank) + 1
-    columns = [np.bincount(of % size, values, size) for values in each]
+    columns = [np.bincount(row % size, length, size) for length in spans]
     return np.stack(columns, axis=1).astype(np.int64)

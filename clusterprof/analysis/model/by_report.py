@@ -87,15 +87,15 @@ def joined(parts: Sequence[Part]) -> Part:
     """Return one part of all ranks; `parts` come in order, and are used up."""
     sizes = [(len(p.stream_rank), len(p.host_at), len(p.rank)) for p in parts]
     before = np.cumsum([(0, 0, 0), *sizes], axis=0).tolist()
-    out: dict[str, Any] = {}
-    for each in fields(Part):
+    columns: dict[str, Any] = {}
+    for name in (field.name for field in fields(Part)):
         # what is joined need not be there twice
-        values = [vars(part).pop(each.name) for part in parts]
-        for among in (k for k, names in enumerate(_PLACES) if each.name in names):
+        values = [vars(report).pop(name) for report in parts]
+        for among in (k for k, names in enumerate(_PLACES) if name in names):
             pairs = zip(values, before, strict=False)
             values = [np.add(v, n[among], out=v, where=v >= 0) for v, n in pairs]
-        out[each.name] = np.concatenate(values)
-    return Part(**out)
+        columns[name] = np.concatenate(values)
+    return Part(**columns)
 
 
 def part_of(dataset: Dataset, steps: Ints, chosen: Ints, ranks: tuple[int, int]) -> Part | None:
@@ -106,10 +106,10 @@ def part_of(dataset: Dataset, steps: Ints, chosen: Ints, ranks: tuple[int, int])
     far = np.stack([r.start[near], r.stop[near]]) - begin[r.rank[near]]
     window = r.begins[r.chosen] - begin[r.chosen, None]
     # times that are too far apart cannot be added up
-    if max(np.abs(each).max(initial=0.0) for each in (far, window)) > _LONGEST_NS:
+    if max(np.abs(times).max(initial=0.0) for times in (far, window)) > _LONGEST_NS:
         return None
     streams, stream = np.unique(r.stream[row], return_inverse=True)
-    part = Part(
+    of_ranks = Part(
         activity=(row + first).astype(np.int32), rank=r.rank[row], kind=r.kind[row],
         step=r.step(r.rank[row], r.launch[row] - 1).astype(np.int32),
         stream=stream.astype(np.int32),
@@ -117,7 +117,7 @@ def part_of(dataset: Dataset, steps: Ints, chosen: Ints, ranks: tuple[int, int])
         stream_free=r.free[streams], **_hosts(r), **_devices(r),
     )  # fmt: skip
     release()
-    return part
+    return of_ranks
 
 
 class _Reports:
@@ -132,16 +132,16 @@ class _Reports:
         chosen = chosen[(chosen >= k) & (chosen < until)]
         self.dataset, self.ranks, self.chosen = dataset, (k, until), chosen
         rows = self.rows = a.lines.rows(k, until)
-        self.rank, self.kind, self.start = (each[rows] for each in (a.rank, a.kind, a.start))
+        self.rank, self.kind, self.start = (column[rows] for column in (a.rank, a.kind, a.start))
         self.launch = a.launches(k, until)[1]
         self.stop = np.maximum(host_activity.ends(dataset)[rows], self.start)
         d = dataset.timelines
-        at = np.flatnonzero(np.isin(d.step, steps) & np.isin(d.rank, chosen))
-        at = at.reshape(len(chosen), len(steps)).T
+        lines = np.flatnonzero(np.isin(d.step, steps) & np.isin(d.rank, chosen))
+        lines = lines.reshape(len(chosen), len(steps)).T
         # the last step ends where the next one begins, if the report has that
-        last = np.where(np.r_[d.rank, -1][at[-1] + 1] == chosen, at[-1] + 1, -1)
-        end = np.where(last >= 0, d.host_begin[last], d.host_end[at[-1]])
-        begins = dataset.aligned(chosen, np.stack([*d.host_begin[at], end]))
+        follows = np.r_[d.rank, -1][lines[-1] + 1] == chosen
+        end = np.where(follows, np.r_[d.host_begin, 0][lines[-1] + 1], d.host_end[lines[-1]])
+        begins = dataset.aligned(chosen, np.stack([*d.host_begin[lines], end]))
         #: when the steps begin, and the last ends, [ranks, steps + 1]; NEVER of ranks not chosen
         self.begins = np.full((len(dataset.ranks), len(steps) + 1), NEVER)
         self.begins[chosen] = np.maximum.accumulate(begins, axis=0).T
@@ -173,8 +173,8 @@ class _Reports:
 
     def at(self, among: Ints, place: Ints, rank: Ints) -> Ints:
         """The activities at these places of `among`, -1 where that is none of the rank's."""
-        found = np.r_[among, -1][place]
-        return np.where(np.r_[self.rank, -1][found] == rank, found, -1)
+        activity = np.r_[among, -1][place]
+        return np.where(np.r_[self.rank, -1][activity] == rank, activity, -1)
 
     @cached_property
     def by_stop(self) -> Ints:
@@ -184,12 +184,11 @@ class _Reports:
     def ended_by(self, rank: Ints, time: Ints, launched_by: Ints) -> Ints:
         """The rank's activity that ended last by each time and was launched by another, or -1."""
         place = self.place(self.by_stop, self.stop, rank, time) - 1
-        found = self.at(self.by_stop, place, rank)
         # what one call launches, as a graph, is launched at once
         for _ in range(limits.MOST):
-            place = place - ((found >= 0) & (self.launch[found] > launched_by))
-            found = self.at(self.by_stop, place, rank)
-        return found
+            ended = self.at(self.by_stop, place, rank)
+            place = place - ((ended >= 0) & (self.launch[ended] > launched_by))
+        return self.at(self.by_stop, place, rank)
 
 
 def _hosts(r: _Reports) -> dict[str, Ints]:
@@ -216,14 +215,14 @@ def _hosts(r: _Reports) -> dict[str, Ints]:
     marks = r.begins[r.chosen]
     ranks = [rank, r.rank[r.row], np.repeat(r.chosen, marks.shape[1]), rank]
     times = [end, r.launch[r.row], marks.ravel(), begin]
-    counts = [len(each) for each in times]
-    of_moment, at = np.concatenate(ranks), np.concatenate(times)
-    order = np.lexsort((np.repeat(np.arange(4), counts), at, of_moment))
+    counts = [len(group) for group in times]
+    of_moment, time = np.concatenate(ranks), np.concatenate(times)
+    order = np.lexsort((np.repeat(np.arange(4), counts), time, of_moment))
     ended, launches, marked, _ = np.split(np.argsort(order), np.cumsum(counts)[:-1])
-    at, of_moment = at[order], of_moment[order]
+    time, of_moment = time[order], of_moment[order]
     return {
-        "host_at": at, "host_rank": of_moment.astype(np.int32),
-        "host_step": r.step(of_moment, at).astype(np.int32),
+        "host_at": time, "host_rank": of_moment.astype(np.int32),
+        "host_step": r.step(of_moment, time).astype(np.int32),
         "step_begins": marked.reshape(marks.shape), "launch_moment": launches.astype(np.int32),
         "woken": ended, "woken_by": by + r.rows.start,
         "woken_ns": np.maximum(end - r.stop[by], -limits.REACTS_NS),
@@ -274,19 +273,18 @@ def _behind_another(r: _Reports, ready: Ints) -> tuple[Ints, Ints]:
     start, launch = r.start[r.row], r.launch[r.row]
     late = np.flatnonzero(start - ready > limits.REACTS_NS // 2)
     by = r.ended_by(r.rank[r.row[late]], start[late], launch[late])
-    found = (by >= 0) & (r.stop[by] > ready[late] - 2 * STAMP_NS) & (r.start[by] < start[late])
+    waited = (by >= 0) & (r.stop[by] > ready[late] - 2 * STAMP_NS) & (r.start[by] < start[late])
     # kernels of another stream may occupy all multiprocessors once a wait is over
-    found &= start[late] - r.stop[by] <= limits.PAUSE_NS
-    return late[found], by[found]
+    waited &= start[late] - r.stop[by] <= limits.PAUSE_NS
+    return late[waited], by[waited]
 
 
-def _by_rank(r: _Reports, chosen: Bools, values: Ints, part: float) -> Ints:
+def _by_rank(r: _Reports, chosen: Bools, values: Ints, quantile: float) -> Ints:
     """For each of `row` this quantile of its rank's `chosen` values; of none the stamps' error."""
-    rank = r.rank[r.row]
-    out = np.full(len(r.begins), STAMP_NS)
-    known, found, _ = quantiles(rank[chosen], values[chosen], part)
-    out[known] = found
-    return out[rank]
+    rank, by_rank = r.rank[r.row], np.full(len(r.begins), STAMP_NS)
+    ranks, quantiles_ns, _ = quantiles(rank[chosen], values[chosen], quantile)
+    by_rank[ranks] = quantiles_ns
+    return by_rank[rank]
 
 
 def _queued_behind(r: _Reports) -> tuple[Ints, Ints]:
@@ -295,39 +293,36 @@ def _queued_behind(r: _Reports) -> tuple[Ints, Ints]:
     Collectives for all on the computing stream, and what is computed next for a Recv: by
     stream, unless the recording contradicts. Places in `row`, and the other activities.
     """
-    row, rank = r.row, r.rank[r.row]
+    row, place = r.row, np.full(len(r.rank) + 1, -1)
+    place[row] = np.arange(len(row))
     counts = np.bincount(r.stream[r.kind == COMPUTE], minlength=len(r.of_stream))
     most = np.lexsort((-counts, r.of_stream))
     most = most[np.diff(r.of_stream[most], prepend=-1) != 0]
     main = np.isin(r.stream, most[counts[most] > 0])
     computing = np.flatnonzero(main)
     computing = computing[np.lexsort((r.launch[computing], r.rank[computing]))]
-    waiting = np.flatnonzero((r.kind[row] == COLLECTIVE) & ~main[row])
-    of, launch = rank[waiting], r.launch[row[waiting]]
-    other = r.at(computing, r.place(computing, r.launch, of, launch - 1) - 1, of)
-    waiting, other = waiting[other >= 0], other[other >= 0]
-    true = r.stop[other] <= r.start[row[waiting]] + STAMP_NS
-    true &= _believed(r.stream[row[waiting]], true)
-    place = np.full(len(r.rank) + 1, -1)
-    place[row] = np.arange(len(row))
+    calls = row[(r.kind[row] == COLLECTIVE) & ~main[row]]
+    before = r.place(computing, r.launch, r.rank[calls], r.launch[calls] - 1) - 1
     received = activity_of(r.dataset)[r.dataset.collectives.operation == "Recv"]
-    got = row[np.isin(row + r.rows.start, received) & ~main[row]]
-    of, launch = r.rank[got], r.launch[got]
-    after = place[r.at(computing, r.place(computing, r.launch, of, launch), of)]
-    got, after = got[after >= 0], after[after >= 0]
-    next_ = r.stop[got] <= r.start[row[after]] + STAMP_NS
-    next_ &= _believed(r.rank[got], next_)
-    return np.r_[waiting[true], after[next_]], np.r_[other[true], got[next_]]
+    recvs = row[np.isin(row + r.rows.start, received) & ~main[row]]
+    after = r.place(computing, r.launch, r.rank[recvs], r.launch[recvs])
+    pairs = list[tuple[Ints, Ints]]()
+    for waiting, other, assumed_by in (
+        (calls, r.at(computing, before, r.rank[calls]), r.stream),
+        (r.at(computing, after, r.rank[recvs]), recvs, r.rank),
+    ):
+        there = (place[waiting] >= 0) & (other >= 0)
+        waiting, other = waiting[there], other[there]
+        true, assumed = r.stop[other] <= r.start[waiting] + STAMP_NS, assumed_by[waiting]
+        # hardly any other assumption about the same part of the recording is contradicted
+        true &= (np.bincount(assumed, ~true) <= limits.WARNING_FRAC * np.bincount(assumed))[assumed]
+        pairs.append((place[waiting[true]], other[true]))
+    waiting, other = (np.concatenate(places) for places in zip(*pairs, strict=True))
+    return waiting, other
 
 
-def _believed(part: Ints, true: Bools) -> Bools:
-    """Whether hardly any other assumption about the same part of the recording is contradicted."""
-    few: Bools = np.bincount(part, ~true) <= limits.WARNING_FRAC * np.bincount(part)
-    return few[part]
-
-
-def quantiles(key: Ints, values: Ints, part: float) -> tuple[Ints, Ints, Ints]:
+def quantiles(key: Ints, values: Ints, quantile: float) -> tuple[Ints, Ints, Ints]:
     """All keys, ascending, a quantile of each one's values (of two the lower), and their number."""
     ordered = values[np.lexsort((values, key))]
-    known, count = np.unique(key, return_counts=True)
-    return known, ordered[np.cumsum(count) - count + (part * (count - 1)).astype(int)], count
+    keys, count = np.unique(key, return_counts=True)
+    return keys, ordered[np.cumsum(count) - count + (quantile * (count - 1)).astype(int)], count

@@ -50,14 +50,14 @@ def path(job: Replay, lengths: Lengths) -> Pieces:
     edges = job.edges(lengths)
     times, marks = job.one_pass(edges), job.graph.place(job.marks)
     source, edge = job.graph.binding(edges, times)
-    at = int(marks[np.argmax(times[marks[:, -1]]), -1])
+    moment = int(marks[np.argmax(times[marks[:, -1]]), -1])
     places = []
-    while edge[at] >= 0:
-        places.append(at)
-        at = int(source[at])
+    while edge[moment] >= 0:
+        places.append(moment)
+        moment = int(source[moment])
     way = np.asarray(places[::-1], dtype=np.int64)
     rank, what, length, unexplained = _pieces(job, lengths, job.graph.order[way], edge[way])
-    end, begin = times[at] + np.cumsum(length), times[marks[:, 0]].max()
+    end, begin = times[moment] + np.cumsum(length), times[marks[:, 0]].max()
     inside = end > begin
     length = np.minimum(length, end - begin)[inside]
     unexplained = np.clip(unexplained[inside], 0, np.maximum(length, 0))

@@ -34,16 +34,16 @@ class Graph:
         self, moments: int, source: Ints, target: Ints, others: Sequence[int] | Ints = ()
     ) -> None:
         self.moments = moments
-        known, where = places(np.r_[source, target, np.asarray(others, dtype=np.int64)])
-        self._known = known
+        used, where = places(np.r_[source, target, np.asarray(others, dtype=np.int64)])
+        self._used = used
         #: how many places there are: one for each in `order`, and one for all other moments
-        self.size = len(known) + 1
+        self.size = len(used) + 1
         source, target, _ = np.split(where, [len(source), 2 * len(source)])
-        depth = depths(len(known), source, target)
+        depth = depths(len(used), source, target)
         order = np.argsort(np.maximum(depth, 0), kind="stable")
         place = np.empty_like(order)
-        place[order] = np.arange(len(known))
-        self.order, self._place = known[order], place
+        place[order] = np.arange(len(used))
+        self.order, self._place = used[order], place
         edge = np.flatnonzero(depth[target] > 0)
         edge = edge[np.argsort(place[target[edge]], kind="stable")]
         to = place[target[edge]]
@@ -54,11 +54,11 @@ class Graph:
             self.pieces.append((low, high, int(to[low]), int(to[high - 1]) + 1, begin))
         self.edge, self.source, self.target = edge, place[source[edge]], to
         #: moments on or behind a circle: they have no time
-        self.circular = known[depth < 0]
+        self.circular = used[depth < 0]
 
     def place(self, moments: Ints) -> Ints:
         """Return where these moments, of any shape, are in `order`; of others the last place."""
-        return np.asarray(np.r_[self._place, self.size - 1][first_places(self._known, moments)])
+        return np.asarray(np.r_[self._place, self.size - 1][first_places(self._used, moments)])
 
     def one_pass(self, length: Ints, times: Ints) -> Ints:
         """Return when each moment is, in `times`: which may have more, and is written to.
@@ -70,8 +70,8 @@ class Graph:
         for low, high, first, last, begin in self.pieces:
             reached: Ints = times.take(self.source[low:high], axis=-1)
             reached += length[..., low:high]
-            at = times[..., first:last]
-            np.maximum(at, np.maximum.reduceat(reached, begin, axis=-1), out=at)
+            targets = times[..., first:last]
+            np.maximum(targets, np.maximum.reduceat(reached, begin, axis=-1), out=targets)
         return times
 
     def goes_on(self, change: Ints) -> bool:
@@ -103,16 +103,16 @@ def depths(moments: int, source: Ints, target: Ints) -> Ints:
     waiting = np.bincount(target, minlength=moments)
     order = np.argsort(source, kind="stable")
     out_of, leads = np.searchsorted(source[order], np.arange(moments + 1)), target[order]
-    now, at = np.flatnonzero(waiting == 0), 0
+    now, level = np.flatnonzero(waiting == 0), 0
     while len(now):
-        depth[now] = at
+        depth[now] = level
         low, count = out_of[now], out_of[now + 1] - out_of[now]
         reached = leads[ranges(low, count)]
         if not len(reached):
             break
         nodes, arrived = np.unique(reached, return_counts=True)
         waiting[nodes] -= arrived
-        now, at = nodes[waiting[nodes] == 0], at + 1
+        now, level = nodes[waiting[nodes] == 0], level + 1
     return depth
 
 

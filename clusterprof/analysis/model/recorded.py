@@ -71,7 +71,7 @@ def replay(dataset: Dataset) -> Replay | None:
     parts = threads.each(partial(part_of, dataset, steps, chosen), ranges)
     if any(part is None for part in parts):
         return None
-    every, calls = joined([part for part in parts if part]), np.zeros(0, dtype=np.int64)
+    every, calls = joined([reports for reports in parts if reports]), np.zeros(0, dtype=np.int64)
     del parts
     trim()
     moments = _Moments(dataset, every, calls, calls)

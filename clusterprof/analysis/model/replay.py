@@ -93,9 +93,9 @@ def _digest(array: Ints) -> bytes:
     """The same for the same array; processors have instructions for SHA-1."""
     key = id(array)
     if key not in _DIGESTS:
-        out = sha1(f"{array.dtype} {array.shape}".encode(), usedforsecurity=False)
-        out.update(np.ascontiguousarray(array).data)
-        _DIGESTS[key] = out.digest()
+        hashed = sha1(f"{array.dtype} {array.shape}".encode(), usedforsecurity=False)
+        hashed.update(np.ascontiguousarray(array).data)
+        _DIGESTS[key] = hashed.digest()
         finalize(array, _DIGESTS.pop, key)
     return _DIGESTS[key]
 
@@ -177,8 +177,8 @@ class Replay(Part):
 
     def times(self, lengths: Lengths) -> Ints:
         """Return all moments' times with these lengths, [moments] or [what-ifs, moments]."""
-        found = self._passes(lengths)(self.first_ns)[-1]
-        return found[..., self.graph.place(np.arange(self.graph.moments))]
+        times = self._passes(lengths)(self.first_ns)[-1]
+        return times[..., self.graph.place(np.arange(self.graph.moments))]
 
     def _passes(self, lengths: Lengths) -> Callable[[Ints], list[Ints]]:
         """A function from when what came before the window was (`first_ns`) to all times.
@@ -205,18 +205,18 @@ class Replay(Part):
     def edges(self, lengths: Lengths) -> Ints:
         """Return each edge's length, [edges] or [what-ifs, edges]."""
         plus = self.plus - self.loose if lengths.explained else self.plus
-        each = lengths.own, lengths.run, lengths.woken
-        side_by_side = np.broadcast_shapes(*(values.shape[:-1] for values in each))
-        out = np.array(np.broadcast_to(plus, (*side_by_side, len(plus))))
-        threads.each(lambda block: block.add_to(out, lengths), self.blocks)
-        return out
+        changed = lengths.own, lengths.run, lengths.woken
+        side_by_side = np.broadcast_shapes(*(values.shape[:-1] for values in changed))
+        edges = np.array(np.broadcast_to(plus, (*side_by_side, len(plus))))
+        threads.each(lambda block: block.add_to(edges, lengths), self.blocks)
+        return edges
 
     @cached_property
     def picked(self) -> list[tuple[Ints, Ints]]:
         """Which edges pick a length of each kind that has any, and its place among those; by it."""
-        edges = [np.flatnonzero(self.kind_of_edge == kind) for kind in range(NONE)]
-        edges = [each[np.argsort(self.pick[each], kind="stable")] for each in edges]
-        return [(each, self.pick[each]) for each in edges]
+        order = np.argsort(self.pick, kind="stable")
+        by_kind = [order[self.kind_of_edge[order] == kind] for kind in range(NONE)]
+        return [(edges, self.pick[edges]) for edges in by_kind]
 
     def one_pass(self, length: Ints, begin: Ints | None = None) -> Ints:
         """Return all moments' times with these lengths of edges, in the graph's order."""
@@ -224,12 +224,12 @@ class Replay(Part):
         times[..., self.first] = self.first_ns if begin is None else begin
         return self.graph.one_pass(length, times)
 
-    def pace(self, lengths: Lengths, of: Some = EVERY) -> np.ndarray:
+    def pace(self, lengths: Lengths, ranks: Some = EVERY) -> np.ndarray:
         """Return the mean step (ns), [what-ifs], where the window's steps come again and again.
 
         It is that of some ranks (places among `ranks`), or of all.
         """
-        steps = self.long_run(lengths)[1][..., of, :].mean(axis=-2)
+        steps = self.long_run(lengths)[1][..., ranks, :].mean(axis=-2)
         return np.asarray(steps.mean(axis=-1) if self.shares is None else steps @ self.shares)
 
     def long_run(self, lengths: Lengths) -> tuple[Ints, Floats]:
@@ -250,7 +250,7 @@ class Replay(Part):
         the one before has left hosts and queues, and as many steps count as do not. Once all
         moments go on as they do, and the next round begins so, those that are left are known.
         """
-        passes, rounds, before = self._passes(lengths), list[Ints](), list[Ints]()
+        passes, rounds, earlier = self._passes(lengths), list[Ints](), list[Ints]()
         marks = self.graph.place(self.marks)
         window = passes(self.first_ns)[-1]
         begin, change = window[..., self.again], np.zeros(0, dtype=np.int64)
@@ -261,17 +261,17 @@ class Replay(Part):
         steps = max(self.marks.shape[1] - 1, 1)
         settled = math.ceil(SETTLE_STEPS / steps)
         for _ in range(2 * settled):
-            found = passes(begin)
-            rounds.append(found[-1][..., marks])
-            left = found[-1][..., self.again]
+            times = passes(begin)
+            rounds.append(times[-1][..., marks])
+            left = times[-1][..., self.again]
             later = left - begin
-            if np.array_equal(change, later) and self._goes_on(before, found):
+            if np.array_equal(change, later) and self._goes_on(earlier, times):
                 break
-            begin, before, change = left, found, later
+            begin, earlier, change = left, times, later
         while len(rounds) < 2 * settled:
             rounds.append(2 * rounds[-1] - rounds[-2])
         # a round begins where the one before has ended
-        ends = [rounds[settled - 1][..., -1:], *(each[..., 1:] for each in rounds[settled:])]
+        ends = [rounds[settled - 1][..., -1:], *(times[..., 1:] for times in rounds[settled:])]
         took = np.diff(np.concatenate(ends, axis=-1))
         return window[..., marks], took.reshape(*took.shape[:-1], settled, steps).mean(axis=-2)
 
@@ -283,7 +283,7 @@ class Replay(Part):
         """
         if len(before) != len(now):
             return False
-        change = [one - other for one, other in zip(now, before, strict=True)]
+        change = [times - earlier for times, earlier in zip(now, before, strict=True)]
         began, ended = (change[0][..., places] for places in self.contention.waits)
         return np.array_equal(began, ended) and all(map(self.graph.goes_on, change))
 
@@ -305,8 +305,8 @@ class Block:
         #: of each kind: which edges pick a length of this block, and its place among those
         self._picks = list[tuple[Ints, Ints]]()
         for (edges, place), among in zip(job.picked, (rows, rows, hosts, rows, hosts), strict=True):
-            mine = slice(*np.searchsorted(place, (among.start, among.stop)))
-            self._picks.append((edges[mine], place[mine] - among.start))
+            inside = slice(*np.searchsorted(place, (among.start, among.stop)))
+            self._picks.append((edges[inside], place[inside] - among.start))
         self._ends, self._end = np.unique(self._picks[LAUNCHED][1], return_inverse=True)
         begin = self.begin[self._ends]
         begin[1:] = np.maximum(begin[1:], self._ends[:-1] + 1)
@@ -337,16 +337,16 @@ class Block:
         launched = launched + latency + run - total[..., 1:]
         return total, launched
 
-    def add_to(self, out: Ints, lengths: Lengths) -> None:
-        """Add the lengths of this block to those edges (`out`) that pick them."""
+    def add_to(self, edges: Ints, lengths: Lengths) -> None:
+        """Add the lengths of this block to those `edges` that pick them."""
         since = self.since(lengths)
         total, launched = self.launched(lengths, since)
-        (queued, at), (by_launch, end), (own, moment), (running, one), (woken, wait) = self._picks
-        out[..., own] += since.take(moment, axis=-1)
-        out[..., woken] += lengths.woken[..., self.hosts].take(wait, axis=-1)
-        out[..., queued] += total.take(at + 1, axis=-1) - total.take(self.begin[at], axis=-1)
-        out[..., running] += lengths.run[..., self.rows].take(one, axis=-1)
+        (queued, last), (by_launch, end), (own, moment), (running, row), (woken, wait) = self._picks
+        edges[..., own] += since.take(moment, axis=-1)
+        edges[..., woken] += lengths.woken[..., self.hosts].take(wait, axis=-1)
+        edges[..., queued] += total.take(last + 1, axis=-1) - total.take(self.begin[last], axis=-1)
+        edges[..., running] += lengths.run[..., self.rows].take(row, axis=-1)
         if len(end):
             latest = np.maximum.reduceat(launched, self._bounds, axis=-1)[..., ::2]
             latest = running_maximum(latest, self.run[self._ends])
-            out[..., by_launch] += total.take(end + 1, axis=-1) + latest.take(self._end, axis=-1)
+            edges[..., by_launch] += total.take(end + 1, axis=-1) + latest.take(self._end, axis=-1)

@@ -59,8 +59,8 @@ def _size(job: Replay) -> int:
 
 def _entry(even: _Even) -> Slowdown:
     job, dataset, kinds, size = even.job, even.model.dataset, even.names, len(even.model.stage)
-    each = _size(job) * (len(kinds) + 3 + len(job.ranks)) <= _MOST
-    ranks = job.ranks.tolist() if each else []
+    few = _size(job) * (len(kinds) + 3 + len(job.ranks)) <= _MOST
+    ranks = job.ranks.tolist() if few else []
     (hosts, activities), (no_host, no_activity) = even.kept(True), even.kept(False)
     actual, ideal, host, *rest = even.pace(
         [
@@ -97,7 +97,7 @@ def _entry(even: _Even) -> Slowdown:
         ],
         "M_W": share(np.isin(np.arange(size), slowest)),
         "M_S": share((stage == stage.max()) & stage.any()),
-        "left_out": "" if each else f"S_w and M_W: {len(job.ranks)} ranks are many",
+        "left_out": "" if few else f"S_w and M_W: {len(job.ranks)} ranks are many",
     }
 
 
@@ -112,27 +112,26 @@ class _Even:
         own = _even_hosts(job, base.own, model.step_of_host)
         run = base.run.copy()
         launched = np.lexsort((job.launch_moment, job.rank))
-        of = self.kinds[launched]
         for k, kind in enumerate(self.names):
-            rows = launched[of == k]
+            rows = launched[self.kinds[launched] == k]
             middle: _Middle = np.mean if kind in ("compute", "copy") else np.median
             run[rows] = _even(run[rows], job.rank[rows], job.step[rows], middle)
         self.ideal = replace(base, own=own, run=run)
 
     def kept(self, ranks: Bools | bool) -> tuple[Bools, Bools]:
         """Which host moments and activities keep their own lengths: those of some ranks, or all."""
-        of = np.broadcast_to(ranks, len(self.model.dataset.ranks))
-        return of[self.job.host_rank], of[self.job.rank]
+        keeps = np.broadcast_to(ranks, len(self.model.dataset.ranks))
+        return keeps[self.job.host_rank], keeps[self.job.rank]
 
     def pace(self, kept: Iterable[tuple[Bools, Bools]]) -> Floats:
         """The step (ns) where what is kept takes what it takes, and all else the ideal."""
         kept, base, ideal = list(kept), self.model.base, self.ideal
-        width, out = max(_AT_ONCE // _size(self.job), 1), []
-        for at in range(0, len(kept), width):
-            hosts, runs = (np.stack(each) for each in zip(*kept[at : at + width], strict=True))
+        width, paces = max(_AT_ONCE // _size(self.job), 1), []
+        for k in range(0, len(kept), width):
+            hosts, runs = (np.stack(parts) for parts in zip(*kept[k : k + width], strict=True))
             own, run = np.where(hosts, base.own, ideal.own), np.where(runs, base.run, ideal.run)
-            out.append(self.job.pace(replace(base, own=own, run=run)))
-        return np.concatenate(out)
+            paces.append(self.job.pace(replace(base, own=own, run=run)))
+        return np.concatenate(paces)
 
 
 def _even_hosts(job: Replay, own: Ints, step: Ints) -> Ints:
@@ -140,13 +139,13 @@ def _even_hosts(job: Replay, own: Ints, step: Ints) -> Ints:
     key = job.host_rank * (step.max(initial=0) + 1) + step
     # what a host does before a launch, however many waits it has in between
     fresh = (np.diff(key, prepend=-1) != 0) | (np.diff(job.launched_before(key), prepend=-1) != 0)
-    first, of = np.flatnonzero(fresh), np.cumsum(fresh) - 1
+    first, launch = np.flatnonzero(fresh), np.cumsum(fresh) - 1
     took = np.add.reduceat(own, first)
     even = _even(took, job.host_rank[first], step[first], np.mean)
-    out = own * (even / np.maximum(took, 1))[of]
+    own = own * (even / np.maximum(took, 1))[launch]
     last = np.r_[first[1:], len(own)] - 1
-    out[last] = np.where(took > 0, out[last], even)
-    return np.asarray(np.round(out), dtype=np.int64)
+    own[last] = np.where(took > 0, own[last], even)
+    return np.asarray(np.round(own), dtype=np.int64)
 
 
 def _even(values: Ints, rank: Ints, step: Ints, middle: _Middle) -> Ints:
@@ -154,22 +153,22 @@ def _even(values: Ints, rank: Ints, step: Ints, middle: _Middle) -> Ints:
     order = np.lexsort((step, rank))
     values, rank, step = values[order].astype(float), rank[order], step[order]
     fresh = (np.diff(rank, prepend=-1) != 0) | (np.diff(step, prepend=-1) != 0)
-    of, rank = np.cumsum(fresh) - 1, rank[fresh]
-    count = np.bincount(of)
-    usual, sums = np.bincount(count).argmax(), np.bincount(of, values)
+    group, rank = np.cumsum(fresh) - 1, rank[fresh]
+    count = np.bincount(group)
+    usual, sums = np.bincount(count).argmax(), np.bincount(group, values)
     alike, total = count == usual, values.sum() / len(count)
     # most steps of each rank have one and the same number of activities
     alike &= bool((np.bincount(rank, ~alike) <= limits.HALF * np.bincount(rank)).all())
     if alike.any():
-        ideal = middle(values[alike[of]].reshape(-1, usual), axis=0)
+        ideal = middle(values[alike[group]].reshape(-1, usual), axis=0)
         # steps unlike most count as well: the ideal one takes what the mean one does
         ideal *= 1 if middle is np.median else total / max(sums[alike].mean(), 1)
         total = ideal.sum()
     elif middle is np.median:
         return np.full(len(values), np.median(values)).astype(np.int64)
-    even = values * (total / np.maximum(sums, 1))[of]
+    even = values * (total / np.maximum(sums, 1))[group]
     if alike.any():
-        even[alike[of]] = np.tile(ideal, alike.sum())
+        even[alike[group]] = np.tile(ideal, alike.sum())
     back = np.empty(len(values), dtype=np.int64)
     back[order] = np.round(even)
     return back
@@ -180,5 +179,5 @@ def _kinds(dataset: Dataset, job: Replay) -> tuple[list[str], Ints]:
     operations, call = dataset.collectives.label, call_of(dataset)[job.activity]
     names, code = np.unique(np.r_[operations, _PLAIN].astype(str), return_inverse=True)
     plain = len(operations) + job.kind.astype(np.int64)
-    there, kind = places(code[np.where(call >= 0, call, plain)])
-    return names[there].tolist(), kind
+    used, kind = places(code[np.where(call >= 0, call, plain)])
+    return names[used].tolist(), kind

@@ -43,22 +43,22 @@ class Untraced:
     #: by how many times kernels take longer than in the window
     slower: float
 
-    def pace(self, lengths: Lengths | None = None, of: Some = EVERY) -> float:
+    def pace(self, lengths: Lengths | None = None, ranks: Some = EVERY) -> float:
         """The step of some ranks (ns) in the long run, with the lengths of a what-if."""
-        return float(self.job.pace(lengths or self.lengths, of))
+        return float(self.job.pace(lengths or self.lengths, ranks))
 
-    def pace_as_in(self, one: Untraced, lengths: Lengths, of: Some = EVERY) -> float:
+    def pace_as_in(self, other: Untraced, lengths: Lengths, ranks: Some = EVERY) -> float:
         """Some ranks' step (ns) in the long run with a what-if's lengths of another explanation."""
 
-        def times(mine: Ints, its: Ints) -> Floats:
+        def scaled(what_if: Ints, to: Ints, base: Ints) -> Ints:
             # a transfer that ends before its last member has come (by their clocks) takes less
             # than no time
-            return np.divide(mine, its, out=np.ones(len(its)), where=its > 0)
+            times = np.divide(to, base, out=np.ones(len(base)), where=base > 0)
+            return np.asarray(what_if * times).astype(np.int64)
 
-        own = lengths.own * times(self.lengths.own, one.lengths.own)
-        run = lengths.run * times(self.lengths.run, one.lengths.run)
-        scaled = replace(lengths, own=own.astype(np.int64), run=run.astype(np.int64))
-        return self.pace(scaled, of)
+        own = scaled(lengths.own, self.lengths.own, other.lengths.own)
+        run = scaled(lengths.run, self.lengths.run, other.lengths.run)
+        return self.pace(replace(lengths, own=own, run=run), ranks)
 
 
 def explanations(job: Replay, usual_ns: int | None, fetching: Ints) -> list[Untraced]:
@@ -79,7 +79,7 @@ def explanations(job: Replay, usual_ns: int | None, fetching: Ints) -> list[Untr
     faster = slow <= usual_ns * (1 - limits.VARIES_FRAC)
     least, ns = (0, 0) if faster else _overhead(job, usual_ns, slow, fast)
     overheads = (ns, typical_ns, max(low, least), high)
-    jobs = {each: _at_pace(job, each, usual_ns, fetching * faster) for each in overheads}
+    jobs = {added: _at_pace(job, added, usual_ns, fetching * faster) for added in overheads}
     jobs[ns] = jobs[ns] or window
     # GPUs and transfers alone
     idle = replace(job.lengths, own=np.minimum(job.lengths.own, 0))
@@ -101,21 +101,21 @@ def _as_often(job: Replay, usual_ns: int) -> Replay:
     takes longer, so do all, which is no matter of how often they come: then the mean is no shorter
     than the middle step.
     """
-    each = job.long_run(_made(job, _TRACING_NS[2]).lengths)[1].mean(axis=0)
-    usual = float(usual_ns if each.min() <= usual_ns else max(usual_ns, np.median(each)))
-    if each.mean() <= usual * (1 + limits.VARIES_FRAC):
+    steps_ns = job.long_run(_made(job, _TRACING_NS[2]).lengths)[1].mean(axis=0)
+    usual = float(usual_ns if steps_ns.min() <= usual_ns else np.median(steps_ns))
+    if steps_ns.mean() <= usual * (1 + limits.VARIES_FRAC):
         return job
-    longer = (each - each.min()) / each.std()
+    longer = (steps_ns - steps_ns.min()) / steps_ns.std()
 
     def shares(steepness: float) -> Floats:
-        out = np.exp(-steepness * longer)
-        return np.asarray(out / out.sum())
+        weights = np.exp(-steepness * longer)
+        return np.asarray(weights / weights.sum())
 
     def enough(steepness: float) -> bool:
-        return bool(shares(steepness) @ each <= usual)
+        return bool(shares(steepness) @ steps_ns <= usual)
 
     # the greater, the fewer steps are left: to the shortest alone
-    most = next((2.0**k for k in range(len(each)) if enough(2.0**k)), 2.0 ** len(each))
+    most = next((2.0**k for k in range(len(longer)) if enough(2.0**k)), 2.0 ** len(longer))
     steepness = _least(enough, 0.0, most, most * limits.VARIES_FRAC)
     return replace(job, shares=shares(steepness))
 
