@@ -30,7 +30,7 @@ from clusterprof.align.clock import align
 from clusterprof.align.match import match, numbered
 from clusterprof.analysis.findings.registry import all_findings
 from clusterprof.analysis.model.dataset import Dataset, Floats, Ints
-from clusterprof.analysis.model.recorded import replay
+from clusterprof.analysis.model.recorded import replay_of
 from clusterprof.analysis.model.replay import Lengths, Replay
 from clusterprof.collect.outcomes import collect
 from clusterprof.errors import ClusterprofError
@@ -301,7 +301,7 @@ def _step_ns(dataset: Dataset) -> float:
 
 def _replays(name: str, dataset: Dataset) -> Iterator[Row]:
     """The replay of unchanged lengths, and of every other step with the lengths of the next."""
-    job = replay(dataset)
+    job = replay_of(dataset)
     if job is None:
         return
     at = np.searchsorted(dataset.steady_steps, job.steps)

@@ -36,7 +36,7 @@ STAMP_NS = 2_000
 
 def exact(dataset: Dataset) -> Replay:
     """The replay, which with unchanged lengths must be the recording."""
-    job = recorded.replay(dataset)
+    job = recorded.replay_of(dataset)
     assert job is not None
     assert not len(job.graph.circular)
     times = job.times(job.lengths)
@@ -134,7 +134,7 @@ def alone_as_at_once(ranks: Sequence[RankTables], monkeypatch: pytest.MonkeyPatc
     at_once = study(ranks)
     monkeypatch.setattr(threads, "AT_ONCE", 1)
     alone = study(ranks)
-    job = recorded.replay(alone.dataset)
+    job = recorded.replay_of(alone.dataset)
     assert job is not None
     assert len(job.blocks) == len(job.ranks) > 1
     assert alone.results == at_once.results
@@ -183,7 +183,7 @@ def test_collectives_in_contradicting_orders_are_taken_apart_with_a_warning() ->
     placed = placed.set_column(at, placed.schema.field(at), pa.array(number))
     crossed = replace(dataset, placed=placed)
 
-    job = recorded.replay(crossed)
+    job = recorded.replay_of(crossed)
     assert job is not None
     assert not len(job.graph.circular)
     assert np.diff(job.times(job.lengths)[job.marks], axis=1).mean() == pytest.approx(
@@ -233,5 +233,5 @@ def test_a_window_of_years_is_not_replayed_and_said_to_be_wrong() -> None:
     table = steps.set_column(1, steps.schema.field(1), pa.array(begin))
     table = table.set_column(2, steps.schema.field(2), pa.array(end))
     dataset = dataset_of([ranks[0], replace(ranks[1], steps=table)])
-    job = recorded.replay(dataset)
+    job = recorded.replay_of(dataset)
     assert job is None or np.abs(np.diff(job.times(job.lengths)[job.marks])).max() < 2**50

@@ -8,6 +8,7 @@ what overlapping could save; blocking, beside a compute kernel that was launched
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -94,33 +95,27 @@ def accounts(d: Timelines, ranks: Sequence[int], placed: pa.Table, clock: Clock)
 
 def compute_absent(dataset: Dataset) -> list[ComputeAbsent]:
     """Each rank's time without compute per steady-state step (ns), as in its accounts."""
-    names = (
-        "duration",
-        "compute",
-        "communication",
-        "exposed_communication",
-        "unlaunched",
-        "blocking",
-    )
-    columns = np.stack([dataset.account(f"{name}_ns") for name in names])
-    entries: list[ComputeAbsent] = []
-    for k in np.flatnonzero(~np.isnan(columns[0]).all(axis=1)).tolist():
-        duration, compute, *rest = np.nanmean(columns[:, k], axis=1).tolist()
-        absent, (communication, exposed, unlaunched, blocking) = duration - compute, rest
-        # a processor runs its operators itself: none is launched before it runs
-        on_host = dataset.timelines.on_host[k]
-        entries.append(
-            {
-                "rank": dataset.ranks[k],
-                "compute_absent_ns": round(absent),
-                "communication_ns": round(communication),
-                "exposed_communication_ns": round(exposed),
-                "launch_bound_ns": None if on_host else round(unlaunched),
-                "blocking_ns": None if on_host else round(blocking),
-                "dependency_stalled_ns": None if on_host else round(absent - unlaunched - blocking),
-            }
-        )
-    return entries
+    table = dataset.accounts
+    table = table.filter(pc.is_in(table["step"], pa.array(dataset.steady_steps, pa.int64())))
+    names = [name for name in ACCOUNTS.names if name.endswith("_ns")]
+    means = table.group_by("rank", use_threads=False).aggregate([(n, "mean") for n in names])
+    on_host = dict(zip(dataset.ranks, dataset.timelines.on_host.tolist(), strict=True))
+    return [_absent(row, on_host=on_host[row["rank"]]) for row in means.to_pylist()]
+
+
+def _absent(mean: dict[str, Any], *, on_host: bool) -> ComputeAbsent:
+    absent = mean["duration_ns_mean"] - mean["compute_ns_mean"]
+    unlaunched, blocking = mean["unlaunched_ns_mean"], mean["blocking_ns_mean"]
+    # a processor runs its operators itself: none is launched before it runs
+    return {
+        "rank": mean["rank"],
+        "compute_absent_ns": round(absent),
+        "communication_ns": round(mean["communication_ns_mean"]),
+        "exposed_communication_ns": round(mean["exposed_communication_ns_mean"]),
+        "launch_bound_ns": None if on_host else round(unlaunched),
+        "blocking_ns": None if on_host else round(blocking),
+        "dependency_stalled_ns": None if on_host else round(absent - unlaunched - blocking),
+    }
 
 
 #: columns of `by_call`
@@ -180,17 +175,13 @@ def by_call(dataset: Dataset) -> Ints:
         end = np.maximum.accumulate(stop[rows])
         begin = np.minimum(np.maximum(start[rows], np.r_[0, end][:-1]), end)
         # what is of no step, what computes, and what waits, one after the other, is left out
-        step, calls = steady & (d.rank >= k) & (d.rank < until), (member >= k) & (member < until)
-        computes = kind == COMPUTE
-        left_out, left = union(rows[:0], rows[:0]), list[Ints]()
-        for starts, ends in (
-            (np.r_[0, d.end[step]], np.r_[d.begin[step], 2**62]),
-            (start[computes], stop[computes]),
-            (waits[calls], (waits + c.wait)[calls]),
-        ):
-            left_out |= union(starts, ends)
-            left.append(end - begin - left_out.within(begin, end))
-        return np.stack([call[d.rows(k, until)][rows], left[0], left[1], left[1] - left[2]])
+        steps, calls = steady & (d.rank >= k) & (d.rank < until), (member >= k) & (member < until)
+        no_step = union(np.r_[0, d.end[steps]], np.r_[d.begin[steps], 2**62])
+        computes = no_step | union(start[kind == COMPUTE], stop[kind == COMPUTE])
+        waiting = computes | union(waits[calls], (waits + c.wait)[calls])
+        left_out = (no_step, computes, waiting)
+        ran, exposed, moved = (end - begin - without.within(begin, end) for without in left_out)
+        return np.stack([call[d.rows(k, until)][rows], ran, exposed, exposed - moved])
 
     every = [np.zeros((4, 0), dtype=np.int64), *threads.each(spent, d.blocks())]
     row, *spans = np.concatenate(every, axis=1)

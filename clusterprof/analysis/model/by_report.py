@@ -311,8 +311,8 @@ def _queued_behind(r: _Reports) -> tuple[Ints, Ints]:
         (calls, r.at(computing, before, r.rank[calls]), r.stream),
         (r.at(computing, after, r.rank[recvs]), recvs, r.rank),
     ):
-        there = (place[waiting] >= 0) & (other >= 0)
-        waiting, other = waiting[there], other[there]
+        both = (place[waiting] >= 0) & (other >= 0)
+        waiting, other = waiting[both], other[both]
         true, assumed = r.stop[other] <= r.start[waiting] + STAMP_NS, assumed_by[waiting]
         # hardly any other assumption about the same part of the recording is contradicted
         true &= (np.bincount(assumed, ~true) <= limits.WARNING_FRAC * np.bincount(assumed))[assumed]

@@ -40,7 +40,7 @@ def capture_cost(
     if not starts:
         return None
     steps = {rank: stretches(log, paces.get(rank, {})) for rank, log in logs.items()}
-    others = [each for rank, each in steps.items() if rank not in profiled]
+    others = [steps[rank] for rank in steps if rank not in profiled]
     return {
         "stall_start_ns": max(starts),
         "stall_stop_ns": max(stops, default=None),
@@ -60,16 +60,16 @@ def _gap(log: pa.Table, step: int) -> int | None:
 def _times(ranks: list[Ints], first: int, end: int) -> StepTimes:
     # queues fill up again behind the window, and nsys is still writing; the profiler's start shows
     # in its first step, which is never evidence
-    spans = (max(1, first - TYPICAL_STEPS), first), (first + 1, end), (end + SETTLE_STEPS, None)
+    spans = (max(1, first - TYPICAL_STEPS), first), (first + 1, end), (end + SETTLE_STEPS, np.inf)
     parts = [_between(ranks, *span) for span in spans]
-    repeats = max((period(_single(each)) for each in _between(ranks, WARM_UP, first)), default=1)
+    repeats = max((period(_single(log)) for log in _between(ranks, WARM_UP, first)), default=1)
     if repeats > 1:
-        means = [np.concatenate([patterns(_single(r), repeats) for r in part]) for part in parts]
-        middles = [int(np.median(each)) if len(each) else None for each in means]
+        means = [np.concatenate([patterns(_single(log), repeats) for log in p]) for p in parts]
+        middles = [int(np.median(steps)) if len(steps) else None for steps in means]
         uncertainty = _by_chance(len(means[0]), means[2])
     else:
-        every = [np.concatenate(part, axis=1) for part in parts]
-        middles = [_median(each) for each in every]
+        every = [np.concatenate(logs, axis=1) for logs in parts]
+        middles = [_median(steps) for steps in every]
         uncertainty = _by_chance(1, _stretches(every[0], every[2]))
     return {
         "before_ns": middles[0],
@@ -79,11 +79,9 @@ def _times(ranks: list[Ints], first: int, end: int) -> StepTimes:
     }
 
 
-def _between(ranks: list[Ints], low: int, high: int | None) -> list[Ints]:
+def _between(ranks: list[Ints], low: int, high: float) -> list[Ints]:
     """The steps [low, high) of each rank, and blocks that are whole in it."""
-    return [
-        each[:, (each[0] >= low) & (high is None or each[0] + each[1] <= high)] for each in ranks
-    ]
+    return [log[:, (log[0] >= low) & (log[0] + log[1] <= high)] for log in ranks]
 
 
 def _single(steps: Ints) -> Ints:
@@ -107,15 +105,15 @@ def _stretches(before: Ints, after: Ints) -> Floats:
     """The medians (ns) of stretches `after` the window, each of as many steps as are before it."""
     # neighbouring steps are alike, so that stretches vary by more than single steps tell
     single, blocks = after[:, after[1] == 1], after[:, after[1] > 1]
-    known, place = np.unique(single[0], return_inverse=True)
-    length = min(len(np.unique(before[0])), len(known) // limits.FEW)
+    steps, place = np.unique(single[0], return_inverse=True)
+    length = min(len(np.unique(before[0])), len(steps) // limits.FEW)
     if not length:
         return np.zeros(0)
     stretches = [
-        *(single[3, place // length == k] for k in range(len(known) // length)),
+        *(single[3, place // length == k] for k in range(len(steps) // length)),
         *(blocks[3, blocks[0] == first] for first in np.unique(blocks[0])),
     ]
-    return np.asarray([np.median(each) for each in stretches])
+    return np.asarray([np.median(lengths) for lengths in stretches])
 
 
 def _by_chance(before: int, after: Floats) -> int | None:

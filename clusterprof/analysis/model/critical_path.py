@@ -75,17 +75,17 @@ def _pieces(job: Replay, lengths: Lengths, reached: Ints, edge: Ints) -> Ints:
     queued, launched = kind == replay.QUEUED, kind == replay.LAUNCHED
     runs = queued | launched | (kind == replay.RUNNING)
     # the activity whose start or end an edge leads to, and the first one of those in a queue
-    one = (reached - hosts) % n
+    last = (reached - hosts) % n
     since, begin, latest = _first_of_queues(job, lengths)
-    first = np.where(queued, begin[one], np.where(launched, latest[one], one))
+    first = np.where(queued, begin[last], np.where(launched, latest[last], last))
     moment = np.where(launched, job.launch_moment[first], np.where(kind == replay.SINCE, pick, 0))
     host = np.where(launched | (kind == replay.SINCE), since[moment], 0)
     gap = plus + np.where(queued, job.before[first], np.where(launched, job.latency[first], 0))
     woken = kind == replay.WAKING
     gap[woken] += lengths.woken[pick[woken]]
-    rank = np.where(reached < hosts, job.host_rank[np.minimum(reached, hosts - 1)], job.rank[one])
-    each, count = np.arange(len(edge)), np.where(runs, one - first + 1, 0)
-    edge_of, m = np.repeat(each, count), ranges(first, count)
+    rank = np.where(reached < hosts, job.host_rank[np.minimum(reached, hosts - 1)], job.rank[last])
+    edges, count = np.arange(len(edge)), np.where(runs, last - first + 1, 0)
+    edge_of, m = np.repeat(edges, count), ranges(first, count)
     inner = m > first[edge_of]
     starts = (reached >= hosts) & (reached < hosts + 2 * n)
     # a host goes on at once after what it waited for, or else for a reason of its own
@@ -99,8 +99,8 @@ def _pieces(job: Replay, lengths: Lengths, reached: Ints, edge: Ints) -> Ints:
     queue = m[inner]
     parts = np.concatenate(
         [
-            rows(each, -2, rank, HOST, host, 0),
-            rows(each, -1, rank, IDLE, gap, gap_unexplained),
+            rows(edges, -2, rank, HOST, host, 0),
+            rows(edges, -1, rank, IDLE, gap, gap_unexplained),
             rows(edge_of[inner], 2 * queue, job.rank[queue], IDLE, job.before[queue],
                  job.unexplained[queue]),
             rows(edge_of, 2 * m + 1, job.rank[m], OF_KIND[job.kind[m]], lengths.run[m], 0),

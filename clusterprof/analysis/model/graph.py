@@ -123,17 +123,17 @@ def ranges(low: Ints, count: Ints) -> Ints:
     return np.asarray(np.arange(total) + shift)
 
 
-def running_maximum(values: Ints, part: Small) -> Ints:
-    """Return the greatest value so far within each part: `part` [n] ascends, `values` [(m, )n]."""
+def running_maximum(values: Ints, group: Small) -> Ints:
+    """Return the greatest of `values` [(m, )n] so far in each group: `group` [n] ascends."""
     if not values.size:
         return values
     low = values.min()
     step = int(values.max()) - int(low) + 1
-    if step * (int(part[-1]) + 1) >= -NEVER:
+    if step * (int(group[-1]) + 1) >= -NEVER:
         # too large to be raised: their places in order are not
         levels, place = np.unique(values, return_inverse=True)
-        return levels[running_maximum(place.reshape(values.shape), part)]
-    by = step * part.astype(np.int64)
+        return levels[running_maximum(place.reshape(values.shape), group)]
+    by = step * group.astype(np.int64)
     raised = values - low + by
     np.maximum.accumulate(raised, axis=-1, out=raised)
     return np.asarray(raised - by + low)

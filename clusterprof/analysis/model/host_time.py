@@ -14,7 +14,7 @@ from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset, Floats, Ints, once
 from clusterprof.analysis.model.host_activity import COLLECTING, COLLECTOR, GIL_WAIT
 from clusterprof.analysis.model.intervals import Axis, union
-from clusterprof.analysis.model.recorded import replay
+from clusterprof.analysis.model.recorded import replay_of
 from clusterprof.mapped import release
 from clusterprof.tables import RankTables
 
@@ -93,7 +93,7 @@ class HostTime:
 @once
 def spent(dataset: Dataset, k: int) -> Ints:
     """What the k-th rank's host spends in each name, its waits left out, [names, steady steps]."""
-    time, (begin, end), job = host_time(dataset, k), step_spans(dataset, k), replay(dataset)
+    time, (begin, end), job = host_time(dataset, k), step_spans(dataset, k), replay_of(dataset)
     out = time.within(begin, end)
     if job is not None and len(begin) == len(dataset.steady_steps):
         waits = np.flatnonzero(job.host_root & (job.host_rank == k))[1:]

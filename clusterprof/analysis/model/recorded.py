@@ -10,30 +10,12 @@ from functools import partial
 import numpy as np
 
 from clusterprof import threads
-from clusterprof.analysis.model import host_activity, limits
+from clusterprof.analysis.model import by_report, host_activity, limits, replay
 from clusterprof.analysis.model.accounts import activity_of
-from clusterprof.analysis.model.by_report import (
-    FOLLOWING,
-    LAUNCHING,
-    Part,
-    joined,
-    part_of,
-    quantiles,
-)
 from clusterprof.analysis.model.dataset import Bools, Dataset, Ints, once
-from clusterprof.analysis.model.graph import NEVER, Graph, depths, first_of
+from clusterprof.analysis.model.graph import NEVER, Graph, depths, first_of, sums
 from clusterprof.analysis.model.intervals import union
-from clusterprof.analysis.model.replay import (
-    LAUNCHED,
-    NONE,
-    QUEUED,
-    RUNNING,
-    SINCE,
-    WAKING,
-    Contention,
-    Lengths,
-    Replay,
-)
+from clusterprof.analysis.model.replay import Contention, Lengths, Replay
 from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE, Small
 from clusterprof.mapped import trim
 
@@ -45,7 +27,7 @@ _Values = Ints | int
 
 def contradictions(dataset: Dataset) -> list[str]:
     """Warnings about recorded times and collectives that contradict each other."""
-    job = replay(dataset)
+    job = replay_of(dataset)
     if job is None and dataset.steady_steps:
         return ["the recorded times contradict each other: no repair's saving can be determined"]
     if job and job.apart:
@@ -55,7 +37,7 @@ def contradictions(dataset: Dataset) -> list[str]:
 
 
 @once
-def replay(dataset: Dataset) -> Replay | None:
+def replay_of(dataset: Dataset) -> Replay | None:
     """The replay of the steady-state steps; None where there are none, or times that cannot be."""
     steady, d = np.asarray(dataset.steady_steps, dtype=np.int64), dataset.timelines
     # the longest run of steady-state steps with no other step of any rank between them
@@ -68,13 +50,14 @@ def replay(dataset: Dataset) -> Replay | None:
     # what all parts ask for, before several threads do
     _ = host_activity.long_calls(dataset), host_activity.ends(dataset), activity_of(dataset)
     ranges = dataset.activities.lines.blocks(threads.AT_ONCE)
-    parts = threads.each(partial(part_of, dataset, steps, chosen), ranges)
+    parts = threads.each(partial(by_report.part_of, dataset, steps, chosen), ranges)
     if any(part is None for part in parts):
         return None
-    every, calls = joined([reports for reports in parts if reports]), np.zeros(0, dtype=np.int64)
+    every = by_report.joined([reports for reports in parts if reports])
     del parts
     trim()
-    moments = _Moments(dataset, every, calls, calls)
+    none = np.zeros(0, dtype=np.int64)
+    moments = _Moments(dataset, every, none, none)
     job = moments.made(steps)
     if len(job.graph.circular):
         # members of collectives that wait for each other in a circle wait for no other
@@ -84,7 +67,7 @@ def replay(dataset: Dataset) -> Replay | None:
 
 
 class _Calls:
-    """Members of collectives that are whole in the window, one element per call."""
+    """Members of collectives that are whole in the window."""
 
     def __init__(self, j: _Moments) -> None:
         c, start, stop = j.dataset.collectives, j.start, j.stop
@@ -96,8 +79,7 @@ class _Calls:
         ids, number = np.unique(c.collective[rows], return_inverse=True)
         whole = np.bincount(number, place[rows] < 0, len(ids)) == 0
         whole &= np.bincount(number, usable[rows], len(ids)) >= 2
-        rows = rows[whole[number]]
-        ids, number = np.unique(c.collective[rows], return_inverse=True)
+        rows, number = rows[whole[number]], number[whole[number]]
         member, gates = place[rows], usable[rows]
         arrival = np.full(len(ids), NEVER)
         np.maximum.at(arrival, number[gates], start[member[gates]])
@@ -113,12 +95,12 @@ class _Calls:
         left = late & (stop[member] < arrival[number] - limits.REACTS_NS)
         if left.sum() > limits.WARNING_FRAC * late.sum() or not late.any():
             held &= ~sends
-        #: the member's place among the activities, the collective's number from 0
-        self.member, self.number = member, number
-        #: whether the others wait for it, and whether it waits for them
-        self.gates, self.held = gates, held
-        #: from the last start to this member's end
-        self.transfer = transfer
+        #: the members' places among the activities
+        self.member = member
+        #: those that the others wait for, and the numbers of their collectives from 0
+        self.gating, self.gating_in = member[gates], number[gates]
+        #: those that wait for the others, and how long after the last start each ends
+        self.held, self.held_in, self.transfer = member[held], number[held], transfer[held]
         #: of each collective: its number in the placed table, and when its last member starts
         self.ids, self.arrival = ids, arrival
 
@@ -126,10 +108,7 @@ class _Calls:
 def _edges(
     source: Ints, target: Ints, kind: int, pick: _Values = 0, plus: _Values = 0, loose: _Values = 0
 ) -> Ints:
-    """Edges as columns, [6, edges]: a length of a kind, its place among those, and what is added.
-
-    `loose` is the unexplained part of what is added.
-    """
+    """Edges as columns, [6, edges]: `pick` of a kind of length, and `plus`, `loose` unexplained."""
     return np.stack(np.broadcast_arrays(source, target, kind, pick, plus, loose))
 
 
@@ -140,7 +119,7 @@ class _Moments:
     the window, the streams' begins, the collectives' last arrivals, and the steps' ends.
     """
 
-    def __init__(self, dataset: Dataset, part: Part, apart: Ints, waiting: Ints) -> None:
+    def __init__(self, dataset: Dataset, part: by_report.Part, apart: Ints, waiting: Ints) -> None:
         #: collectives (numbers of the dataset's) and assumed waits (moments) that are left out
         self.apart, self.not_waiting = apart, waiting
         self.dataset, self.part = dataset, part
@@ -170,7 +149,7 @@ class _Moments:
         self.root_of = first_of(self.root)
         #: activities that wait for the other members, and those that wait for more than queues
         self.joined, self.special = np.zeros((2, self.n), dtype=bool)
-        self.joined[self.calls.member[self.calls.held]] = True
+        self.joined[self.calls.held] = True
         self.special[self.calls.member] = self.special[part.waiting] = True
         #: where a run of activities begins that wait for nothing else
         self.first_of_stream = np.diff(part.stream, prepend=-1) != 0
@@ -184,7 +163,7 @@ class _Moments:
         woken = np.zeros(self.n_host, dtype=np.int64)
         woken[part.woken[self.wakes]] = part.woken_ns[self.wakes]
         run = self.stop - self.start
-        run[calls.member[calls.held]] = calls.transfer[calls.held]
+        run[calls.held] = calls.transfer
         first, first_ns, again = self._begins()
         edges = np.concatenate([*self._hosts(), *self._starts(), *self._collectives()], axis=1)
         needed = np.zeros(self.moments, dtype=bool)
@@ -232,44 +211,44 @@ class _Moments:
         ranks = np.searchsorted(part.host_rank[marks[:, 0]], part.stream_rank)
         # how many were launched on each stream before each mark, and the last of these
         shape = len(part.stream_rank), marks.shape[1]
-        key = part.stream * np.int64(shape[1]) + part.step + 1
-        launched = np.bincount(key, minlength=shape[0] * shape[1]).reshape(shape).cumsum(axis=1)
+        launched = sums(shape, (part.stream, part.step + 1)).cumsum(axis=1).astype(np.int64)
         before = np.flatnonzero(self.first_of_stream)[:, None] - 1
         begins = self.begins + np.arange(shape[0])[:, None]
         last = np.where(launched > 0, self.ends + before + launched, begins)
         return [
-            _edges(self.end_of[part.woken_by[self.wakes]], wakes, WAKING, wakes),
-            _edges(self.root_of[wakes - 1], wakes, SINCE, wakes - 1),
-            _edges(self.root_of[inner], inner, SINCE, inner),
-            _edges(marks.ravel(), self.step_ends.ravel(), NONE),
-            _edges(last.ravel(), self.step_ends[ranks].ravel(), NONE),
+            _edges(self.end_of[part.woken_by[self.wakes]], wakes, replay.WAKING, wakes),
+            _edges(self.root_of[wakes - 1], wakes, replay.SINCE, wakes - 1),
+            _edges(self.root_of[inner], inner, replay.SINCE, inner),
+            _edges(marks.ravel(), self.step_ends.ravel(), replay.NONE),
+            _edges(last.ravel(), self.step_ends[ranks].ravel(), replay.NONE),
         ]
 
     def _starts(self) -> list[Ints]:
         """What waits for more than queues starts after its stream, its launch, other streams."""
         part, rows = self.part, np.flatnonzero(self.special)
         starts, launch, loose = self.starts + rows, part.launch_moment[rows], part.unexplained[rows]
+        latency = part.latency[rows]
         follows, launched = (
             np.where(part.unexplained_in[rows] == where, loose, 0)
-            for where in (FOLLOWING, LAUNCHING)
+            for where in (by_report.FOLLOWING, by_report.LAUNCHING)
         )
         other, waiting = self.end_of[part.other], self.starts + part.waiting
         true = (other >= 0) & ~np.isin(waiting, self.not_waiting)
         after, unexplained = part.after[true], part.after_unexplained[true]
         return [
-            _edges(self._prior(rows), starts, NONE, 0, part.before[rows], follows),
-            _edges(self.root_of[launch], starts, SINCE, launch, part.latency[rows], launched),
-            _edges(other[true], waiting[true], NONE, 0, after, unexplained),
+            _edges(self._prior(rows), starts, replay.NONE, 0, part.before[rows], follows),
+            _edges(self.root_of[launch], starts, replay.SINCE, launch, latency, launched),
+            _edges(other[true], waiting[true], replay.NONE, 0, after, unexplained),
         ]
 
     def _collectives(self) -> list[Ints]:
         """A collective transfers once its last member has come; what waits for none just runs."""
         calls, alone = self.calls, np.flatnonzero(self.special & ~self.joined)
-        last, held = self.arrivals + calls.number, calls.member[calls.held]
+        last = self.arrivals + calls.held_in
         return [
-            _edges(self.starts + alone, self.ends + alone, RUNNING, alone),
-            _edges(self.starts + calls.member[calls.gates], last[calls.gates], NONE),
-            _edges(last[calls.held], self.ends + held, RUNNING, held),
+            _edges(self.starts + alone, self.ends + alone, replay.RUNNING, alone),
+            _edges(self.starts + calls.gating, self.arrivals + calls.gating_in, replay.NONE),
+            _edges(last, self.ends + calls.held, replay.RUNNING, calls.held),
         ]
 
     def _queues(self, needed: Bools) -> list[Ints]:
@@ -281,8 +260,8 @@ class _Moments:
         queued, before = queued[wanted], before[wanted]
         launch = self.root_of[self.part.launch_moment[queued]]
         return [
-            _edges(before, self.ends + queued, QUEUED, queued),
-            _edges(launch, self.ends + queued, LAUNCHED, queued),
+            _edges(before, self.ends + queued, replay.QUEUED, queued),
+            _edges(launch, self.ends + queued, replay.LAUNCHED, queued),
         ]
 
     def _prior(self, rows: Ints) -> Small:
@@ -302,17 +281,15 @@ class _Moments:
     def _contention(self, graph: Graph, run: Ints) -> Contention:
         """Which kernels ran beside waits in collectives, and how long they run without (`run`)."""
         part, calls, axis = self.part, self.calls, self.dataset.axis
-        member, number = calls.member[calls.held], calls.number[calls.held]
-        waits_ns = calls.arrival[number] - self.start[member]
-        order = np.lexsort((self.start[member], part.rank[member]))
-        order = order[waits_ns[order] > limits.REACTS_NS]
-        member, number, waits_ns = member[order], number[order], waits_ns[order]
-        spans = self.start[member], calls.arrival[number]
-        begins, ends = (axis.of(part.rank[member], times) for times in spans)
+        begins = axis.of(part.rank[calls.held], self.start[calls.held])
+        ends = axis.of(part.rank[calls.held], calls.arrival[calls.held_in])
+        waits = np.argsort(begins, kind="stable")
+        waits = waits[(ends - begins)[waits] > limits.REACTS_NS]
+        begins, ends = begins[waits], ends[waits]
         kernels = [np.zeros((4, 0), dtype=np.int64)]
         first = np.flatnonzero(np.diff(part.rank, prepend=-1, append=-1))
         for k, until in threads.blocks(first, threads.AT_ONCE):
-            rows = slice(first[k], first[until])
+            rows = slice(*first[[k, until]])
             begin, end = (axis.of(part.rank[rows], t[rows]) for t in (self.start, self.stop))
             busy = part.kind[rows] == COLLECTIVE
             kernel = np.flatnonzero((part.kind[rows] == COMPUTE) & (end > begin))
@@ -329,11 +306,11 @@ class _Moments:
             wait = np.where(middle < np.r_[ends, 0][wait], wait, -1)
             kernels.append(np.stack([rows.start + kernel, alike, covered, wait]))
         kernel, alike, covered, wait = np.concatenate(kernels, axis=1)
-        beside, freely = wait >= 0, run.copy()
-        longer = _times_longer(alike, run[kernel], covered)
-        freely[kernel[beside]] = run[kernel[beside]] / longer
-        places = graph.place(np.stack([self.starts + member, self.arrivals + number]))
-        return Contention(freely, kernel[beside], wait[beside], places, waits_ns)
+        took, beside, freely = run[kernel], wait >= 0, run.copy()
+        freely[kernel[beside]] = took[beside] / _times_longer(alike, took, covered)
+        moments = self.starts + calls.held[waits], self.arrivals + calls.held_in[waits]
+        places = graph.place(np.stack(moments))
+        return Contention(freely, kernel[beside], wait[beside], places, ends - begins)
 
 
 def _times_longer(alike: Ints, took: Ints, covered: Ints) -> float:
@@ -343,9 +320,9 @@ def _times_longer(alike: Ints, took: Ints, covered: Ints) -> float:
     same where `alike` is; `covered` is how long collectives run beside each (ns).
     """
     crowded = covered == took
-    others, longer, count = quantiles(alike[crowded], took[crowded], limits.HALF)
+    others, longer, count = by_report.quantiles(alike[crowded], took[crowded], limits.HALF)
     free = (covered == 0) & np.isin(alike, others)
-    keys, alone, times = quantiles(alike[free], took[free], limits.HALF)
+    keys, alone, times = by_report.quantiles(alike[free], took[free], limits.HALF)
     if not len(keys):
         return 1.0
     other = np.searchsorted(others, keys)

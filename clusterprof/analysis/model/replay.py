@@ -155,14 +155,14 @@ class Replay(Part):
         """The places of the ranks that are replayed, ascending."""
         return self.host_rank[self.first_of_host]
 
-    def launched_before(self, part: Ints, which: Ints | Bools | slice = EVERY) -> Small:
-        """How many of these activities each host moment's host has launched before it in its part.
+    def launched_before(self, group: Ints, which: Bools | slice = EVERY) -> Small:
+        """How many of these activities its host has launched before each host moment of a group.
 
-        Parts follow each other: `part` [host moments] is alike in each.
+        Groups follow each other: `group` [host moments] is the same in each.
         """
         launches = np.zeros(len(self.host_rank), dtype=np.int32)
         launches[self.launch_moment[which]] = 1
-        so_far = running_sum(launches, first_of(np.diff(part, prepend=-1) != 0))
+        so_far = running_sum(launches, first_of(np.diff(group, prepend=-1) != 0))
         return (so_far - launches).astype(np.int32)
 
     @cached_property
@@ -183,8 +183,8 @@ class Replay(Part):
     def _passes(self, lengths: Lengths) -> Callable[[Ints], list[Ints]]:
         """A function from when what came before the window was (`first_ns`) to all times.
 
-        Those of two passes where waits are shorter than recorded: before and after what ran beside
-        them is `eased`; both in the graph's order.
+        In the graph's order; of two passes where waits are shorter than recorded: before and after
+        what ran beside them is `eased`.
         """
         plain = eased = self.edges(lengths)
         run = lengths.run
@@ -225,10 +225,7 @@ class Replay(Part):
         return self.graph.one_pass(length, times)
 
     def pace(self, lengths: Lengths, ranks: Some = EVERY) -> np.ndarray:
-        """Return the mean step (ns), [what-ifs], where the window's steps come again and again.
-
-        It is that of some ranks (places among `ranks`), or of all.
-        """
+        """Return some ranks' mean step (ns), [what-ifs], where the window comes again and again."""
         steps = self.long_run(lengths)[1][..., ranks, :].mean(axis=-2)
         return np.asarray(steps.mean(axis=-1) if self.shares is None else steps @ self.shares)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -138,12 +139,10 @@ def _at_pace(job: Replay, tracing_ns: int, usual_ns: int, fetching: Ints) -> Unt
         own = made.lengths.own + (fetching * (times - 1)).astype(np.int64)
         return replace(made, lengths=replace(made.lengths, own=own))
 
-    def clocked(times: float) -> Untraced:
-        return _made(job, tracing_ns, times)
-
     def enough(times: float) -> bool:
         return longer(times).pace() >= usual_ns
 
+    clocked = partial(_made, job, tracing_ns)
     for longer, most, within in ((fetched, _MOST_PREFETCHED, 0.01), (clocked, MOST_SLOWER, 0.002)):
         if longer(most).pace() >= usual_ns * (1 - limits.VARIES_FRAC):
             return longer(_least(enough, 1.0, most, within))

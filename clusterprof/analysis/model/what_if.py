@@ -21,7 +21,7 @@ from clusterprof.analysis.model import host_activity, limits, two_profilers
 from clusterprof.analysis.model.accounts import call_of
 from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints, once
 from clusterprof.analysis.model.graph import NEVER, sums
-from clusterprof.analysis.model.recorded import replay
+from clusterprof.analysis.model.recorded import replay_of
 from clusterprof.analysis.model.replay import EVERY, Lengths, Replay, Some
 from clusterprof.analysis.model.timeline import COLLECTIVE, Small
 from clusterprof.analysis.model.untraced import MOST_SLOWER, explanations
@@ -442,5 +442,5 @@ def cut(values: Ints, total: int) -> Ints:
 @once
 def what_ifs(dataset: Dataset) -> WhatIfs | None:
     """The job's what-ifs, once; None where it has no steady-state steps."""
-    job = replay(dataset)
+    job = replay_of(dataset)
     return WhatIfs(dataset, job) if job is not None else None
