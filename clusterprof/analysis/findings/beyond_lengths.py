@@ -41,10 +41,7 @@ def beyond_lengths(dataset: Dataset) -> Floats:
     net = more.sum(axis=1).clip(0.0) / np.maximum(more.clip(0.0).sum(axis=1), 1.0)
     added = net * np.where(more > 0, longer, 0.0).sum(axis=1).clip(0.0)
     added[job.alone] = 0.0
-    out = np.zeros((len(took), len(dataset.steady_steps)))
-    at = np.searchsorted(dataset.steady_steps, job.job.steps)
-    out[:, at] = slower + added + _slower_copies(job)
-    return out
+    return job.by_steady_step(slower + added + _slower_copies(job))
 
 
 def by_name(job: WhatIfs, rows: Ints, lengths: Ints) -> tuple[list[str], Floats, Floats]:

@@ -117,14 +117,14 @@ def _first_of_queues(job: Replay, lengths: Lengths) -> tuple[Ints, Small, Small]
     The first one of its run, and the one up to it whose launch makes it end when it does: what
     launches are beyond their queue (`Block.launched`) rises where one comes too late.
     """
-    every = []
+    of_blocks = []
     for block in job.blocks:
         since = block.since(lengths)
         greatest = running_maximum(block.launched(lengths, since)[1], block.run)
         later = np.r_[True, greatest[1:] > greatest[:-1]]
         latest = first_of(job.fresh[block.rows] | later)
-        every.append((since, block.rows.start + block.begin, block.rows.start + latest))
-    since, begin, latest = (np.concatenate(each) for each in zip(*every, strict=True))
+        of_blocks.append((since, block.rows.start + block.begin, block.rows.start + latest))
+    since, begin, latest = (np.concatenate(parts) for parts in zip(*of_blocks, strict=True))
     return since, begin, latest
 
 

@@ -25,9 +25,8 @@ class Graph:
 
     `order` is by level, and has the moments of edges and `others` alone, which are few where most
     activities only queue; moments on a circle, and those behind one, are in no level. `edge` is the
-    place of each edge among those given; `source` and `target` are places in `order`. A level is
-    one of `pieces`: where its edges begin and end, where its targets do, and where among its edges
-    each target's begin.
+    place of each edge among those given; `source` and `target` are places in `order`. Each of
+    `levels` is its edges, its targets, and where among its edges those of each target begin.
     """
 
     def __init__(
@@ -47,11 +46,11 @@ class Graph:
         edge = np.flatnonzero(depth[target] > 0)
         edge = edge[np.argsort(place[target[edge]], kind="stable")]
         to = place[target[edge]]
-        self.pieces = list[tuple[int, int, int, int, Ints]]()
+        self.levels = list[tuple[slice, slice, Ints]]()
         ends = np.cumsum(np.bincount(depth[target[edge]])[1:]).tolist()
         for low, high in pairwise([0, *ends]):
             begin = np.flatnonzero(np.diff(to[low:high], prepend=-1))
-            self.pieces.append((low, high, int(to[low]), int(to[high - 1]) + 1, begin))
+            self.levels.append((slice(low, high), slice(to[low], to[high - 1] + 1), begin))
         self.edge, self.source, self.target = edge, place[source[edge]], to
         #: moments on or behind a circle: they have no time
         self.circular = used[depth < 0]
@@ -67,11 +66,11 @@ class Graph:
         or [what-ifs, moments], in `order`, with the times of moments that wait for nothing, and
         NEVER for all others, or the least time of a moment that also waits.
         """
-        for low, high, first, last, begin in self.pieces:
-            reached: Ints = times.take(self.source[low:high], axis=-1)
-            reached += length[..., low:high]
-            targets = times[..., first:last]
-            np.maximum(targets, np.maximum.reduceat(reached, begin, axis=-1), out=targets)
+        for edges, targets, begin in self.levels:
+            reached: Ints = times.take(self.source[edges], axis=-1)
+            reached += length[..., edges]
+            latest = times[..., targets]
+            np.maximum(latest, np.maximum.reduceat(reached, begin, axis=-1), out=latest)
         return times
 
     def goes_on(self, change: Ints) -> bool:

@@ -187,10 +187,8 @@ class WhatIfs:
         unseen = max((usual or 0) - pace, 0.0)
         self.unseen_ns = unseen if unseen > limits.VARIES_FRAC * (usual or 0) else 0.0
         #: each steady-state step's share of the long run; None: all come equally often
-        self.shares: Floats | None = None
-        if self.job.shares is not None:
-            self.shares = np.zeros(len(dataset.steady_steps))
-            self.shares[self.steps] = self.job.shares
+        shares = self.job.shares
+        self.shares = None if shares is None else self.by_steady_step(shares)
         #: what findings repair (codes and ranks), in order
         self.repaired: tuple[tuple[str, tuple[int, ...]], ...] = ()
         #: what they save, by their codes, ranks and savings (ns)
@@ -220,11 +218,15 @@ class WhatIfs:
     def _steps(self, lengths: Lengths, ranks: Some = EVERY) -> tuple[Floats, float]:
         """Each steady-state step of the window, and the long run's step (ns), of some ranks."""
         marks, pace = self.job.long_run(lengths)[0][ranks], self.job.pace(lengths, ranks)
-        replayed = np.diff(marks, axis=1).mean(axis=0)
+        steps = np.diff(marks, axis=1).mean(axis=0)
         # a steady-state step apart from the others is taken to be as long as they are
-        steps = np.full(len(self.dataset.steady_steps), replayed.mean())
-        steps[self.steps] = replayed
-        return steps, float(pace) + self.unseen_ns
+        return self.by_steady_step(steps, steps.mean()), float(pace) + self.unseen_ns
+
+    def by_steady_step(self, values: Floats, elsewhere: float = 0.0) -> Floats:
+        """What the steps that are replayed have, [..., steps]: in each one of the steady state."""
+        by_step = np.full((*values.shape[:-1], len(self.dataset.steady_steps)), elsewhere)
+        by_step[..., self.steps] = values
+        return by_step
 
     def saved(
         self, lengths: Lengths, base: Lengths | None = None, ranks: Sequence[int] = ()
@@ -336,9 +338,7 @@ class WhatIfs:
                 count = np.maximum(np.bincount(job.host_rank, minlength=shape[0]), 1)[:, None]
                 by_launch = self.peers.differences(total / count) * count
                 later = np.where(self.alone[:, None], by_launch, later)
-        differences = np.zeros((shape[0], len(self.dataset.steady_steps)))
-        differences[:, self.steps] = later
-        return differences
+        return self.by_steady_step(later)
 
     @cached_property
     def unlike(self) -> two_profilers.Hosts | None:
