@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from clusterprof.align.columns import narrow, places
+from clusterprof.align.columns import first_places, narrow, places
 from clusterprof.analysis.model import host_activity, limits
 from clusterprof.analysis.model.accounts import activity_of
 from clusterprof.analysis.model.dataset import Bools, Dataset, Ints
@@ -293,8 +293,7 @@ def _queued_behind(r: _Reports) -> tuple[Ints, Ints]:
     Collectives for all on the computing stream, and what is computed next for a Recv: by
     stream, unless the recording contradicts. Places in `row`, and the other activities.
     """
-    row, place = r.row, np.full(len(r.rank) + 1, -1)
-    place[row] = np.arange(len(row))
+    row = r.row
     counts = np.bincount(r.stream[r.kind == COMPUTE], minlength=len(r.of_stream))
     most = np.lexsort((-counts, r.of_stream))
     most = most[np.diff(r.of_stream[most], prepend=-1) != 0]
@@ -311,12 +310,13 @@ def _queued_behind(r: _Reports) -> tuple[Ints, Ints]:
         (calls, r.at(computing, before, r.rank[calls]), r.stream),
         (r.at(computing, after, r.rank[recvs]), recvs, r.rank),
     ):
-        both = (place[waiting] >= 0) & (other >= 0)
-        waiting, other = waiting[both], other[both]
+        place = first_places(row, waiting)
+        both = (place >= 0) & (other >= 0)
+        place, waiting, other = place[both], waiting[both], other[both]
         true, assumed = r.stop[other] <= r.start[waiting] + STAMP_NS, assumed_by[waiting]
         # hardly any other assumption about the same part of the recording is contradicted
         true &= (np.bincount(assumed, ~true) <= limits.WARNING_FRAC * np.bincount(assumed))[assumed]
-        pairs.append((place[waiting[true]], other[true]))
+        pairs.append((place[true], other[true]))
     waiting, other = (np.concatenate(places) for places in zip(*pairs, strict=True))
     return waiting, other
 

@@ -40,8 +40,7 @@ class Graph:
         source, target, _ = np.split(where, [len(source), 2 * len(source)])
         depth = depths(len(used), source, target)
         order = np.argsort(np.maximum(depth, 0), kind="stable")
-        place = np.empty_like(order)
-        place[order] = np.arange(len(used))
+        place = np.argsort(order)
         self.order, self._place = used[order], place
         edge = np.flatnonzero(depth[target] > 0)
         edge = edge[np.argsort(place[target[edge]], kind="stable")]

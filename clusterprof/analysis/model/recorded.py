@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 
 from clusterprof import threads
+from clusterprof.align.columns import first_places
 from clusterprof.analysis.model import by_report, host_activity, limits, replay
 from clusterprof.analysis.model.accounts import activity_of
 from clusterprof.analysis.model.dataset import Bools, Dataset, Ints, once
@@ -71,9 +72,7 @@ class _Calls:
 
     def __init__(self, j: _Moments) -> None:
         c, start, stop = j.dataset.collectives, j.start, j.stop
-        place_of: Small = np.full(len(j.dataset.activities.rank) + 1, -1, dtype=np.int32)
-        place_of[j.part.activity] = np.arange(j.n)
-        place = place_of[activity_of(j.dataset)]
+        place = first_places(j.part.activity, activity_of(j.dataset))
         usable = (c.synchronising | c.point_to_point) & ~np.isin(c.collective, j.apart)
         rows = np.flatnonzero(c.matched & c.has)
         ids, number = np.unique(c.collective[rows], return_inverse=True)
@@ -187,9 +186,7 @@ class _Moments:
         """
         part, streams = self.part, self.begins + np.arange(len(self.part.stream_rank))
         last = self.ends + np.flatnonzero(np.diff(part.stream, append=-1))
-        launched = np.full(self.n_host, -1)
-        launched[part.launch_moment] = self.ends + np.arange(self.n)
-        launched = launched[launched >= 0]
+        launched = self.ends + np.argsort(part.launch_moment)
         rank = self.dataset.activities.rank[part.early]
         left = np.searchsorted(rank, rank, side="right") - np.arange(len(rank))
         place = np.searchsorted(part.rank, rank, side="right") - left

@@ -169,9 +169,7 @@ def _even(values: Ints, rank: Ints, step: Ints, middle: _Middle) -> Ints:
     even = values * (total / np.maximum(sums, 1))[group]
     if alike.any():
         even[alike[group]] = np.tile(ideal, alike.sum())
-    back = np.empty(len(values), dtype=np.int64)
-    back[order] = np.round(even)
-    return back
+    return np.asarray(np.round(even[np.argsort(order)]), dtype=np.int64)
 
 
 def _kinds(dataset: Dataset, job: Replay) -> tuple[list[str], Ints]:
