@@ -20,21 +20,21 @@ from clusterprof.exchanges import connected
 class Peers:
     """For each profiled rank the places of those that do the same work, itself included.
 
-    `circles[of[k]]` are those of the k-th rank; it alone has no rank to be compared with.
+    `circles[circle_of[k]]` are those of the k-th rank; it alone has no rank to be compared with.
     """
 
     circles: tuple[Ints, ...]
-    of: Ints
+    circle_of: Ints
 
     def others(self, k: int) -> Ints:
         """The places of the k-th rank's peers."""
-        circle = self.circles[self.of[k]]
+        circle = self.circles[self.circle_of[k]]
         return np.asarray(circle[circle != k])
 
     @cached_property
     def apart(self) -> float:
         """How many circles there are, of those that overlap as many as do not."""
-        sizes = np.asarray([len(circle) for circle in self.circles])[self.of]
+        sizes = np.asarray([len(circle) for circle in self.circles])[self.circle_of]
         return float((1 / sizes[sizes > 1]).sum())
 
     def usual(self, values: Floats, without: Sequence[int] | Ints = ()) -> Floats:
@@ -45,8 +45,8 @@ class Peers:
         usual = np.full_like(values, np.nan)
         counted = np.where(np.isin(np.arange(len(values)), without)[:, None], np.nan, values)
         for number, circle in enumerate(self.circles):
-            mine = np.flatnonzero(self.of == number)
-            usual[mine] = median_of_others(counted[circle])[np.searchsorted(circle, mine)]
+            members = np.flatnonzero(self.circle_of == number)
+            usual[members] = median_of_others(counted[circle])[np.searchsorted(circle, members)]
         return usual
 
     def differences(self, values: Floats) -> Floats:
@@ -58,14 +58,13 @@ def median_of_others(values: Floats) -> Floats:
     """The median of each column over all rows but each, without NaN; NaN where none has a value."""
     place = np.argsort(np.argsort(values, axis=0, kind="stable"), axis=0)
     ordered = np.sort(values, axis=0)  # NaN last
-    known = ~np.isnan(values)
-    count = known.sum(axis=0)[None, :] - known
+    has_value = ~np.isnan(values)
+    count = has_value.sum(axis=0)[None, :] - has_value
     middle = []
-    for at in ((count - 1) // 2, count // 2):
+    for rank in ((count - 1) // 2, count // 2):
         # of the others: a row's own value, if it has one, is skipped
-        at = np.maximum(at, 0)
-        at = at + (known & (at >= place))
-        middle.append(np.take_along_axis(ordered, np.minimum(at, len(values) - 1), axis=0))
+        row = rank + (has_value & (rank >= place))
+        middle.append(np.take_along_axis(ordered, np.minimum(row, len(values) - 1), axis=0))
     return np.where(count > 0, (middle[0] + middle[1]) / 2, np.nan)
 
 
@@ -92,7 +91,6 @@ def peers(dataset: Dataset, stage: Ints) -> Peers:
     if dataset.pipelined:
         alone = alike.sum(axis=1) < 2
         alike[alone] = job[alone, None] == job
-    _, first, of = np.unique(
-        np.packbits(alike, axis=1), axis=0, return_index=True, return_inverse=True
-    )
-    return Peers(tuple(np.flatnonzero(circle) for circle in alike[first]), of.reshape(-1))
+    bits = np.packbits(alike, axis=1)
+    _, first, circle_of = np.unique(bits, axis=0, return_index=True, return_inverse=True)
+    return Peers(tuple(np.flatnonzero(circle) for circle in alike[first]), circle_of.reshape(-1))

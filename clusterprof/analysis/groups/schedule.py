@@ -36,31 +36,31 @@ class Schedule(NamedTuple):
         return idle / (self.chunks * self.microbatches + idle)
 
 
-def schedule(dataset: Dataset, found: Stages) -> Schedule | None:
+def schedule(dataset: Dataset, pipeline: Stages) -> Schedule | None:
     """The schedule that all profiled ranks agree on, or None: not recognised."""
-    sent, depth = traffic(dataset), found.count or len(found.numbers)
+    sent, depth = traffic(dataset), pipeline.count or len(pipeline.numbers)
     # only where every call's other side is profiled is the last profiled stage the last one
     others = sent.other[np.isin(sent.step, dataset.steady_steps)]
-    if found.count is None and not np.isin(others, dataset.ranks).all():
+    if pipeline.count is None and not np.isin(others, dataset.ranks).all():
         return None
-    known = _usual(dataset, found, depth)
-    if known is None:
+    counts = _usual(dataset, pipeline, depth)
+    if counts is None:
         return None
-    stage, forward, backward, around, ahead = known
+    stage, forward, backward, around, ahead = counts
     count, around = int(forward[0]), np.unique(around[(stage == 0) | (stage == depth - 1)])
     if not count or (forward != count).any() or (backward != count).any():
         return None
     # only the first and last stage send around
     if around.any():
         # of v chunks each microbatch passes v times from stage to stage, and v - 1 times around
-        each = count - int(around[0])
-        if len(around) > 1 or each < 1 or count % each:
+        microbatches = count - int(around[0])
+        if len(around) > 1 or microbatches < 1 or count % microbatches:
             return None
-        return Schedule("interleaved 1F1B", depth, each, count // each)
+        return Schedule("interleaved 1F1B", depth, microbatches, count // microbatches)
     all_first = bool((ahead == count).all())
     # receives may be posted one microbatch ahead
     by_turns = bool((np.abs(ahead - np.minimum(count, depth - stage)) <= 1).all())
-    if by_turns and not all_first and depth == 2 and not _whole_turns(dataset, found):
+    if by_turns and not all_first and depth == 2 and not _whole_turns(dataset, pipeline):
         # between two stages each microbatch passes 2 v - 1 times each way, onward or around
         passes = [n for n in range(3, count // 2 + 1, 2) if count % n == 0]
         if len(passes) != 1:
@@ -71,57 +71,57 @@ def schedule(dataset: Dataset, found: Stages) -> Schedule | None:
     return Schedule("1F1B", depth, count) if by_turns else None
 
 
-def _usual(dataset: Dataset, found: Stages, depth: int) -> Ints | None:
+def _usual(dataset: Dataset, pipeline: Stages, depth: int) -> Ints | None:
     """What most steady-state steps of each rank count; None where they differ or go elsewhere.
 
     A column for each rank; rows are its stage, its messages to and from its neighbours (forwards
     and gradients), those round from the last stage to the first, and how many forwards it has
     passed on (of the last stage: taken) before the first gradient came back (left).
     """
-    sent, ranks = traffic(dataset), np.sort(found.ranks)
+    sent, ranks = traffic(dataset), np.sort(pipeline.ranks)
     rows = np.flatnonzero(np.isin(sent.step, dataset.steady_steps) & np.isin(sent.rank, ranks))
     rows = rows[np.lexsort((sent.step[rows], sent.rank[rows]))]
     rank, step, sends = sent.rank[rows], sent.step[rows], sent.sends[rows]
-    stage, at = (found.stages_of(each[rows]) for each in (sent.rank, sent.other))
+    stage, other = pipeline.stages_of(rank), pipeline.stages_of(sent.other[rows])
     last = stage == depth - 1
-    to_next, to_before = at == stage + 1, at == stage - 1
-    around = ((stage == 0) | last) & (at == np.where(last, 0, depth - 1)) & (depth > 2)
+    to_next, to_before = other == stage + 1, other == stage - 1
+    around = ((stage == 0) | last) & (other == np.where(last, 0, depth - 1)) & (depth > 2)
     # each of these twice a microbatch: activations one way, gradients the other
-    out = np.where(last, to_before, to_next)
-    onward, back, turned = out & (sends != last), out & (sends == last), around & (sends == last)
+    neighbour, forward = np.where(last, to_before, to_next), sends != last
+    onward, back, turned = neighbour & forward, neighbour & ~forward, around & ~forward
     new = (np.diff(rank, prepend=-1) != 0) | (np.diff(step, prepend=-1) != 0)
-    begins, of = np.flatnonzero(new), np.cumsum(new) - 1
+    begins = np.flatnonzero(new)
     left = np.cumsum(back)
-    ahead = onward & (left == (left - back)[begins][of])
-    elsewhere = ~(to_next | to_before | around)
-    each = [np.bincount(of, one, len(begins)) for one in (onward, back, turned, ahead, elsewhere)]
-    counts = np.stack([rank[begins], stage[begins], *each]).astype(np.int64)
+    ahead = onward & (left == (left - back)[begins][np.cumsum(new) - 1])
+    kinds = np.stack([onward, back, turned, ahead, ~(to_next | to_before | around)])
+    sums = np.add.reduceat(kinds, begins, axis=1, dtype=np.int64)
+    counts = np.stack([rank[begins], stage[begins], *sums])
     kinds, number = np.unique(counts, axis=1, return_counts=True)
     steps = np.bincount(np.searchsorted(ranks, counts[0]), minlength=len(ranks))
     most = kinds[:, 2 * number > steps[np.searchsorted(ranks, kinds[0])]]
     return None if most.shape[1] < len(ranks) or most[-1].any() else most[1:-1]
 
 
-def _whole_turns(dataset: Dataset, found: Stages) -> bool:
+def _whole_turns(dataset: Dataset, pipeline: Stages) -> bool:
     """Whether the last of two stages does a forward and a backward in its first turn too.
 
     Between two stages the interleaved schedule's messages may come in 1F1B's order; but its first
     turn is a forward only: a third of both, or a quarter where it is done twice.
     """
     sent, c, d = traffic(dataset), dataset.collectives, dataset.timelines
-    if found.numbers[-1] != 1:
+    if pipeline.numbers[-1] != 1:
         return False
-    for rank in found.groups[-1]:
+    for rank in pipeline.groups[-1]:
         rows = sent.row[(sent.rank == rank) & np.isin(sent.step, dataset.steady_steps)]
         rows = rows[c.has[rows]]
         place = dataset.place[rank]
         (compute,) = d.ran(place, place + 1, (COMPUTE,))
-        for mine in parts(rows, c.step[rows]):
-            sends = c.operation[mine] == "Send"
+        for calls in parts(rows, c.step[rows]):
+            sends = c.operation[calls] == "Send"
             turns = np.flatnonzero(sends[1:] & ~sends[:-1])
             if len(turns) < 2:
                 return False
-            came, went = c.end[mine[turns]], c.start[mine[turns + 1]]
+            came, went = c.end[calls[turns]], c.start[calls[turns + 1]]
             times = np.stack([came, np.maximum(went, came)])
             work = compute.within(*d.axis.of(place, times))
             if work[0] < limits.HALF * float(np.median(work)):

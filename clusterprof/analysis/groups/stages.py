@@ -33,17 +33,17 @@ class Traffic:
         other = np.full(len(c.rank), -1, dtype=np.int64)
         pairs = np.flatnonzero(c.point_to_point & c.matched)
         pairs = pairs[np.argsort(c.collective[pairs], kind="stable")]
-        one, two = pairs[0::2], pairs[1::2]
-        if len(one) == len(two) and bool((c.collective[one] == c.collective[two]).all()):
-            other[one], other[two] = c.rank[two], c.rank[one]
+        a, b = pairs[0::2], pairs[1::2]
+        if len(a) == len(b) and bool((c.collective[a] == c.collective[b]).all()):
+            other[a], other[b] = c.rank[b], c.rank[a]
         # else by the reports' own peers: of a communicator of the whole world they are global
         # ranks; of another one its own numbers, which only calls that were matched can tell
         peer, world = dataset.issued("peer"), dataset.world_size or 0
         whole = (dataset.issued("communicator_size") == world) | (dataset.issued("members") > 0)
-        for these in parts(rows, c.communicators[0][rows]):
-            known = these[(peer[these] >= 0) & (other[these] >= 0)]
-            if bool((peer[known] == other[known]).all() if len(known) else whole[these].all()):
-                other[these] = np.where(other[these] < 0, peer[these], other[these])
+        for calls in parts(rows, c.communicators[0][rows]):
+            both = calls[(peer[calls] >= 0) & (other[calls] >= 0)]
+            if bool((peer[both] == other[both]).all() if len(both) else whole[calls].all()):
+                other[calls] = np.where(other[calls] < 0, peer[calls], other[calls])
         self.row, self.rank, self.step, self.other = rows, c.rank[rows], c.step[rows], other[rows]
         self.sends: Bools = c.operation[rows] == "Send"
 
@@ -89,9 +89,9 @@ def stages(dataset: Dataset) -> Stages | None:
     """The pipeline's stages; None where there is no pipeline."""
     sent = traffic(dataset)
     inside = np.flatnonzero(sent.step >= 0)
-    each = np.stack([sent.rank[inside], sent.step[inside]])
     # each rank's first call in each step
-    first = inside[np.unique(each, axis=1, return_index=True)[1]]
+    rank_and_step = np.stack([sent.rank[inside], sent.step[inside]])
+    first = inside[np.unique(rank_and_step, axis=1, return_index=True)[1]]
     first = first[sent.other[first] >= 0]
     return (_laid_out(dataset, sent, first) or _chained(sent, first)) if len(first) else None
 
@@ -115,24 +115,24 @@ def _laid_out(dataset: Dataset, sent: Traffic, first: Ints) -> Stages | None:
 
 def _chained(sent: Traffic, first: Ints) -> Stages | None:
     """Stages by the chain of matched calls: one more than the stage that is received from."""
-    known = np.unique(sent.rank)
-    into = first[~sent.sends[first] & np.isin(sent.other[first], known)]
+    ranks = np.unique(sent.rank)
+    into = first[~sent.sends[first] & np.isin(sent.other[first], ranks)]
     # where a rank's own first calls are unknown, so is its stage, and those behind it: a circle
-    unknown = np.setdiff1d(known, sent.rank[first])
+    unknown = np.setdiff1d(ranks, sent.rank[first])
     waits = np.stack([np.r_[sent.other[into], unknown], np.r_[sent.rank[into], unknown]])
-    edges = np.searchsorted(known, waits)
-    depth = depths(len(known), *edges)
+    edges = np.searchsorted(ranks, waits)
+    depth = depths(len(ranks), *edges)
     if depth.max() < 1:
         return None
-    chain = connected(edges.ravel(), np.tile(np.arange(edges.shape[1]), 2), len(known))
+    chain = connected(edges.ravel(), np.tile(np.arange(edges.shape[1]), 2), len(ranks))
     order = np.argsort(depth, kind="stable")
     order = order[depth[order] >= 0]
-    return Stages(known[order], depth[order], chain[order])
+    return Stages(ranks[order], depth[order], chain[order])
 
 
 def stage_of(dataset: Dataset) -> Ints:
     """Each rank's pipeline stage; all 0 where there is no pipeline."""
-    out = np.zeros(len(dataset.ranks), dtype=np.int64)
-    if dataset.pipelined and (found := stages(dataset)):
-        out[np.searchsorted(dataset.ranks, found.ranks)] = found.stage
-    return out
+    stage = np.zeros(len(dataset.ranks), dtype=np.int64)
+    if pipeline := stages(dataset):
+        stage[np.searchsorted(dataset.ranks, pipeline.ranks)] = pipeline.stage
+    return stage

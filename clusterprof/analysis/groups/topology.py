@@ -74,8 +74,8 @@ class _Calls(NamedTuple):
 @once
 def topology(dataset: Dataset) -> TopologyEntry:
     """Return the groups by kind and ranks, and the pipeline's stages in order."""
-    found = stages(dataset)
-    groups = [*_pipelines(dataset, found), *_collective_groups(dataset, found)]
+    pipeline = stages(dataset)
+    groups = [*_pipelines(dataset, pipeline), *_collective_groups(dataset, pipeline)]
     by_members: dict[tuple[int, ...], list[ShallowGroup]] = {}
     for group in dataset.shallow["groups"] if dataset.shallow else ():
         profiled = tuple(rank for rank in group["ranks"] if rank in dataset.place)
@@ -86,65 +86,65 @@ def topology(dataset: Dataset) -> TopologyEntry:
         alike = [group for group in alike if entry["size"] in (None, len(group["ranks"]))]
         entry["description"] = alike[0]["description"] if len(alike) == 1 else ""
     groups.sort(key=lambda g: (_ORDER.index(g["kind"]), g["ranks"], g["communicator"]))
-    each = zip(found.numbers, found.groups, strict=True) if found else ()
+    numbered = zip(pipeline.numbers, pipeline.groups, strict=True) if pipeline else ()
     return {
         "groups": groups,
-        "stages": [{"stage": number, "ranks": list(group)} for number, group in each],
-        "stage_count": found.count if found else None,
+        "stages": [{"stage": number, "ranks": list(group)} for number, group in numbered],
+        "stage_count": pipeline.count if pipeline else None,
     }
 
 
-def _pipelines(dataset: Dataset, found: Stages | None) -> list[GroupEntry]:
+def _pipelines(dataset: Dataset, pipeline: Stages | None) -> list[GroupEntry]:
     """The chains of Sends and Recvs; where they form none, the communicators that hold them."""
     c, sent = dataset.collectives, traffic(dataset)
-    if found is None:
+    if pipeline is None:
         why = "Sends and Recvs whose order has no beginning: a ring, or too few ranks are profiled"
         return [
             _entry(dataset, rows, ("unknown", limits.ASSUMED, why))
             for rows in parts(sent.row, c.communicators[0][sent.row])
         ]
-    confidence = limits.MEASURED if found.count else limits.ASSUMED
-    layout = ""
-    if found.stride:
-        layout = f" of {found.count}, {words.counted(found.stride, 'rank')} from each to the next"
-    pipelines = []
-    for chain in parts(found.ranks, found.pipeline):
-        numbers = found.stages_of(chain).tolist()
+    count, stride, layout = pipeline.count, pipeline.stride, ""
+    if stride:
+        layout = f" of {count}, {words.counted(stride, 'rank')} from each to the next"
+    entries = []
+    for chain in parts(pipeline.ranks, pipeline.pipeline):
+        numbers = pipeline.stages_of(chain).tolist()
         why = f"stage{'s' if len(chain) > 1 else ''} {words.listed(numbers)}{layout}"
+        confidence = limits.MEASURED if count else limits.ASSUMED
         answer: Answer = ("pipeline", confidence, f"Sends and Recvs along a chain: {why}")
-        size = found.count or (len(chain) if dataset.world_size == len(dataset.ranks) else None)
+        size = count or (len(chain) if dataset.world_size == len(dataset.ranks) else None)
         entry = _entry(dataset, sent.row[np.isin(sent.rank, chain)], answer, size)
-        pipelines.append(entry | {"ranks": chain.tolist()})
-    return pipelines
+        entries.append(entry | {"ranks": chain.tolist()})
+    return entries
 
 
-def _collective_groups(dataset: Dataset, found: Stages | None) -> list[GroupEntry]:
+def _collective_groups(dataset: Dataset, pipeline: Stages | None) -> list[GroupEntry]:
     c = dataset.collectives
     compute = np.nan_to_num(dataset.account("compute_ns"), nan=np.inf).sum(axis=1)
     least_bytes, groups = _SIDE_FRAC * c.size.max(initial=0), []
-    uses = (np.flatnonzero(calls) for calls in (~c.point_to_point, c.exchange))
-    for mine in (each for rows in uses for each in parts(rows, c.communicators[0][rows])):
-        ranks, size = np.unique(c.rank[mine]), communicator_size(dataset, mine)
+    called = np.r_[np.flatnonzero(~c.point_to_point), np.flatnonzero(c.exchange)]
+    for rows in parts(called, 2 * c.communicators[0][called] + c.exchange[called]):
+        ranks, size = np.unique(c.rank[rows]), communicator_size(dataset, rows)
         # extra work moves a rank's calls to another part of its step: the one that computes least
         # shows best what all members do
         shown = ranks[np.argmin(compute[np.searchsorted(dataset.ranks, ranks)])]
-        kind, confidence, why = _purpose(_calls(dataset, int(shown), mine, least_bytes))
-        several = found is not None and len(np.unique(found.stages_of(ranks))) > 1
+        kind, confidence, why = _purpose(_calls(dataset, int(shown), rows, least_bytes))
+        several = pipeline is not None and len(np.unique(pipeline.stages_of(ranks))) > 1
         if kind in ("data", "tensor") and several:
             kind, confidence = "unknown", limits.ASSUMED
             why = f"its members are of several pipeline stages (as shared embeddings have): {why}"
         if kind == "unknown" and size is not None and size == dataset.world_size:
             kind, confidence = "world", limits.MEASURED
-        groups.append(_entry(dataset, mine, (kind, confidence, why), size))
+        groups.append(_entry(dataset, rows, (kind, confidence, why), size))
     return groups
 
 
 def _purpose(calls: Mapping[str, _Calls]) -> Answer:
     """What a communicator with these calls, by operation, is for."""
     often = words.listed(
-        f"{name} {round(each.often, 1):.3g} time{'' if each.often == 1 else 's'} per step, from "
-        f"{words.percent(each.first)} of its compute on"
-        for name, each in calls.items()
+        f"{name} {round(call.often, 1):.3g} time{'' if call.often == 1 else 's'} per step, from "
+        f"{words.percent(call.first)} of its compute on"
+        for name, call in calls.items()
     )
     for sign in SIGNS:
         if all(
@@ -165,22 +165,22 @@ def _calls(dataset: Dataset, rank: int, rows: Ints, least_bytes: float) -> dict[
     large = (c.size[rows] < 0) | c.exchange[rows] | (c.size[rows] >= least_bytes)
     large &= c.operation[rows] != "Barrier"
     first, last = np.searchsorted(d.rank, [k, k + 1])
-    at = np.minimum(first + np.searchsorted(d.step[first:last], c.step[rows]), last - 1)
-    begin, end, start = d.begin[at], d.end[at], d.axis.of(k, c.start[rows])
+    line = np.minimum(first + np.searchsorted(d.step[first:last], c.step[rows]), last - 1)
+    begin, end, start = d.begin[line], d.end[line], d.axis.of(k, c.start[rows])
     # how much of its step's compute is before each call, or else of its time
     (compute,) = d.ran(k, k + 1, (COMPUTE,))
     whole, done = compute.within(begin, end), compute.within(begin, start)
     done, whole = np.where(whole > 0, (done, whole), (start - begin, end - begin))
     before = np.clip(done / np.maximum(whole, 1), 0, 1)
-    steps, out = max(len(np.unique(c.step[rows])), 1), {}
+    steps, calls = max(len(np.unique(c.step[rows])), 1), {}
     for name in sorted(set(c.label[rows[large]])):
-        every = c.label[rows] == name
-        mine = np.flatnonzero(every & large)
-        first_calls = [float(before[m].min()) for m in parts(mine, c.step[rows[mine]])]
-        early = {place < _FORWARD for place in first_calls}
+        named = c.label[rows] == name
+        shown = np.flatnonzero(named & large)
+        first_calls = [before[step].min() for step in parts(shown, c.step[rows[shown]])]
+        early = {bool(place < _FORWARD) for place in first_calls}
         alike = early.pop() if len(early) == 1 else None
-        out[name] = _Calls(float(every.sum()) / steps, float(np.median(first_calls)), alike)
-    return out
+        calls[name] = _Calls(float(named.sum()) / steps, float(np.median(first_calls)), alike)
+    return calls
 
 
 def communicator_size(dataset: Dataset, rows: Ints) -> int | None:

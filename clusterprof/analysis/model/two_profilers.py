@@ -58,7 +58,7 @@ class Hosts:
         [3, ranks, places] (ns). The peers are those that are not in `ranks`.
         """
         quiet, whole = (
-            _at_places(self.rank, self.place, len(self.peers.of), each)
+            _at_places(self.rank, self.place, len(self.peers.circle_of), each)
             for each in (np.maximum(own - self.traced, 0), own)
         )
         usual_quiet, usual = (self.peers.usual(each, ranks) for each in (quiet, whole))
