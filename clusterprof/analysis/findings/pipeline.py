@@ -51,34 +51,29 @@ CODES = (
 
 def repairs(dataset: Dataset, lengths: Lengths, *_: object) -> list[Repair]:
     """Propose `pipeline.imbalance`: a stage that computes more than the others, if one does."""
-    known = _known(dataset)
-    if known is None:
+    pipeline = stages(dataset)
+    if pipeline is None or len(pipeline.groups) < 2:
         return []
     job = job_of(dataset)
     work = job.job.kind == COMPUTE
     total = np.bincount(job.job.rank[work], lengths.run[work], len(job.stage))
     computes = total / len(job.job.steps)
-    usual = [float(computes[np.searchsorted(dataset.ranks, g)].mean()) for g in known.groups]
+    usual = [float(computes[np.searchsorted(dataset.ranks, g)].mean()) for g in pipeline.groups]
     most, least = int(np.argmax(usual)), int(np.argmin(usual))
     if usual[most] - float(np.mean(usual)) < limits.LEAST_FRAC * dataset.step_ns:
         return []
-    slow, fast = (f"stage {known.numbers[stage]}" for stage in (most, least))
+    slow, fast = (f"stage {pipeline.numbers[stage]}" for stage in (most, least))
 
     def words(saved: Saved) -> Words:
         return Words(
-            rank=known.groups[most][0],
+            rank=pipeline.groups[most][0],
             summary=f"{slow.capitalize()} computes {ms(usual[most])} per step, {fast} "
             f"{ms(usual[least])}. Equal stages would save up to {of_step(dataset, saved)}.",
-            evidence=_stage_rows(known, "compute_ns_per_step", usual),
+            evidence=_stage_rows(pipeline, "compute_ns_per_step", usual),
             advice=f"Move layers from {slow} to {fast}, or give {slow} more ranks.",
         )
 
-    return [Repair(CODES[1], tuple(known.groups[most]), partial(_even, job), words)]
-
-
-def _known(dataset: Dataset) -> Stages | None:
-    known = stages(dataset) if dataset.pipelined else None
-    return known if known is not None and len(known.groups) > 1 else None
+    return [Repair(CODES[1], tuple(pipeline.groups[most]), partial(_even, job), words)]
 
 
 def _even(job: WhatIfs, base: Lengths) -> Lengths:
@@ -137,21 +132,21 @@ def _waiting(dataset: Dataset) -> Floats:
     return np.asarray(total / max(len(dataset.evidence_steps), 1))
 
 
-def find(dataset: Dataset, found: Sequence[Finding] = ()) -> list[Finding]:
+def find(dataset: Dataset, earlier: Sequence[Finding] = ()) -> list[Finding]:
     """Return `pipeline.bubble`: waiting in receives, and the ideal of its schedule."""
-    known, step_ns = _known(dataset), dataset.step_ns
-    if known is None:
+    pipeline, step_ns = stages(dataset), dataset.step_ns
+    if pipeline is None or len(pipeline.groups) < 2:
         return []
     waits = _waiting(dataset)
     per_step = float(waits.mean())
     if per_step < limits.LEAST_FRAC * step_ns:
         return []
-    per_stage = [float(waits[np.searchsorted(dataset.ranks, g)].mean()) for g in known.groups]
-    evidence = _stage_rows(known, "wait_ns_per_step", per_stage)
+    per_stage = [float(waits[np.searchsorted(dataset.ranks, g)].mean()) for g in pipeline.groups]
+    evidence = _stage_rows(pipeline, "wait_ns_per_step", per_stage)
     text = f"Pipeline bubble: each rank waits {of_window(dataset, per_step)} in receives."
-    if any(each["saved_ns_per_step"] > 0 for each in found):
+    if any(f["saved_ns_per_step"] > 0 for f in earlier):
         text += " Other findings explain a part of it."
-    plan = schedule(dataset, known)
+    plan = schedule(dataset, pipeline)
     if plan is None:
         text += " Its schedule is not recognised."
         evidence.append({"schedule": None})
@@ -165,13 +160,13 @@ def find(dataset: Dataset, found: Sequence[Finding] = ()) -> list[Finding]:
             "twice as many microbatches, each half as large, would save up to "
             f"{ms(min(per_step, ideal) / 2)}."
         )
-    ranks, confidence = sorted(known.ranks.tolist()), limits.MEASURED if plan else limits.ASSUMED
+    ranks, confidence = sorted(pipeline.ranks.tolist()), limits.MEASURED if plan else limits.ASSUMED
     return [finding(dataset, CODES[0], ranks, Words(text, evidence, confidence))]
 
 
-def _stage_rows(known: Stages, what: str, each: Sequence[float]) -> Evidence:
+def _stage_rows(pipeline: Stages, name: str, values_ns: Sequence[float]) -> Evidence:
     """A row for each stage with what it waits or computes."""
     return [
-        {"stage": number, "ranks": list(group), what: round(ns)}
-        for number, group, ns in zip(known.numbers, known.groups, each, strict=True)
+        {"stage": number, "ranks": list(ranks), name: round(ns)}
+        for number, ranks, ns in zip(pipeline.numbers, pipeline.groups, values_ns, strict=True)
     ]
