@@ -78,15 +78,15 @@ def stragglers(dataset: Dataset) -> list[tuple[Member, ...]]:
 
     Each by its host or its GPU, of several together the one first that takes longest.
     """
-    job, out, named = job_of(dataset), list[tuple[Member, ...]](), set[Member]()
+    job, chosen, named = job_of(dataset), list[tuple[Member, ...]](), set[Member]()
     least, lengths = limits.LEAST_FRAC * dataset.step_ns, job.base
-    while len(named) < len(dataset.ranks) > 1 and len(out) < limits.MOST:
+    while len(named) < len(dataset.ranks) > 1 and len(chosen) < limits.MOST:
         # in a step that a found straggler makes long, the others are compared without that
-        excess = job.excess_of(lengths) if out else job.excess
+        excess = job.excess_of(lengths) if chosen else job.excess
         tried = {
             members: _Late(dataset, members).tried(lengths)
             for members in _suspects(job, excess, named)
-            if all(_stands_out(job, excess, one, {*members, *named}) for one in members)
+            if all(_stands_out(job, excess, member, {*members, *named}) for member in members)
         }
         saves = {members: saved.most_ns for members, saved in tried.items()}
         one_by_one = {
@@ -100,10 +100,10 @@ def stragglers(dataset: Dataset) -> list[tuple[Member, ...]]:
         ]  # fmt: skip
         if not worth:
             break
-        out.append(max(worth, key=lambda members: saves[members]))
-        lengths = tried[out[-1]].without
-        named |= set(out[-1])
-    return out
+        chosen.append(max(worth, key=lambda members: saves[members]))
+        lengths = tried[chosen[-1]].without
+        named |= set(chosen[-1])
+    return chosen
 
 
 def hidden_by_profilers(dataset: Dataset) -> bool:
@@ -120,8 +120,8 @@ def hidden_by_profilers(dataset: Dataset) -> bool:
     more = np.maximum(job.peers.differences(total[:, None])[:, 0], 0.0) / np.maximum(total, 1.0)
     worst = np.argsort(-more)[: limits.MOST].tolist()
     less = ((k, (traced * np.where(host == k, more[k], 0.0)).astype(np.int64)) for k in worst)
-    saved = (job.saved(replace(job.base, own=own - ns), None, [dataset.ranks[k]]) for k, ns in less)
-    return any(one.most_ns >= limits.WARNING_FRAC * job.step_ns for one in saved)
+    saves = (job.saved(replace(job.base, own=own - ns), None, [dataset.ranks[k]]) for k, ns in less)
+    return any(saved.most_ns >= limits.WARNING_FRAC * job.step_ns for saved in saves)
 
 
 def like_longer_batches(dataset: Dataset) -> tuple[int, float] | None:
@@ -152,21 +152,21 @@ def _suspects(job: WhatIfs, excess: Excess, named: set[Member]) -> Iterator[tupl
         (k, part): ns for part in PARTS for k, ns in enumerate(excess[part].mean(axis=1).tolist())
     }
     least, both = limits.LEAST_FRAC * job.dataset.step_ns, set[Member]()
-    order = sorted(mean.keys() - named, key=lambda one: (-mean[one], one))
+    order = sorted(mean.keys() - named, key=lambda member: (-mean[member], member))
     for part in PARTS:
-        mine = [one for one in order if one[1] == part and mean[one] >= least]
-        yield from ((one,) for one in mine[: limits.MOST])
-        group = [one for one in mine if mean[one] >= limits.HALF * mean[mine[0]]]
+        late = [member for member in order if member[1] == part and mean[member] >= least]
+        yield from ((member,) for member in late[: limits.MOST])
+        group = [member for member in late if mean[member] >= limits.HALF * mean[late[0]]]
         # beyond half of the ranks it is the others that are early
         if len(group) <= limits.HALF * len(job.dataset.ranks):
             both |= set(group)
             if len(group) > 1:
                 yield tuple(group)
     if len({part for _, part in both}) > 1:
-        yield tuple(one for one in order if one in both)
+        yield tuple(member for member in order if member in both)
 
 
-def _stands_out(job: WhatIfs, excess_of: Excess, one: Member, apart: set[Member]) -> bool:
+def _stands_out(job: WhatIfs, excess_of: Excess, member: Member, apart: set[Member]) -> bool:
     """Whether one takes longer than all of its peers but those in `apart`, beyond chance.
 
     By how much it exceeds the next slowest peer must be greater in the mean than it varies from
@@ -176,7 +176,7 @@ def _stands_out(job: WhatIfs, excess_of: Excess, one: Member, apart: set[Member]
     window shows it again. A GPU's batches may be of one length for many steps: it must exceed its
     peers by more than these differ, or by what no length of batches explains.
     """
-    k, part = one
+    k, part = member
     excess, named_too = excess_of[part], [j for j, other in apart if other == part]
     others = np.setdiff1d(job.peers.others(k), named_too)
     if not len(others):
@@ -203,7 +203,7 @@ def _stands_out(job: WhatIfs, excess_of: Excess, one: Member, apart: set[Member]
         if excess[k].mean() < limits.HALF * more_ns:
             return False
     margin = excess[k] - excess[others].max(axis=0)
-    runs = [slice(None), *(slice(at) for at in range(limits.FEW, len(margin)))]
+    runs = [slice(None), *(slice(stop) for stop in range(limits.FEW, len(margin)))]
     runs += [slice(-run.stop, None) for run in runs[1:]]
     # a job's chance is shared by all that is asked. Of equals either of two may be the later one;
     # of more it is rarer that one of them is later than all others
@@ -228,7 +228,7 @@ def _unlike_peers(job: WhatIfs, k: int, others: Ints) -> bool:
     return unlike(float(mean[k]), mean[others], circle, chance)
 
 
-def unlike(mine: float, theirs: Floats, circle: int, chance: float = limits.CHANCE) -> bool:
+def unlike(value: float, theirs: Floats, circle: int, chance: float = limits.CHANCE) -> bool:
     """Whether one of `circle` GPUs exceeds `theirs` so far by less than this chance.
 
     By Student's t of several logarithms of times, beside which GPUs differ by a hundredth. The
@@ -240,13 +240,13 @@ def unlike(mine: float, theirs: Floats, circle: int, chance: float = limits.CHAN
     by_chance = students_t(chance, count - 1) * float(theirs.std(ddof=1))
     usually = -NormalDist(0.0, limits.VARIES_FRAC).inv_cdf(chance)
     apart = math.hypot(by_chance, usually) * math.sqrt(1 + 1 / count)
-    return bool(mine - theirs.mean() > apart)
+    return bool(value - theirs.mean() > apart)
 
 
 def _looked_late(dataset: Dataset, rank: int) -> list[Suspect]:
     """How the look, many steps before the window, has ended with this rank late."""
     suspects = dataset.shallow["suspects"] if dataset.shallow else []
-    return [one for one in suspects if one["rank"] == rank and one["until_step"] is None]
+    return [late for late in suspects if late["rank"] == rank and late["until_step"] is None]
 
 
 def _paused(job: WhatIfs, excess: Floats) -> Bools:
@@ -325,23 +325,21 @@ class _Late:
         # work that was queued before the window covers most of it so far
         least_ns = limits.LEAST_FRAC * self.dataset.step_ns
         hidden = saved.window_ns < (least_ns if saved.paced else saved.long_ns / 2)
-        long_run = saved.long_run or hidden
-        saved = replace(saved, long_run=long_run)
+        saved = replace(saved, long_run=saved.long_run or hidden)
         # by what it would save to leave the work out that their repair spreads, they delay others
-        left_out = replace(self.tried(saved.base), long_run=long_run) if self.moved else None
-        texts, rows = [self._delays(left_out or saved, hidden=hidden), *self.causes()], Evidence()
+        lost = replace(self.tried(saved.base), long_run=saved.long_run) if self.moved else saved
+        texts, rows = [self._delays(lost, hidden=hidden), *self.causes()], Evidence()
         if self.node:
             texts.append(f"They are {rank_list(self.ranks, limits.FEW)} of {named(self.node)}.")
-        if left_out:
+        if self.moved:
             if texts[0].endswith(")."):
                 texts[0] = f"{texts[0][:-2]}; spread, it saves {ms(saved.ns)})."
             else:
                 texts.append(f"The work spread over all ranks saves {ms(saved.ns)}.")
-            rows.append({"rank": self.ranks[0], "left_out_saves_ns_per_step": round(left_out.ns)})
+            rows.append({"rank": self.ranks[0], "left_out_saves_ns_per_step": round(lost.ns)})
         say = self.say(texts, "excess_ns_per_step", rows)
-        costs = left_out or saved
-        each = np.full_like(costs.by_step_ns, costs.ns) if hidden else costs.by_step_ns
-        return say._replace(hidden=hidden, costs=each)
+        costs = np.full_like(lost.by_step_ns, lost.ns) if hidden else lost.by_step_ns
+        return say._replace(hidden=hidden, costs=costs)
 
     @cached_property
     def _shown(self) -> list[tuple[int, Part, Floats, causes.Reason]]:
@@ -381,8 +379,8 @@ class _Late:
         why: dict[str, list[int]] = {}
         for k, *_, reason in self._shown:
             why.setdefault(reason.why, []).append(self.dataset.ranks[k])
-        for text, on in why.items():
-            where = f" on {rank_list(on, limits.FEW)}" if len(why) > 1 < len(self.ranks) else ""
+        for text, ranks in why.items():
+            where = f" on {rank_list(ranks, limits.FEW)}" if len(why) > 1 < len(self.ranks) else ""
             yield f"Cause{where}: {text}."
         if self._looked:
             yield f"The look at all ranks has shown it {self._looked}."
@@ -391,8 +389,8 @@ class _Late:
     def _looked(self) -> str:
         """In how many steps the look has shown it late; empty where not, or in all of them."""
         late = _looked_late(self.dataset, self.ranks[0]) if len(self.ranks) == 1 else []
-        late.sort(key=lambda one: one["lateness_ns"] - one["bound_ns"])
-        shown = [one["late_steps"] for one in late if one["delays"]]
+        late.sort(key=lambda suspect: suspect["lateness_ns"] - suspect["bound_ns"])
+        shown = [suspect["late_steps"] for suspect in late if suspect["delays"]]
         look = self.dataset.shallow
         return in_some(shown[0], look["steps"]) if shown and look else ""
 
@@ -442,9 +440,9 @@ def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
     return [finding(dataset, CODES[0], late.ranks, words, late.tried(job.base))]
 
 
-def overlapped(found: Finding) -> bool:
+def overlapped(straggler: Finding) -> bool:
     """Whether a finding is a straggler whose lateness the other ranks' compute covers."""
-    return any("overlapped_ns_per_step" in row for row in found["evidence"])
+    return any("overlapped_ns_per_step" in row for row in straggler["evidence"])
 
 
 def _latest(dataset: Dataset, rank: int) -> Evidence:
@@ -452,7 +450,7 @@ def _latest(dataset: Dataset, rank: int) -> Evidence:
     c = dataset.collectives
     last = (c.rank == rank) & (c.last_rank == rank) & c.synchronising
     rows = np.flatnonzero(last & np.isin(c.step, dataset.steady_steps))
-    worst = [part[np.argmax(c.lateness[part])] for part in parts(rows, c.step[rows])]
+    worst = [calls[np.argmax(c.lateness[calls])] for calls in parts(rows, c.step[rows])]
     return [
         {
             "rank": rank, "step": int(c.step[r]), "time_ns": int(c.aligned_start[r]),
