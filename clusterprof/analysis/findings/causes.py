@@ -74,8 +74,8 @@ def pause(dataset: Dataset, k: int, paused: Ints) -> tuple[float, str]:
     in the report covers most of it.
     """
     job, time = job_of(dataset), host_time(dataset, k)
-    mine = np.flatnonzero((job.job.host_rank == k) & (paused > 0))
-    steps = parts(mine, job.step_of_host[mine])
+    pauses = np.flatnonzero((job.job.host_rank == k) & (paused > 0))
+    steps = parts(pauses, job.step_of_host[pauses])
     longest = np.asarray([rows[np.argmax(paused[rows])] for rows in steps], dtype=np.int64)
     longest = longest[paused[longest] >= limits.HALF * paused[longest].max(initial=0)]
     lengths = job.job.lengths.own[longest]
@@ -85,29 +85,29 @@ def pause(dataset: Dataset, k: int, paused: Ints) -> tuple[float, str]:
     return mean, "" if cause is None else _where(time.names[cause])[1]
 
 
-def late_host(dataset: Dataset, k: int, each: Floats) -> Reason:
+def late_host(dataset: Dataset, k: int, late_ns: Floats) -> Reason:
     """Why a host was late: in what it spends most more than its middle peer, and how much.
 
-    `each` is by how much it was late in each steady-state step (ns). Those in which it was tell.
+    `late_ns` is by how much it was late in each steady-state step. Those in which it was tell.
     """
-    late = np.flatnonzero(each > limits.WARNING_FRAC * each.max(initial=0.0))
+    late = np.flatnonzero(late_ns > limits.WARNING_FRAC * late_ns.max(initial=0.0))
     spans, time = step_spans(dataset, k), host_time(dataset, k)
-    if len(spans[0]) != len(each):
+    if len(spans[0]) != len(late_ns):
         return Reason("cannot be determined: its report has not all of the steps", [])
     others = job_of(dataset).peers.others(k)[: limits.MOST].tolist()
-    mine, *theirs = (
+    own, *theirs = (
         _spent(dataset, place, time.names, k)[:, late] for place in (k, *others)
-        if len(step_spans(dataset, place)[0]) == len(each)
+        if len(step_spans(dataset, place)[0]) == len(late_ns)
     )  # fmt: skip
     usual = np.median(theirs, axis=0)
-    cause = time.cause((mine - usual).mean(axis=1), float(each[late].mean()))
+    cause = time.cause((own - usual).mean(axis=1), float(late_ns[late].mean()))
     if cause is None and len(dataset.profilers([k, *others])) > 1:
         return _later(dataset, k)
     if cause is None:
         return Reason("cannot be determined: no call, range or operator explains half of it", [])
     began = [time.when(cause, *span) for span in np.stack(spans, axis=1)[late].tolist()]
     aligned = dataset.clock.align(dataset.ranks[k], np.asarray(began, dtype=np.int64))
-    call, took, peers_took = time.names[cause], mine[cause], usual[cause]
+    call, took, peers_took = time.names[cause], own[cause], usual[cause]
     rows: Evidence = [
         {
             "rank": dataset.ranks[k], "step": dataset.steady_steps[step],
@@ -159,20 +159,20 @@ def _where(call: Named) -> tuple[str, str]:
 def busy_gpu(dataset: Dataset, k: int) -> Reason:
     """Which kernels the rank has more of, or longer, than its middle peer."""
     job = job_of(dataset)
-    names, *each = by_name(job, job.work, job.job.lengths.run)
-    took, calls = (values.mean(axis=2) for values in each)
-    more, more_calls = (job.peers.differences(values)[k] for values in (took, calls))
-    more_calls = np.round(more_calls, 1)
+    names, *by_step = by_name(job, job.work, job.job.lengths.run)
+    took, calls = (values.mean(axis=2) for values in by_step)
+    more, more_calls = job.peers.differences(took)[k], job.peers.differences(calls)[k].round(1)
     copies = np.asarray([bool(COPIES.match(name)) for name in names])
     work = ~copies & (np.round(more_calls) >= 1)
     ways, half = (copies, work, ~copies), limits.HALF * more.clip(0).sum()
     which = next((k for k in (0, 1) if more[ways[k]].sum() >= half), 2)
-    of, (why, advice) = ways[which], _BUSY[which]
-    worst = int(np.argmax(np.where(of, more, -np.inf)))
+    chosen, (why, advice) = ways[which], _BUSY[which]
+    worst = int(np.argmax(np.where(chosen, more, -np.inf)))
     row = {
         "rank": dataset.ranks[k], "kernel": names[worst],
         "more_ns_per_step": round(float(more[worst])),
         "more_calls_per_step": float(more_calls[worst]) + 0.0,  # none, and not minus none
     }  # fmt: skip
-    numbers = f"{ms(float(took[k, of].sum()))}, its peers {ms(float((took[k] - more)[of].sum()))}"
-    return Reason(f"{why} ({numbers})", [row], advice, movable=of is work)
+    own_ns, peers_ns = took[k, chosen].sum(), (took[k] - more)[chosen].sum()
+    numbers = f"{ms(own_ns)}, its peers {ms(peers_ns)}"
+    return Reason(f"{why} ({numbers})", [row], advice, movable=chosen is work)

@@ -122,24 +122,19 @@ class _Cause:
     #: host moments whose wait is cut, or none
     waits: Ints
 
-    @property
-    def explained(self) -> bool:
-        """Whether GPUs' unexplained delays are left out."""
-        return self.code == "gpu.idle"
-
     def without(self, lengths: Lengths) -> Lengths:
         woken = lengths.woken.copy()
         woken[self.waits] = NEVER
-        explained = self.explained or lengths.explained
+        explained = self.code == "gpu.idle" or lengths.explained
         return replace(lengths, own=lengths.own - self.own, woken=woken, explained=explained)
 
     @cached_property
     def spent(self) -> Floats:
         """What each rank's host spends on it per step (ns)."""
-        job, n, at = self.job.job, len(self.job.dataset.ranks), self.waits
-        waited = job.host_at[at] - job.host_at[at - 1]
+        job, n, waits = self.job.job, len(self.job.dataset.ranks), self.waits
+        waited = job.host_at[waits] - job.host_at[waits - 1]
         spent = np.bincount(job.host_rank, self.own, n)
-        return (spent + np.bincount(job.host_rank[at], waited, n)) / len(job.steps)
+        return (spent + np.bincount(job.host_rank[waits], waited, n)) / len(job.steps)
 
     @cached_property
     def long(self) -> Bools:
@@ -170,16 +165,16 @@ class _Cause:
         begin, end = job.host_spans
         # a pause of the job without the profiler may be longer than what was recorded of it
         taken = np.minimum(self.own / np.maximum(job.lengths.own, 1), 1)
-        idle = np.bincount(job.rank, job.unexplained * self.explained, n)
+        idle = np.bincount(job.rank, job.unexplained * (self.code == "gpu.idle"), n)
         for k, until in a.lines.blocks():
             first, stop = np.searchsorted(job.host_rank, (k, until))
-            mine, rows = first + np.flatnonzero(self.own[first:stop] > 0), a.lines.rows(k, until)
-            if not len(mine):
+            moments, rows = first + np.flatnonzero(self.own[first:stop] > 0), a.lines.rows(k, until)
+            if not len(moments):
                 continue
             ran = union(*(axis.of(a.rank[rows], times[rows]) for times in (a.start, a.stop)))
-            rank, spans = job.host_rank[mine], (begin[mine], end[mine])
+            rank, spans = job.host_rank[moments], (begin[moments], end[moments])
             free = spans[1] - spans[0] - ran.within(*(axis.of(rank, times) for times in spans))
-            idle += np.bincount(rank, free * taken[mine], n)
+            idle += np.bincount(rank, free * taken[moments], n)
         return np.asarray(idle / len(job.steps))
 
 
@@ -201,8 +196,8 @@ def _causes(job: WhatIfs, lengths: Lengths) -> Iterator[_Cause]:
     replay, none = job.job, np.zeros(0, dtype=np.int64)
     nothing = np.zeros_like(replay.lengths.own)
     share = np.divide(lengths.own, np.maximum(replay.lengths.own, 1))
-    for code, part in job.named.items():
-        yield _Cause(job, code, (part * share).astype(np.int64), none)
+    for code, named_ns in job.named.items():
+        yield _Cause(job, code, (named_ns * share).astype(np.int64), none)
     yield _Cause(job, "host.sync", nothing, _value_waits(job))
     if job.dataset.on_host:
         return
@@ -267,12 +262,12 @@ def _words(cause: _Cause, saved: Saved) -> Words:
 def _summary(cause: _Cause, worst: int, saved: str) -> str:
     """A cause other than pauses in words; `worst` is the place of who spends most in it."""
     dataset, replay, ranks = cause.job.dataset, cause.job.job, cause.ranks
-    each = len(replay.steps) * max(len(replay.ranks), 1)
     few = len(ranks) <= limits.HALF * len(dataset.ranks)
     who = f"The hosts of {rank_list(ranks, limits.FEW)}" if few else "Hosts"
     theirs = np.isin(replay.host_rank[cause.waits], [dataset.place[r] for r in ranks])
     often = _often(int(theirs.sum()) / len(ranks), len(replay.steps))
     kernels = replay.lengths.run[replay.kind == COMPUTE]
+    launched = len(kernels) // (len(replay.steps) * max(len(replay.ranks), 1))
     typical = duration(float(np.median(kernels)) if len(kernels) else 0.0)
     idle = ms(float(np.nanmean(dataset.account("idle_ns"))))
     return {
@@ -281,7 +276,7 @@ def _summary(cause: _Cause, worst: int, saved: str) -> str:
         "input.stall": f"{who} fetch the batch while their GPUs idle: {saved}.",
         "host.sync": f"Hosts wait for their GPU {often}, for a value that they read: {saved}.",
         "host.launch_bound": f"Launch-bound: hosts launch kernels too slowly, {saved}. Each "
-        f"launches {len(kernels) // each} kernels per step, {typical} in the median.",
+        f"launches {launched} kernels per step, {typical} in the median.",
         "gpu.idle": f"GPUs idle although their next kernel was launched: {saved}. The cause "
         "cannot be determined: what they wait for is not in the reports. They idle "
         f"{idle} per step in all.",
