@@ -54,24 +54,23 @@ def by_name(job: WhatIfs, rows: Ints, lengths: Ints) -> tuple[list[str], Floats,
     if job.dataset.unlike_profilers:  # as all profilers of the job write them
         names = [name if COPIES.match(name) else base_name(name) for name in names]
     every, code = np.unique(np.asarray(names, dtype=object), return_inverse=True)
-    used, of = np.unique(code[activities.name[job.job.activity[rows]]], return_inverse=True)
-    took, calls = (_sums(job, rows, each, of, len(used)) for each in (lengths[rows], None))
+    used, kind = np.unique(code[activities.name[job.job.activity[rows]]], return_inverse=True)
+    took, calls = (_sums(job, rows, values, kind, len(used)) for values in (lengths[rows], None))
     return every[used].tolist(), took, calls
 
 
-def _sums(job: WhatIfs, rows: Ints, each: Ints | None, of: Ints, count: int) -> Floats:
-    """The sums of `each` of the activities `rows`, or how many, [ranks, `count`, steps]."""
+def _sums(job: WhatIfs, rows: Ints, values: Ints | None, kind: Ints, count: int) -> Floats:
+    """The sums of `values` of the activities `rows`, or how many, [ranks, `count` kinds, steps]."""
     shape = len(job.dataset.ranks), count, len(job.job.steps)
-    return sums(shape, (job.job.rank[rows], of, job.job.step[rows]), each)
+    return sums(shape, (job.job.rank[rows], kind, job.job.step[rows]), values)
 
 
 def _slower_copies(job: WhatIfs) -> Floats:
     """What copies of as many bytes as the middle peer's take longer, [ranks, steps] (ns)."""
     rows = job.work[job.job.kind[job.work] == COPY]
-    sizes, one = job.dataset.activities.size[job.job.activity[rows]], np.zeros_like(rows)
-    took, size = (
-        _apart(job, _sums(job, rows, each, one, 1))[:, 0] for each in (job.base.run[rows], sizes)
-    )
+    values = job.base.run[rows], job.dataset.activities.size[job.job.activity[rows]]
+    kind = np.zeros_like(rows)
+    took, size = (_apart(job, _sums(job, rows, v, kind, 1))[:, 0] for v in values)
     return np.asarray(np.where(size == 0, took.clip(0.0), 0.0))
 
 
@@ -88,15 +87,15 @@ def _slower(job: WhatIfs, took: Floats, calls: Floats, alike: Bools) -> Floats:
     that are asked, than as much longer as all of them are (as steps vary, normally).
     """
     count, steps = calls.sum(axis=2), took.shape[2]
-    each = np.where(calls > 0, took, np.nan) / np.maximum(calls, 1)
-    longer = _apart(job, np.log(np.maximum(each, 1.0)))
+    call_ns = np.where(calls > 0, took, np.nan) / np.maximum(calls, 1)
+    longer = _apart(job, np.log(np.maximum(call_ns, 1.0)))
     mean, apart = longer.mean(axis=2), longer.var(axis=2, ddof=1) / steps
     weight = np.where(alike, took.sum(axis=2), 0.0)
-    all_ = ((weight * mean).sum(axis=1) / np.maximum(weight.sum(axis=1), 1.0)).clip(0.0)
+    slower = ((weight * mean).sum(axis=1) / np.maximum(weight.sum(axis=1), 1.0)).clip(0.0)
     asked = alike & (took.sum(axis=2) >= _START_NS * count)
     enough = np.log(np.maximum(asked.sum(axis=1), 1) / limits.CHANCE)
     # the logarithm of how much likelier, times `apart`
-    likelier = all_[:, None] * (all_[:, None] / 2 - mean)
+    likelier = slower[:, None] * (slower[:, None] / 2 - mean)
     as_long = (asked & (likelier > apart * enough[:, None])).any(axis=1)
-    part = weight.sum(axis=1) / np.maximum(took.sum(axis=(1, 2)), 1.0)
-    return np.asarray(np.where(as_long, 0.0, part * (1 - np.exp(-all_))))
+    share = weight.sum(axis=1) / np.maximum(took.sum(axis=(1, 2)), 1.0)
+    return np.asarray(np.where(as_long, 0.0, share * (1 - np.exp(-slower))))

@@ -69,10 +69,10 @@ def by_operation(dataset: Dataset) -> list[OperationEntry]:
     used = c.has & np.isin(c.step, dataset.evidence_steps) | spent[:-1].any(axis=1)
     rows = np.flatnonzero(used)
     keys = np.asarray([f"{c.label[r]}\0{c.communicator[r]}" for r in rows], dtype=str)
-    out = [_entry(dataset, part) for part in parts(rows, keys)]
+    entries = [_entry(dataset, calls) for calls in parts(rows, keys)]
     if spent[-1].any():
-        out.append(_entry(dataset, np.array([-1])))
-    return sorted(out, key=lambda e: -e["exposed_ns_per_step"])
+        entries.append(_entry(dataset, np.array([-1])))
+    return sorted(entries, key=lambda e: -e["exposed_ns_per_step"])
 
 
 def _entry(dataset: Dataset, rows: Ints) -> OperationEntry:
@@ -105,42 +105,42 @@ def repairs(dataset: Dataset, _: Lengths, before: Sequence[Repair] = ()) -> list
     c, spent = dataset.collectives, by_call(dataset)[:-1]
     least, separable = limits.LEAST_FRAC * dataset.step_ns, whole(dataset)
     # the only profiled member of a communicator matches no other
-    known = c.has & (c.matched | ~separable)
+    counted = c.has & (c.matched | ~separable)
     for repair in before:
         if repair.calls is not None:
-            known &= ~repair.calls
+            counted &= ~repair.calls
     # tensor groups are many communicators of one kind: they are one finding
     label = np.where(c.between_stages, _BOTH, c.label)
     transfer, steady = spent[:, EXPOSED] - spent[:, WAITING], np.isin(c.step, dataset.steady_steps)
     proposals = []
-    for operation, separate in dict.fromkeys(zip(label[known], separable[known], strict=True)):
-        mine = known & (label == operation) & (separable == separate)
-        if np.bincount(c.rank, transfer * mine).max() >= least * len(dataset.steady_steps):
-            ranks = np.unique(c.rank[mine & steady])
-            words = partial(_words, dataset, str(operation), np.flatnonzero(mine))
-            apply = partial(_without, dataset, mine)
+    for operation, separate in dict.fromkeys(zip(label[counted], separable[counted], strict=True)):
+        calls = counted & (label == operation) & (separable == separate)
+        if np.bincount(c.rank, transfer * calls).max() >= least * len(dataset.steady_steps):
+            ranks = np.unique(c.rank[calls & steady])
+            words = partial(_words, dataset, str(operation), np.flatnonzero(calls))
+            apply = partial(_without, dataset, calls)
             proposals.append(Repair(CODES[0], tuple(ranks.tolist()), apply, words))
     return proposals
 
 
-def _without(dataset: Dataset, mine: Bools, base: Lengths) -> Lengths:
+def _without(dataset: Dataset, calls: Bools, base: Lengths) -> Lengths:
     """The lengths where compute overlaps the transfers of these rows of the placed table.
 
     They take what they slow it by. What they wait for a profiled rank stays.
     """
     replayed = job_of(dataset).job
     call, run = call_of(dataset)[replayed.activity], base.run.copy()
-    rows = np.flatnonzero((call >= 0) & mine[call])
+    rows = np.flatnonzero((call >= 0) & calls[call])
     waits = np.where(replayed.joined[rows], 0, dataset.collectives.wait[call[rows]])
     run[rows] -= ((1 - _SLOWS) * np.maximum(run[rows] - waits, 0)).astype(np.int64)
     return replace(base, run=run)
 
 
-def _words(dataset: Dataset, operation: str, mine: Ints, saved: Saved) -> Words:
+def _words(dataset: Dataset, operation: str, rows: Ints, saved: Saved) -> Words:
     """The figures are those of `by_operation`."""
     c = dataset.collectives
-    inside = mine[np.isin(c.step[mine], dataset.steady_steps)]
-    names = {(str(c.label[r]), str(c.communicator[r])) for r in mine}
+    inside = rows[np.isin(c.step[rows], dataset.steady_steps)]
+    names = {(c.label[r], c.communicator[r]) for r in rows}
     used = [e for e in by_operation(dataset) if (e["operation"], e["communicator"]) in names]
     exposed = sum(e["exposed_ns_per_step"] for e in used)
     every = sum(e["communication_ns_per_step"] for e in used)
@@ -152,7 +152,7 @@ def _words(dataset: Dataset, operation: str, mine: Ints, saved: Saved) -> Words:
     spent, saves = of_window(dataset, exposed - waits), of_step(dataset, saved)
     calls = f"{often:.3g} call{'' if often == 1 else 's'} per step"
     evidence = [dict(entry) for entry in used[: limits.MOST]]
-    if whole(dataset)[mine].all():
+    if whole(dataset)[rows].all():
         summary = (
             f"{how}: full overlap would save at most {saves}. Exposed transfers take {spent}, "
             f"waiting excluded, in the mean of the ranks. {calls}, {overlapped} of their time "

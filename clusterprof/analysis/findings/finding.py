@@ -108,20 +108,21 @@ def finding(
     the least that may be saved: what happens once in a window is an information, unless the pace
     before it tells how often it does.
     """
-    each, step_ns, saved_ns = np.zeros(0), max(pace_ns(dataset), 1.0), 0.0
+    costs_ns, step_ns, saved_ns = np.zeros(0), max(pace_ns(dataset), 1.0), 0.0
     lies, summary, at_most = Interval(0.0, 0.0, (0.0, 0.0)), say.summary, say.at_most
     if saved:
         saved = replace(saved, long_run=saved.long_run or say.hidden)
         # no step can cost more than it lasts
-        each = np.clip(saved.by_step_ns if say.costs is None else say.costs, 0.0, dataset.durations)
+        costs_ns = saved.by_step_ns if say.costs is None else say.costs
+        costs_ns = np.clip(costs_ns, 0.0, dataset.durations)
         # nor can its repair save more than the step where one rank's times are wrong
         saved_ns, lies = min(saved.ns, saved.of_ns), job_of(dataset).interval(saved, ranks)
         if saved.long_run and not saved.paced:
             # where queued work hides it, the longer step to come
             step_ns = max(saved.of_ns, 1.0)
         job_of(dataset).weighed[code.code, tuple(ranks), round(saved_ns)] = saved
-    hit = np.flatnonzero(each > limits.WARNING_FRAC * each.max(initial=0.0))
-    often = recurrence(len(hit), len(each))
+    hit = np.flatnonzero(costs_ns > limits.WARNING_FRAC * costs_ns.max(initial=0.0))
+    often = recurrence(len(hit), len(costs_ns))
     if saved and not saved.paced and often == "once":
         at_most = "info"
     share = min(max(saved_ns / step_ns, 0.0), 1.0)
@@ -137,7 +138,7 @@ def finding(
         "ranks": list(ranks),
         "steps": [int(dataset.steady_steps[k]) for k in hit],
         "recurrence": say.recurrence or often,
-        "cost_ns_per_step": round(float(each.mean())) if len(each) else 0,
+        "cost_ns_per_step": round(float(costs_ns.mean())) if len(costs_ns) else 0,
         "share_of_step": round(share, 4),
         "saved_ns_per_step": round(saved_ns),
         "saved_alone_ns": round(saved.alone_ns) if saved else 0,
@@ -146,7 +147,7 @@ def finding(
         "saved_uncertainty_ns": unsure_ns,
         "saving": _saving(saved, max(lies.clocks_ns)) if saved else None,
         "confidence": say.confidence,
-        "summary": _worded(dataset, summary + ("" if steps_said else when(dataset, each, hit))),
+        "summary": _worded(dataset, summary + ("" if steps_said else when(dataset, costs_ns, hit))),
         "evidence": say.evidence,
         "advice": _worded(dataset, say.advice or code.recommendation),
         "next": say.follow_up,

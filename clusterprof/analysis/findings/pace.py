@@ -40,24 +40,24 @@ def pace(dataset: Dataset) -> Pace | None:
 
 def of_the_window(dataset: Dataset) -> list[str]:
     """Warnings of a window that shows little of a step, or steps that the job has less often."""
-    job, out = what_ifs(dataset), list[str]()
+    job, warnings = what_ifs(dataset), list[str]()
     if job is None:
-        return out
+        return warnings
     paces = f"steps take {words.ms(job.step_ns)} outside the window and "
     paces += f"{words.ms(dataset.step_ns)} in it, "
     if job.unseen_ns > limits.WARNING_FRAC * job.step_ns:
-        out.append(
+        warnings.append(
             f"{paces}and nothing recorded explains the rest (such as batches that were fetched "
             "ahead while the profiler started): profile more steps (--steps)"
         )
     shares = np.ones(1) if job.shares is None else job.shares
     if len(seldom := np.flatnonzero(shares < limits.HALF / len(shares))):
         steps = words.numbers([dataset.steady_steps[k] for k in seldom])
-        out.append(
+        warnings.append(
             f"{paces}more than the profiler's overhead explains: savings count its longer steps "
             f"({steps}) less often, so that the mean is the step outside"
         )
-    return out
+    return warnings
 
 
 def another_pace(dataset: Dataset) -> bool:
@@ -81,7 +81,7 @@ def of_saving(dataset: Dataset, saved: Saved) -> str:
     if len(hit) == 1:
         return f"{much} in step {dataset.steady_steps[hit[0]]} alone"
     share = words.percent(saved.ns / pace_ns(dataset))
-    return f"{much} in {_often(dataset, hit, count)}, {share} of all time"
+    return f"{much} in {_often(dataset, hit)}, {share} of all time"
 
 
 def of_window(dataset: Dataset, ns: float) -> str:
@@ -94,24 +94,24 @@ def _of(ns: float, step_ns: float, more: str = "") -> str:
     return f"{words.ms(ns)} of each {words.ms(step_ns)} step ({words.percent(ns / step_ns)}{more})"
 
 
-def recurrence(hit: int, of: int) -> Recurrence:
+def recurrence(hit: int, steps: int) -> Recurrence:
     """How often it is what is in `hit` of so many steps."""
-    if hit >= limits.STEADY_FRAC * of:
+    if hit >= limits.STEADY_FRAC * steps:
         return "persistent"
     return "once" if hit <= 1 else "intermittent"
 
 
-def when(dataset: Dataset, each: np.ndarray, hit: np.ndarray) -> str:
+def when(dataset: Dataset, costs_ns: np.ndarray, hit: np.ndarray) -> str:
     """In which steps of the window it is, where not in all: at one stretch, or how many."""
-    if not 0 < len(hit) < len(each):
+    if not 0 < len(hit) < len(costs_ns):
         return ""
-    often, much = _often(dataset, hit, len(each)), words.ms(float(each[hit].mean()))
-    return f" It happens in {often}, {much} each."
+    much = words.ms(float(costs_ns[hit].mean()))
+    return f" It happens in {_often(dataset, hit)}, {much} each."
 
 
-def _often(dataset: Dataset, hit: np.ndarray, of: int) -> str:
+def _often(dataset: Dataset, hit: np.ndarray) -> str:
     """In how many steps it is; the first and last where they are one stretch of the window."""
-    often = f"{len(hit)} of {of} steady-state steps"
+    often = f"{len(hit)} of {len(dataset.steady_steps)} steady-state steps"
     if len(hit) < limits.FEW or hit[-1] - hit[0] + 1 > len(hit):
         return often
     return f"{often} ({dataset.steady_steps[hit[0]]} to {dataset.steady_steps[hit[-1]]})"

@@ -46,8 +46,8 @@ def repairs(dataset: Dataset, *_: object) -> list[Repair]:
         return []
     rate, assumed = _pinned_rate(dataset)
     taken, copied = (
-        np.bincount(job.rank[pageable], each[pageable], len(dataset.ranks)) / len(job.steps)
-        for each in (job.lengths.run, volume)
+        np.bincount(job.rank[pageable], values[pageable], len(dataset.ranks)) / len(job.steps)
+        for values in (job.lengths.run, volume)
     )
     doing = np.flatnonzero(taken > 0)
     ranks = tuple(dataset.ranks[k] for k in doing)
@@ -60,13 +60,13 @@ def repairs(dataset: Dataset, *_: object) -> list[Repair]:
         return replace(lengths, run=run, woken=woken)
 
     def words(saved: Saved) -> Words:
-        per_step, each = float(taken[doing].mean()), float(copied[doing].mean())
+        per_step, sent = float(taken[doing].mean()), float(copied[doing].mean())
         # what is saved beyond the copies themselves
         queued = " for them and for what is queued before them" if saved.ns > 2 * per_step else ""
         speed = f"{'assumed' if assumed else 'recorded'} {size(rate * 1e9)}/s of pinned memory"
         return Words(
             summary=f"Copying the batch from pageable memory costs {of_step(dataset, saved)}. "
-            f"{size(each)} per step take {ms(per_step)} ({size(each / per_step * 1e9)}/s), and the "
+            f"{size(sent)} per step take {ms(per_step)} ({size(sent / per_step * 1e9)}/s), and the "
             f"host waits{queued}; compared with the {speed}.",
             evidence=[
                 {

@@ -74,8 +74,8 @@ def verdict(dataset: Dataset, findings: Sequence[Finding]) -> list[Sentence]:
         return [*start, *headline(worth[0], 1)]
     steps = f"in {count} steady-state steps of {ms(dataset.step_ns)}"
     steps += f" ({ms(pace_ns(dataset))} without the profiler)." if another_pace(dataset) else "."
-    what = "other findings" if start else "findings above severity info" if findings else "findings"
-    return [*start, *_plain("none", f"No {what} {steps}")]
+    kind = "other findings" if start else "findings above severity info" if findings else "findings"
+    return [*start, *_plain("none", f"No {kind} {steps}")]
 
 
 def _plain(code: Literal["unknown", "none"], *texts: str) -> list[Sentence]:
@@ -83,16 +83,11 @@ def _plain(code: Literal["unknown", "none"], *texts: str) -> list[Sentence]:
     return [{"code": code, "ranks": [], "text": text} for text in texts]
 
 
-def headline(found: Finding, most: int) -> list[Sentence]:
+def headline(finding: Finding, most: int) -> list[Sentence]:
     """The first `most` sentences of a finding, without what is in parentheses where too long."""
-    return [
-        {
-            "code": found["code"],
-            "ranks": found["ranks"],
-            "text": one if len(one) <= SENTENCE_LENGTH else _ASIDE.sub("", one),
-        }
-        for one in words.sentences(found["summary"])[:most]
-    ]
+    sentences = words.sentences(finding["summary"])[:most]
+    texts = [text if len(text) <= SENTENCE_LENGTH else _ASIDE.sub("", text) for text in sentences]
+    return [{"code": finding["code"], "ranks": finding["ranks"], "text": text} for text in texts]
 
 
 def _looked_at(dataset: Dataset) -> list[Sentence]:
@@ -106,7 +101,7 @@ def _looked_at(dataset: Dataset) -> list[Sentence]:
         why = "no call is known of all members of its group."
         return _plain("unknown", f"Stragglers {_OPEN}: {why}")
     unknown = f"Stragglers {_OPEN} from flight recorders alone"
-    if late := [each["rank"] for each in shallow["suspects"]]:
+    if late := [suspect["rank"] for suspect in shallow["suspects"]]:
         advice = f"Profile {rank_list(late, 4)} and a peer (--ranks)."
         return _plain("unknown", f"{unknown} ({count}).", advice)
     if shallow["by"] == "clock":
@@ -115,21 +110,21 @@ def _looked_at(dataset: Dataset) -> list[Sentence]:
     return _plain("unknown", f"{unknown}.", f"No rank keeps its group waiting ({count}).")
 
 
-def _also(found: Finding) -> Sentence:
+def _also(finding: Finding) -> Sentence:
     """What comes second in the first line."""
-    (also,) = headline(found, 1)
+    (also,) = headline(finding, 1)
     return {**also, "text": f"Also, {also['text'][0].lower()}{also['text'][1:]}"}
 
 
-def _too_few(dataset: Dataset, found: Finding) -> list[Sentence]:
+def _too_few(dataset: Dataset, finding: Finding) -> list[Sentence]:
     """Why one rank's pause in so few steps leaves open whether it pauses often; else nothing."""
     steps = len(dataset.steady_steps)
     # the pace before the window tells that what was seen once recurs
-    enough = steps >= limits.FEW and found["severity"] == "info"
-    if enough or len(found["ranks"]) != 1 or found["recurrence"] != "once":
+    enough = steps >= limits.FEW and finding["severity"] == "info"
+    if enough or len(finding["ranks"]) != 1 or finding["recurrence"] != "once":
         return []
-    few = f"{steps} steady-state steps"
-    return _plain("unknown", f"Stragglers {_OPEN} from {few}; profile more (--steps).")
+    why = f"from {steps} steady-state steps; profile more (--steps)."
+    return _plain("unknown", f"Stragglers {_OPEN} {why}")
 
 
 def _no_straggler(dataset: Dataset, *, named: bool) -> list[Sentence]:
@@ -155,8 +150,8 @@ def _no_straggler(dataset: Dataset, *, named: bool) -> list[Sentence]:
     if not named and hidden_by_profilers(dataset):
         why = "two profilers slow hosts differently; profile again by one (--profiler torch)."
         return _plain("unknown", f"Stragglers {_OPEN}: {why}")
-    if not named and (found := like_longer_batches(dataset)):
-        why = f"rank {found[0]}'s GPU takes {ms(found[1])} longer, as longer batches would."
+    if not named and (longer := like_longer_batches(dataset)):
+        why = f"rank {longer[0]}'s GPU takes {ms(longer[1])} longer, as longer batches would."
         return _plain("none", f"No straggler is certain: {why}")
     # of two profilers the slower one makes its ranks come last
     return [] if dataset.unlike_profilers else _always_last(dataset)
@@ -193,7 +188,7 @@ def _single_step(dataset: Dataset) -> list[str]:
     whole = pc.sum(rows["duration_ns"]).as_py()
     if not whole:
         return []
-    parts = [f"{what} {pc.sum(rows[name]).as_py() / whole:.0%}" for name, what in _PARTS.items()]
+    parts = [f"{part} {pc.sum(rows[name]).as_py() / whole:.0%}" for name, part in _PARTS.items()]
     typical = ms(float(np.median(rows["duration_ns"].to_numpy())))
-    what = "One step" if dataset.timelines.has_steps.any() else "The window"
-    return [f"{what} ({typical}, no evidence): {', '.join(parts)}."]
+    shown = "One step" if dataset.timelines.has_steps.any() else "The window"
+    return [f"{shown} ({typical}, no evidence): {', '.join(parts)}."]
