@@ -31,7 +31,7 @@ CODES = (
 )
 
 
-def find(dataset: Dataset, found: Sequence[Finding] = ()) -> list[Finding]:
+def find(dataset: Dataset, earlier: Sequence[Finding] = ()) -> list[Finding]:
     """Return the stragglers of all ranks, and who may be one, of each group together.
 
     Those that were late until some step are apart from those that still are, and those that are
@@ -41,21 +41,20 @@ def find(dataset: Dataset, found: Sequence[Finding] = ()) -> list[Finding]:
     shallow = dataset.shallow
     if shallow is None:
         return []
-    known = {rank for each in found if each["code"].startswith("straggler.")
-             for rank in each["ranks"]}  # fmt: skip
-    known |= {*dataset.ranks} if len(dataset.ranks) > 1 else set()
+    named = {*dataset.ranks} if len(dataset.ranks) > 1 else set[int]()
+    named.update(*(f["ranks"] for f in earlier if f["code"].startswith("straggler.")))
     groups: dict[tuple[object, ...], list[Suspect]] = {}
-    for each in shallow["suspects"]:
-        if each["rank"] not in known:
-            late = tuple(each["late_steps"] or ())
-            key = (each["delays"], each["group"], each["until_step"], late)
-            groups.setdefault(key, []).append(each)
-    return [_finding(dataset, shallow, some) for some in groups.values()]
+    for suspect in shallow["suspects"]:
+        if suspect["rank"] not in named:
+            late = tuple(suspect["late_steps"] or ())
+            key = (suspect["delays"], suspect["group"], suspect["until_step"], late)
+            groups.setdefault(key, []).append(suspect)
+    return [_finding(dataset, shallow, suspects) for suspects in groups.values()]
 
 
-def _finding(dataset: Dataset, shallow: ShallowResults, some: list[Suspect]) -> Finding:
+def _finding(dataset: Dataset, shallow: ShallowResults, suspects: list[Suspect]) -> Finding:
     """Make the finding of the suspects of one group, worst first."""
-    ranks, worst, step_ns = [each["rank"] for each in some], some[0], shallow["step_ns"]
+    ranks, worst, step_ns = [s["rank"] for s in suspects], suspects[0], shallow["step_ns"]
     saved = min(worst["lateness_ns"], step_ns) if worst["delays"] else 0
     bound = worst["bound_ns"] if worst["delays"] else 0
     first, last, late_steps = worst["since_step"] or 0, worst["until_step"], worst["late_steps"]
@@ -68,10 +67,8 @@ def _finding(dataset: Dataset, shallow: ShallowResults, some: list[Suspect]) -> 
         for rank in e["ranks"] if rank not in ranks
     ]  # fmt: skip
     say = Words(
-        summary=_summary(shallow, some),
-        evidence=[
-            {name: value for name, value in each.items() if value is not None} for each in some
-        ],
+        summary=_summary(shallow, suspects),
+        evidence=[{k: v for k, v in s.items() if v is not None} for s in suspects],
         confidence=limits.MEASURED if worst["delays"] else limits.ASSUMED,
         rank=ranks[0] if len(ranks) == 1 else None,
         follow_up=capture(dataset, [*sorted(ranks)[:2], *peers[:1]], profiler=lighter(dataset)),
@@ -90,9 +87,10 @@ def _finding(dataset: Dataset, shallow: ShallowResults, some: list[Suspect]) -> 
     }
 
 
-def _summary(shallow: ShallowResults, some: list[Suspect]) -> str:
-    worst, step = some[0], shallow["step_ns"]
-    who = rank_list([each["rank"] for each in some], 4)
+def _summary(shallow: ShallowResults, suspects: list[Suspect]) -> str:
+    worst, step = suspects[0], shallow["step_ns"]
+    ranks = [suspect["rank"] for suspect in suspects]
+    who = rank_list(ranks, 4)
     # who is behind by more than a step is waited for no longer than that
     late = min(worst["lateness_ns"], step or worst["lateness_ns"])
     share = f" ({percent(late / step)})" if step else ""
@@ -102,16 +100,15 @@ def _summary(shallow: ShallowResults, some: list[Suspect]) -> str:
     if some_steps := words.in_some(worst["late_steps"], shallow["steps"]):
         since += f", {some_steps}"
     if worst["delays"]:
-        verb = "delays" if len(some) == 1 else "delay"
+        verb = "delays" if len(suspects) == 1 else "delay"
         first = f"{who.capitalize()} {verb} the other ranks by {much}{since}."
         first += " Cause: cannot be determined from flight recorders; profile it."
     else:
         first = f"The other ranks wait {much} for {who}{since}."
         first += " Whether that delays their work cannot be determined from flight recorders."
-    ranks = {each["rank"] for each in some}
-    nodes = [each for each in shallow["nodes"] if ranks.issuperset(each["suspects"])]
-    on = listed(sorted({named(each["host"]) for each in some if each["host"]}))
-    where = f" Group {named(worst['group'])} waits" + (f" for host {on}" if on else "")
+    nodes = [node for node in shallow["nodes"] if {*node["suspects"]} <= {*ranks}]
+    hosts = listed(sorted({named(s["host"]) for s in suspects if s["host"]}))
+    where = f" Group {named(worst['group'])} waits" + (f" for host {hosts}" if hosts else "")
     line = f", in {named(worst['line'])}" if worst["line"] else ""
-    whole = f" Most ranks of {listed(named(e['host']) for e in nodes)} are late." if nodes else ""
-    return f"{first}{where}{line}.{whole}"
+    most = f" Most ranks of {listed(named(n['host']) for n in nodes)} are late." if nodes else ""
+    return f"{first}{where}{line}.{most}"

@@ -5,7 +5,7 @@ A module of this package is a finding module if it has `CODES` (what its finding
 
 - `repairs(dataset, lengths, before)`: the `Repair`s that it proposes in `lengths`, which the
   repairs `before` leave;
-- `find(dataset, found)`: findings that nothing is replayed for, after those of the modules before.
+- `find(dataset, earlier)`: findings that nothing is replayed for, after those of modules before.
 
 Nothing else lists the modules: the study, `clusterprof explain` and `docs/findings.md` all read
 them here.
@@ -63,26 +63,26 @@ def all_findings(dataset: Dataset) -> tuple[list[Finding], list[str]]:
             f"{profiler_overhead.missing(dataset)} steps or more (--steps)"
         )
     job = None if few else what_ifs(dataset)
-    found = [
+    every = [
         finding(dataset, repair.code, repair.ranks, repair.words(saved), saved)
         for repair, saved in (weigh(dataset) if job else ())
     ]
     for module in MODULES if job else [all_ranks, profiler_overhead]:
         if hasattr(module, "find"):
-            found += module.find(dataset, found)
-    return sorted(_each_once(found), key=lambda f: -f["saved_ns_per_step"]), warnings
+            every += module.find(dataset, every)
+    return sorted(_each_once(every), key=lambda f: -f["saved_ns_per_step"]), warnings
 
 
-def _each_once(found: list[Finding]) -> list[Finding]:
+def _each_once(every: list[Finding]) -> list[Finding]:
     """The findings without what flight recorders show better: the rank that is waited for."""
-    shown = [f for f in found if f["code"] == all_ranks.CODE and f["severity"] != "info"]
+    shown = [f for f in every if f["code"] == all_ranks.CODE and f["severity"] != "info"]
     same = unprofiled.CODES[0].code
     if not shown:
-        return found
-    for repaired in (one for each in found if each["saving"] for one in each["saving"]["net_of"]):
+        return every
+    for repaired in (r for f in every if f["saving"] for r in f["saving"]["net_of"]):
         if repaired["code"] == same:
             repaired["code"], repaired["ranks"] = all_ranks.CODE, shown[0]["ranks"]
-    return [each for each in found if each["code"] != same]
+    return [f for f in every if f["code"] != same]
 
 
 def weigh(dataset: Dataset) -> list[tuple[Repair, Saved]]:
@@ -92,34 +92,34 @@ def weigh(dataset: Dataset) -> list[tuple[Repair, Saved]]:
     first what saves most for certain: what may be nothing takes nothing away from what is not. What
     saves enough when its turn comes is a finding, however little others leave of it then.
     """
-    job, out = job_of(dataset), list[tuple[Repair, Saved]]()
+    job, weighed = job_of(dataset), list[tuple[Repair, Saved]]()
     # impossible times may leave none of it
     lengths, step_ns = job.base, max(dataset.step_ns, 1.0)
     for tier in Tier:
-        before, enough = [repair for repair, _ in out], dict[Repair, bool]()
+        before, enough = [repair for repair, _ in weighed], dict[Repair, bool]()
         modules = [m for m in MODULES if m.TIER is tier and hasattr(m, "repairs")]
         left: list[list[Repair]] = [[*m.repairs(dataset, lengths, before)] for m in modules]
         while any(left):
-            ready = [one for of in left for one in of if one.turn == min(rest.turn for rest in of)]
-            saved = {one: job.saved(one.apply(lengths), lengths, one.ranks) for one in ready}
-            enough = {one: saved[one].most_ns >= one.least * step_ns for one in ready} | enough
+            ready = [r for some in left for r in some if r.turn == min(s.turn for s in some)]
+            saved = {r: job.saved(r.apply(lengths), lengths, r.ranks) for r in ready}
+            enough = {r: saved[r].most_ns >= r.least * step_ns for r in ready} | enough
             # first what is too little to change anything for the others
-            small = [one for one in ready if not enough[one]]
-            best = small[0] if small else max(ready, key=lambda one: saved[one].certain_ns)
-            left = [[one for one in of if one is not best] for of in left]
+            small = [r for r in ready if not enough[r]]
+            best = small[0] if small else max(ready, key=lambda r: saved[r].certain_ns)
+            left = [[r for r in repairs if r is not best] for repairs in left]
             if not enough[best]:
                 continue
             alone = job.saved(best.apply(job.base), job.base, best.ranks)
-            out.append((best, replace(saved[best], alone=alone)))
+            weighed.append((best, replace(saved[best], alone=alone)))
             # what the job hardly has outside the window leaves the others what they are
             if not saved[best].rare:
                 repaired = (*lengths.repaired, (best.code.code, best.ranks))
                 lengths = replace(saved[best].without, repaired=repaired)
     job.repaired = lengths.repaired
-    return out
+    return weighed
 
 
-def combined(dataset: Dataset, found: Sequence[Finding]) -> Combined | None:
+def combined(dataset: Dataset, findings: Sequence[Finding]) -> Combined | None:
     """The step that each choice of the findings that save most leaves: one replay for each.
 
     None where no finding above severity info saves anything.
@@ -127,21 +127,21 @@ def combined(dataset: Dataset, found: Sequence[Finding]) -> Combined | None:
     job = what_ifs(dataset)
     if job is None:
         return None
-    worth = [each for each in found if each["severity"] != "info"]
+    worth = [f for f in findings if f["severity"] != "info"]
     keys = [(f["code"], tuple(f["ranks"]), f["saved_ns_per_step"]) for f in worth]
     # of four there are 16 replays, of which some are known already
     repairs = [(key[:2], job.weighed[key]) for key in keys if key in job.weighed]
     if not repairs:
         return None
     # those of ranks that nothing ties to the first one's make other steps shorter
-    of = repairs[0][1].ranks
-    repairs = [each for each in repairs if np.array_equal(each[1].ranks, of)][: limits.FEW]
+    tied = repairs[0][1].ranks
+    repairs = [repair for repair in repairs if np.array_equal(repair[1].ranks, tied)][: limits.FEW]
     # queued work would hide in the window what one of them costs
-    long_run = any(each.long_run for _, each in repairs)
+    long_run = any(saved.long_run for _, saved in repairs)
     steps = []
     for choice in range(1 << len(repairs)):
-        chosen = [one for k, one in enumerate(repairs) if choice >> k & 1]
-        steps.append(job.remaining_ns([_after(one, chosen) for one in chosen], long_run, of))
+        chosen = [repair for k, repair in enumerate(repairs) if choice >> k & 1]
+        steps.append(job.remaining_ns([_after(r, chosen) for r in chosen], long_run, tied))
     return {
         "view": "long_run" if long_run else "window",
         "findings": [{"code": code, "ranks": list(ranks)} for (code, ranks), _ in repairs],
@@ -149,22 +149,22 @@ def combined(dataset: Dataset, found: Sequence[Finding]) -> Combined | None:
     }
 
 
-def _after(one: _Weighed, chosen: Sequence[_Weighed]) -> Saved:
+def _after(repair: _Weighed, chosen: Sequence[_Weighed]) -> Saved:
     """What a repair saves after those before it, where one of these is chosen too; else alone."""
-    saved, others = one[1], {name for name, other in chosen if other is not one[1]}
+    saved, others = repair[1], {name for name, other in chosen if other is not repair[1]}
     return saved if saved.alone is None or others.intersection(saved.base.repaired) else saved.alone
 
 
 def explain(code: str) -> str:
     """Describe a finding code in full."""
-    one = CODES[code]
-    parts = (f"{code}: {one.title}", one.meaning, f"When it is wrong: {one.when_wrong}")
-    return "\n\n".join((*parts, f"Recommendation: {one.recommendation}"))
+    _, title, meaning, when_wrong, recommendation = CODES[code]
+    parts = (f"{code}: {title}", meaning, f"When it is wrong: {when_wrong}")
+    return "\n\n".join((*parts, f"Recommendation: {recommendation}"))
 
 
 def explained(findings: Sequence[Finding]) -> dict[str, dict[str, str]]:
     """What the codes of `findings` mean, in their order: `title`, `meaning` and the like."""
-    codes = dict.fromkeys(each["code"] for each in findings)
+    codes = dict.fromkeys(f["code"] for f in findings)
     return {code: CODES[code]._asdict() for code in codes if code in CODES}
 
 
