@@ -7,13 +7,12 @@ compared as hosts and GPUs are.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
-from clusterprof.align.columns import integers
+from clusterprof.align.columns import Objects, integers, rows_by
 from clusterprof.analysis.findings.finding import Code, Repair, Tier, Words, named
 from clusterprof.analysis.findings.follow_up import capture
 from clusterprof.analysis.findings.pace import job_of, of_saving
@@ -25,6 +24,7 @@ from clusterprof.analysis.model.accounts import call_of
 from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints, parts
 from clusterprof.analysis.model.graph import first_of
 from clusterprof.analysis.model.what_if import Saved
+from clusterprof.exchanges import combined
 from clusterprof.words import ms
 from clusterprof.words import ranks as rank_list
 
@@ -59,10 +59,10 @@ class _Siblings:
     def __init__(self, dataset: Dataset, rows: Ints, call: Ints) -> None:
         c, self.rows = dataset.collectives, rows
         self.communicators, member = np.unique(c.communicators[0][rows], return_inverse=True)
-        calls, place = np.unique(call, axis=1, return_inverse=True)
-        self._step, self.at = calls[0], (member.reshape(-1), place.reshape(-1))
-        self.took = np.full((len(self.communicators), calls.shape[1]), np.nan)
-        self.took[self.at] = (c.end - c.start)[rows]
+        calls, first, column = np.unique(call, return_index=True, return_inverse=True)
+        self._step, self.cell = c.step[rows[first]], (member, column)
+        self.took = np.full((len(self.communicators), len(calls)), np.nan)
+        self.took[self.cell] = (c.end - c.start)[rows]
         self.usual = median_of_others(self.took)
 
     def per_step(self, values: Floats) -> Floats:
@@ -89,15 +89,15 @@ class _Siblings:
 def repairs(dataset: Dataset, *_: object) -> list[Repair]:
     """Propose `straggler.link`, one for each kind of communicators of which some are slow."""
     c, rows = dataset.collectives, _transfers(dataset)
+    communicator, place = c.communicators[0][rows], np.empty(len(rows), dtype=np.int64)
     operation = np.unique(c.operation[rows].astype(str), return_inverse=True)[1]
-    same = np.stack([c.communicators[0][rows], c.step[rows], operation.reshape(-1), c.size[rows]])
-    order = np.lexsort((integers(dataset.placed, "order")[rows], *same))
-    fresh = np.r_[True, (np.diff(same[:, order], axis=1) != 0).any(axis=0)][: len(rows)]
-    place = np.empty(len(rows), dtype=np.int64)
-    place[order] = np.arange(len(rows)) - first_of(fresh)
-    call = np.stack([*same[1:], place])
-    kinds = parts(np.arange(len(rows)), _shapes(dataset)[same[0]])
-    siblings = [_Siblings(dataset, rows[kind], call[:, kind]) for kind in kinds]
+    alike = combined(c.step[rows], operation, c.size[rows])
+    repeated = combined(communicator, alike)
+    order = np.lexsort((integers(dataset.placed, "order")[rows], repeated))
+    place[order] = np.arange(len(rows)) - first_of(np.diff(repeated[order], prepend=-1) != 0)
+    call = combined(alike, place)
+    kinds = parts(np.arange(len(rows)), _shapes(dataset)[communicator])
+    siblings = [_Siblings(dataset, rows[kind], call[kind]) for kind in kinds]
     questions = sum(len(kind.communicators) for kind in siblings)
     slow = [(kind, kind.slow(questions)) for kind in siblings]
     return [_repair(dataset, kind, some) for kind, some in slow if some.any()]
@@ -115,32 +115,30 @@ def _transfers(dataset: Dataset) -> Ints:
     rows = rows[np.lexsort(((c.end - c.start)[rows], c.collective[rows]))]
     _, first = np.unique(c.collective[rows], return_index=True)
     # members of an uneven exchange have unlike sizes
-    most, least = (each.reduceat(c.size[rows], first) for each in (np.maximum, np.minimum))
+    most, least = (extreme.reduceat(c.size[rows], first) for extreme in (np.maximum, np.minimum))
     return np.asarray(rows[first][most == least])
 
 
-def _shapes(dataset: Dataset) -> Ints:
-    """One number for communicators that are siblings, by the communicator's.
+def _shapes(dataset: Dataset) -> Objects:
+    """One text for communicators that are siblings, by the communicator's number.
 
     Of as many ranks, equally far apart, that lie over as many nodes in the same way.
     """
-    c, known = dataset.collectives, dict[Hashable, int]()
-    codes, names = c.communicators
-    out = np.zeros(len(names), dtype=np.int64)
-    for rows in parts(np.arange(len(codes)), codes):
-        ranks = np.unique(c.rank[rows])
-        hosts = [dataset.tables[dataset.place[int(rank)]].info.host for rank in ranks]
-        shape = (*np.diff(ranks).tolist(), *map(hosts.index, hosts))
-        out[codes[rows[0]]] = known.setdefault(shape, len(known))
-    return out
+    codes, names = dataset.collectives.communicators
+    shapes = np.full(len(names), "", dtype=object)
+    for code, rows in rows_by(codes).items():
+        ranks = np.unique(dataset.collectives.rank[rows]).tolist()
+        hosts = [dataset.tables[dataset.place[rank]].info.host for rank in ranks]
+        shapes[code] = f"{np.diff(ranks).tolist()} {[*map(hosts.index, hosts)]}"
+    return shapes
 
 
 def _repair(dataset: Dataset, siblings: _Siblings, slow: Bools) -> Repair:
     """Transfers of the slow ones take what those of the middle sibling take, if that is less."""
     c, job = dataset.collectives, job_of(dataset).job
-    mine, times = slow[siblings.at[0]], np.ones(c.collective.max() + 1)
-    usual, took = (values[siblings.at][mine] for values in (siblings.usual, siblings.took))
-    times[c.collective[siblings.rows[mine]]] = np.where(usual < took, usual / took, 1)
+    late, times = slow[siblings.cell[0]], np.ones(c.collective.max() + 1)
+    usual, took = (values[siblings.cell][late] for values in (siblings.usual, siblings.took))
+    times[c.collective[siblings.rows[late]]] = np.where(usual < took, usual / took, 1)
     call = call_of(dataset)[job.activity]
     factor = np.where(job.joined & (call >= 0), times[c.collective[call]], 1)
     slow_rows = np.isin(c.communicators[0], siblings.communicators[slow])
@@ -159,10 +157,9 @@ def _words(
     took, usual = (siblings.per_step(v)[slow].mean() for v in (siblings.took, siblings.usual))
     others, names = int((~slow).sum()), dataset.collectives.communicators[1]
     chosen = [names[code] for code in siblings.communicators[slow].tolist()]
-    kinds = {each["communicator"]: each["kind"] for each in topology(dataset)["groups"]}
-    kind = kinds.get(chosen[0], "unknown")
-    what = f"{kind} " * (kind != "unknown") + "communicator"
-    they = f"{len(chosen)} {what}s transfer each" if len(chosen) > 1 else f"{what} transfers"
+    kinds = {group["communicator"]: group["kind"] for group in topology(dataset)["groups"]}
+    kind = f"{kinds.get(chosen[0], 'unknown')} communicator".removeprefix("unknown ")
+    they = f"{len(chosen)} {kind}s transfer each" if len(chosen) > 1 else f"{kind} transfers"
     hosts = {dataset.tables[dataset.place[rank]].info.host for rank in ranks}
     node = f" All are on {named(*hosts)}." if len(hosts) == 1 and all(hosts) else ""
     middle = "its sibling" if others == 1 else f"the middle one of {others} siblings"
