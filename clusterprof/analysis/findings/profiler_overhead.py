@@ -56,9 +56,9 @@ def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
     """
     if not dataset.ranks:
         return []
-    every = (_stalls, _longer_steps, _desynchronised, _slower_hosts)
-    parts = [part for each in every for part in each(dataset)]
-    texts = [text for text, _ in parts if text]
+    measures = (_stalls, _longer_steps, _desynchronised, _slower_hosts)
+    clauses = [clause for measure in measures for clause in measure(dataset)]
+    texts = [text for text, _ in clauses if text]
     if not texts:
         return []
     stays, follow_up = stay(dataset.capture["profiled"]) if dataset.capture else None, ""
@@ -73,7 +73,7 @@ def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
         advice += f"{missing(dataset)} steps (--steps)."
     say = Words(
         summary="Profiler overhead: " + "; ".join(texts) + ".",
-        evidence=[row for _, rows in parts for row in rows],
+        evidence=[row for _, rows in clauses for row in rows],
         advice=advice,
         follow_up=follow_up,
         at_least="warning" if too_few else "info",
@@ -98,10 +98,10 @@ def stay(times: StepTimes) -> bool | None:
 
 
 def _stalls(dataset: Dataset) -> Parts:
-    cost = dataset.capture
-    at = {"start": cost["stall_start_ns"], "stop": cost["stall_stop_ns"] or 0} if cost else {}
-    long = {when: ns for when, ns in at.items() if ns >= limits.PAUSE_NS}
-    if long:
+    if not (cost := dataset.capture):
+        return
+    stalls = {"start": cost["stall_start_ns"], "stop": cost["stall_stop_ns"] or 0}
+    if long := {when: ns for when, ns in stalls.items() if ns >= limits.PAUSE_NS}:
         text = " and ".join(f"{ns / 1e6:.0f} ms at its {when}" for when, ns in long.items())
         row = {f"stall_{when}_ns": ns for when, ns in long.items()}
         yield f"a profiled rank stalled once for {text}", [row]
@@ -115,8 +115,8 @@ def _longer_steps(dataset: Dataset) -> Parts:
         if inside is None or not around:
             continue
         more = inside - (usual := min(around))
-        known = {name: ns for name, ns in times.items() if ns is not None}
-        row = {"whose": whose, **known, "more_ns_per_step": more}
+        row = {"whose": whose, **{name: ns for name, ns in times.items() if ns is not None}}
+        row["more_ns_per_step"] = more
         texts = []
         if more >= limits.LEAST_FRAC * usual:
             longer = f"{ms(more)} ({percent(more / usual)}) longer in the window"
@@ -143,9 +143,9 @@ def _groups(dataset: Dataset) -> dict[str, StepTimes]:
 def _desynchronised(dataset: Dataset) -> Parts:
     """How far the start desynchronised the ranks, and the steps that show start or stop."""
     d, bounds = dataset.timelines, [dataset.clock.uncertainty(rank) for rank in dataset.ranks]
-    known = (d.has_steps & (np.asarray(bounds) < UNBOUNDED_NS))[d.rank]
-    step = int(d.step[known & (np.diff(d.rank, prepend=-1) != 0)].max(initial=0))
-    rows = np.flatnonzero(known & (d.step == step))
+    bounded = (d.has_steps & (np.asarray(bounds) < UNBOUNDED_NS))[d.rank]
+    step = int(d.step[bounded & (np.diff(d.rank, prepend=-1) != 0)].max(initial=0))
+    rows = np.flatnonzero(bounded & (d.step == step))
     times = dataset.aligned(d.rank[rows], d.host_begin[rows])
     if len(rows) < 2 or (spread := int(np.ptp(times))) < limits.HALF * dataset.step_ns:
         return

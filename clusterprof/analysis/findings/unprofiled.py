@@ -50,16 +50,16 @@ def _beyond_quickest(dataset: Dataset) -> Floats:
     usable &= np.isin(c.operation.astype(str), _WAITED_FOR)
     large, transfer = c.size >= limits.LARGE_BYTES, (c.end - c.start - c.wait).astype(float)
     scale = np.where(large, c.size, 1.0)
-    kinds = [f"{c.communicator[r]}\0{c.operation[r]}" for r in np.flatnonzero(usable)]
-    for same in parts(np.flatnonzero(usable), np.asarray(kinds, dtype=str)):
+    kinds = (c.communicator + "\0" + c.operation)[usable].astype(str)
+    for same in parts(np.flatnonzero(usable), kinds):
         for rows in parts(same, large[same]):
             if len(np.unique(c.collective[rows])) < limits.FEW:
                 continue
             rate = np.sort(transfer[rows] / scale[rows])
             # without sizes small and large messages cannot be separated: only what exceeds the
             # upper quartile is more than a large message
-            known = bool((c.size[rows] >= 0).all())
-            usual = rate[1 if known else int(limits.STEADY_FRAC * len(rate))] * scale[rows]
+            quick = 1 if (c.size[rows] >= 0).all() else int(limits.STEADY_FRAC * len(rate))
+            usual = rate[quick] * scale[rows]
             others = transfer[same[large[same] != large[rows[0]]]]
             if not large[rows[0]]:
                 # where one small call a step waits each time, the quickest has waited too; but a
@@ -83,8 +83,8 @@ def _all_wait(dataset: Dataset, rows: Ints, transfer: Floats) -> bool:
     call = call_of(dataset)[job.activity]
     members = np.flatnonzero(job.joined & np.isin(call, rows))
     members = members[np.lexsort((c.start[call[members]], job.rank[members], job.step[members]))]
-    of = job.step[members] * len(dataset.ranks) + job.rank[members]
-    groups = [group for group in parts(members, of) if len(group) > 1]
+    by_step_and_rank = job.step[members] * len(dataset.ranks) + job.rank[members]
+    groups = [group for group in parts(members, by_step_and_rank) if len(group) > 1]
     if not groups:
         return False
     first, last = (np.asarray([group[place] for group in groups]) for place in (0, -1))
@@ -108,60 +108,60 @@ def repairs(dataset: Dataset, *_: object) -> list[Repair]:
     # in a pipeline all ranks wait for the other stages, profiled or not
     if not extra.any() or dataset.pipelined:
         return []
-    of = c.communicators[0]
-    waited = np.bincount(of, extra * np.isin(c.step, dataset.steady_steps))
+    codes = c.communicators[0]
+    waited = np.bincount(codes, extra * np.isin(c.step, dataset.steady_steps))
     most = np.argsort(-waited, kind="stable")[: limits.MOST]
-    return [_repair(dataset, of == k, extra) for k in most if waited[k] > 0]
+    return [_repair(dataset, codes == code, extra) for code in most if waited[code] > 0]
 
 
 def _repair(dataset: Dataset, calls: Bools, extra: Floats) -> Repair:
     """The calls of one communicator last `extra` less (ns, per row)."""
     c, job, steps = dataset.collectives, job_of(dataset).job, np.asarray(dataset.steady_steps)
-    mine, waited = calls & np.isin(c.step, steps), []
-    known = np.flatnonzero(mine & c.has)
-    for rows in parts(known, c.rank[known]):
+    steady, waited = calls & np.isin(c.step, steps), []
+    timed = np.flatnonzero(steady & c.has)
+    for rows in parts(timed, c.rank[timed]):
         begin = np.minimum(c.start[rows] + c.wait[rows], c.end[rows])
         end = np.minimum(begin + extra[rows].astype(np.int64), c.end[rows])
         # calls of several threads or of one group wait at once, and count once
-        spans = [union(begin[here], end[here]) for here in c.step[rows] == steps[:, None]]
+        spans = [union(begin[inside], end[inside]) for inside in c.step[rows] == steps[:, None]]
         waited.append([(span.end - span.start).sum() for span in spans])
     # all members wait at once, or no other rank is late
     hit = np.min(waited, axis=0) > limits.WARNING_FRAC * dataset.step_ns
-    late = mine & (extra > 0) & np.isin(c.step, steps[hit])
+    late = steady & (extra > 0) & np.isin(c.step, steps[hit])
     call = call_of(dataset)[job.activity]
     # the only profiled member waits as well, and matches no other
     waits = np.where((call >= 0) & late[call], extra[call], 0).astype(np.int64)
     # what is in three of four steps is no congestion; else it must cost a lot
-    steady = float(hit.mean()) >= limits.STEADY_FRAC
+    often = float(hit.mean()) >= limits.STEADY_FRAC
     return Repair(
         CODES[0],
-        tuple(np.unique(c.rank[mine]).tolist()),
+        tuple(np.unique(c.rank[steady]).tolist()),
         lambda lengths: replace(lengths, run=np.maximum(lengths.run - waits, 0)),
-        partial(_words, dataset, np.flatnonzero(mine), extra),
-        limits.LEAST_FRAC if steady else limits.CRITICAL_FRAC,
+        partial(_words, dataset, np.flatnonzero(steady), extra),
+        limits.LEAST_FRAC if often else limits.CRITICAL_FRAC,
         calls=calls,
     )
 
 
-def _words(dataset: Dataset, mine: Ints, extra: Floats, saved: Saved) -> Words:
-    """The calls `mine` of one communicator in words."""
-    c, size = dataset.collectives, communicator_size(dataset, mine)
-    ranks, missing = np.unique(c.rank[mine]).tolist(), not_captured(dataset, mine)
+def _words(dataset: Dataset, calls: Ints, extra: Floats, saved: Saved) -> Words:
+    """The rows `calls` of one communicator in words."""
+    c, size = dataset.collectives, communicator_size(dataset, calls)
+    ranks, missing = np.unique(c.rank[calls]).tolist(), not_captured(dataset, calls)
     who = rank_list(ranks, limits.FEW).capitalize()
     who += " waits" if len(ranks) == 1 else " wait together"
     rare = " in the window, and hardly in the steps before it"
     when = rare if saved.rare else f": {of_step(dataset, saved)}"
     world = dataset.world_size or "more"
-    of = f"It is one of {size} in its communicator" if size else "It is not known which one it is"
+    which = f"one of {size} in its communicator" if size else "not known which one it is"
     return Words(
         confidence=limits.ASSUMED,
-        summary=f"{who} for an unprofiled rank{when}. {of}; "
+        summary=f"{who} for an unprofiled rank{when}. It is {which}; "
         f"the job has {world} ranks, {len(dataset.ranks)} of them profiled.",
         evidence=[
             {
-                "communicator": str(c.communicator[mine[0]]), "communicator_size": size,
+                "communicator": str(c.communicator[calls[0]]), "communicator_size": size,
                 "ranks": ranks, "not_captured": missing,
-                "long_calls": int((extra[mine] > 0).sum()) // len(ranks),
+                "long_calls": int((extra[calls] > 0).sum()) // len(ranks),
             }
         ],
         advice=profile_them(missing),
