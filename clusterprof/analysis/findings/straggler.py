@@ -124,7 +124,7 @@ def hidden_by_profilers(dataset: Dataset) -> bool:
     return any(saved.most_ns >= limits.WARNING_FRAC * job.step_ns for saved in saves)
 
 
-def like_longer_batches(dataset: Dataset) -> tuple[int, float] | None:
+def longer_batches(dataset: Dataset) -> tuple[int, float] | None:
     """The rank whose GPU takes longer than its only peer's, and by how much per step (ns).
 
     It is no straggler, and none is excluded, where longer batches would explain it. None where no

@@ -182,12 +182,12 @@ def not_captured(dataset: Dataset, rows: Ints) -> list[int]:
     size, one of which has the members with a report, gives the others.
     """
     ranks, world = np.unique(dataset.collectives.rank[rows]).tolist(), dataset.world_size or 0
-    every, size = range(world), communicator_size(dataset, rows) or world
+    missing = [rank for rank in range(world) if rank not in dataset.place]
+    size = communicator_size(dataset, rows) or world
     for stride in range(1, world // size + 1):
         extent = stride * size
         first = ranks[0] // extent * extent + ranks[0] % stride
         members = range(first, first + extent, stride)
         if world % extent == 0 and {*ranks} <= {*members}:
-            every = members if {*members} - {*dataset.ranks} else every
-            break
-    return [rank for rank in every if rank not in dataset.ranks]
+            return [rank for rank in missing if rank in members] or missing
+    return missing

@@ -13,11 +13,7 @@ from clusterprof import words
 from clusterprof.analysis.findings import all_ranks
 from clusterprof.analysis.findings.finding import SENTENCE_LENGTH, severity
 from clusterprof.analysis.findings.pace import another_pace, pace_ns
-from clusterprof.analysis.findings.straggler import (
-    hidden_by_profilers,
-    like_longer_batches,
-    overlapped,
-)
+from clusterprof.analysis.findings.straggler import hidden_by_profilers, longer_batches, overlapped
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import LEAST_STEADY, Dataset
 from clusterprof.analysis.model.what_if import what_ifs
@@ -150,7 +146,7 @@ def _no_straggler(dataset: Dataset, *, named: bool) -> list[Sentence]:
     if not named and hidden_by_profilers(dataset):
         why = "two profilers slow hosts differently; profile again by one (--profiler torch)."
         return _plain("unknown", f"Stragglers {_OPEN}: {why}")
-    if not named and (longer := like_longer_batches(dataset)):
+    if not named and (longer := longer_batches(dataset)):
         why = f"rank {longer[0]}'s GPU takes {ms(longer[1])} longer, as longer batches would."
         return _plain("none", f"No straggler is certain: {why}")
     # of two profilers the slower one makes its ranks come last
