@@ -33,8 +33,8 @@ def beyond_lengths(dataset: Dataset) -> Floats:
     """
     job = job_of(dataset)
     rows = job.work[job.job.kind[job.work] == COMPUTE]
-    _, took, calls = by_name(job, rows, np.minimum(job.base.run, job.job.contention.freely))
-    more, longer = _apart(job, calls), _apart(job, took)
+    _, took, calls = by_name(job, rows, np.minimum(job.base.run, job.job.freely))
+    more, longer = job.peers.differences(calls), job.peers.differences(took)
     alike = ((more == 0) | job.alone[:, None, None]) & (calls > 0)
     slower = _slower(job, took, calls, alike.all(axis=2))[:, None] * took.sum(axis=1)
     # of what it has more of, as many are other forms of the same work as it has less of others
@@ -70,13 +70,8 @@ def _slower_copies(job: WhatIfs) -> Floats:
     rows = job.work[job.job.kind[job.work] == COPY]
     values = job.base.run[rows], job.dataset.activities.size[job.job.activity[rows]]
     kind = np.zeros_like(rows)
-    took, size = (_apart(job, _sums(job, rows, v, kind, 1))[:, 0] for v in values)
+    took, size = (job.peers.differences(_sums(job, rows, v, kind, 1))[:, 0] for v in values)
     return np.asarray(np.where(size == 0, took.clip(0.0), 0.0))
-
-
-def _apart(job: WhatIfs, values: Floats) -> Floats:
-    """How much more than its middle peer each rank has of [ranks, names, steps]."""
-    return job.peers.differences(values.reshape(len(values), -1)).reshape(values.shape)
 
 
 def _slower(job: WhatIfs, took: Floats, calls: Floats, alike: Bools) -> Floats:
@@ -88,7 +83,7 @@ def _slower(job: WhatIfs, took: Floats, calls: Floats, alike: Bools) -> Floats:
     """
     count, steps = calls.sum(axis=2), took.shape[2]
     call_ns = np.where(calls > 0, took, np.nan) / np.maximum(calls, 1)
-    longer = _apart(job, np.log(np.maximum(call_ns, 1.0)))
+    longer = job.peers.differences(np.log(np.maximum(call_ns, 1.0)))
     mean, apart = longer.mean(axis=2), longer.var(axis=2, ddof=1) / steps
     weight = np.where(alike, took.sum(axis=2), 0.0)
     slower = ((weight * mean).sum(axis=1) / np.maximum(weight.sum(axis=1), 1.0)).clip(0.0)

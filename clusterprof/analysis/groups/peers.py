@@ -38,19 +38,19 @@ class Peers:
         return float((1 / sizes[sizes > 1]).sum())
 
     def usual(self, values: Floats, without: Sequence[int] | Ints = ()) -> Floats:
-        """What a rank's middle peer has of `values` [ranks, steps]; NaN where no peer has any.
+        """What a rank's middle peer has of `values` [ranks, ...]; NaN where no peer has any.
 
         Ranks in `without` are no peers.
         """
-        usual = np.full_like(values, np.nan)
-        counted = np.where(np.isin(np.arange(len(values)), without)[:, None], np.nan, values)
+        usual, counted = np.full_like(values, np.nan), values.copy()
+        counted[[*without]] = np.nan
         for number, circle in enumerate(self.circles):
             members = np.flatnonzero(self.circle_of == number)
             usual[members] = median_of_others(counted[circle])[np.searchsorted(circle, members)]
         return usual
 
     def differences(self, values: Floats) -> Floats:
-        """How much more of `values` [ranks, steps] than its middle peer a rank has; 0 for NaN."""
+        """How much more of `values` [ranks, ...] than its middle peer a rank has; 0 for NaN."""
         return np.asarray(np.nan_to_num(values - self.usual(values)))
 
 
@@ -59,7 +59,7 @@ def median_of_others(values: Floats) -> Floats:
     place = np.argsort(np.argsort(values, axis=0, kind="stable"), axis=0)
     ordered = np.sort(values, axis=0)  # NaN last
     has_value = ~np.isnan(values)
-    count = has_value.sum(axis=0)[None, :] - has_value
+    count = has_value.sum(axis=0) - has_value
     middle = []
     for rank in ((count - 1) // 2, count // 2):
         # of the others: a row's own value, if it has one, is skipped
