@@ -27,8 +27,7 @@ def capture(dataset: Dataset, ranks: Sequence[int], *options: str, profiler: str
     """
     if not ranks:
         return ""
-    several = len({t.info.host for t in dataset.tables}) > 1
-    launcher = "srun" if several else "torchrun"
+    launcher = "srun" if len({t.info.host for t in dataset.tables}) > 1 else "torchrun"
     given = dataset.again or ("clusterprof", launcher, RANKS, "...", "--", "PROGRAM...")
     place = given.index(RANKS) if RANKS in given else len(given)
     rest = given[place + 1 :]

@@ -56,8 +56,7 @@ def repairs(dataset: Dataset, lengths: Lengths, *_: object) -> list[Repair]:
         return []
     job = job_of(dataset)
     work = job.job.kind == COMPUTE
-    total = np.bincount(job.job.rank[work], lengths.run[work], len(job.stage))
-    computes = total / len(job.job.steps)
+    computes = np.bincount(job.job.rank, lengths.run * work, len(job.stage)) / len(job.job.steps)
     usual = [float(computes[np.searchsorted(dataset.ranks, g)].mean()) for g in pipeline.groups]
     most, least = int(np.argmax(usual)), int(np.argmin(usual))
     if usual[most] - float(np.mean(usual)) < limits.LEAST_FRAC * dataset.step_ns:
