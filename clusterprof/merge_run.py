@@ -360,8 +360,7 @@ def page_again(run: Window, results: Results, *, anonymous: bool = False) -> str
     from clusterprof.align.lateness import SHALLOW
     from clusterprof.align.match.matched import PLACED
     from clusterprof.analysis.findings.registry import explained
-    from clusterprof.report import anonymous as hidden
-    from clusterprof.report import html
+    from clusterprof.report import anonymous as hidden, html
     from clusterprof.tables import SPANS, read_table
 
     collectives = read_table(run.merged / "collectives.parquet", PLACED)

@@ -48,8 +48,7 @@ from clusterprof.results import (
 )
 from clusterprof.spans import spans
 from clusterprof.tables import SPANS, RankTables
-from clusterprof.words import counted
-from clusterprof.words import ranks as rank_list
+from clusterprof.words import counted, ranks as rank_list
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 from clusterprof import __version__, launchers
 from clusterprof.cli import Parser, verb_parser
-from clusterprof.cli.main import parser as top_parser
-from clusterprof.cli.main import parser_of, summary, verbs
+from clusterprof.cli.main import parser as top_parser, parser_of, summary, verbs
 
 SHELLS = ("bash", "fish", "tcsh", "zsh")
 #: what takes the name of a file

@@ -28,8 +28,7 @@ from clusterprof.collect import answers, over_ssh
 from clusterprof.collect.answers import Description
 from clusterprof.collect.connection import RemoteCommand, Sink, SshHost
 from clusterprof.collect.over_ssh import RemoteHost
-from clusterprof.console import command as show_command
-from clusterprof.console import say
+from clusterprof.console import command as show_command, say
 from clusterprof.errors import HostError
 from clusterprof.launch.planning import LaunchPlan
 from clusterprof.launch.run_job import begin, conclude

@@ -22,8 +22,7 @@ from clusterprof.collect.outcomes import (
     collect_attempts,
     flights,
 )
-from clusterprof.console import command as show_command
-from clusterprof.console import say
+from clusterprof.console import command as show_command, say
 from clusterprof.errors import ClusterprofError, RunDirectoryTaken
 from clusterprof.launch.bounded_wait import beside_job, unless_stalled
 from clusterprof.launch.foreground import Foreground

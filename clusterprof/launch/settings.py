@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterprof import launchers, masking
-from clusterprof.agent.contracts import documents
-from clusterprof.agent.contracts import files as contents
+from clusterprof.agent.contracts import documents, files as contents
 from clusterprof.arguments import path, shortest
 from clusterprof.console import say
 from clusterprof.errors import UsageError

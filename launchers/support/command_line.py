@@ -9,8 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
 
-from clusterprof.agent.contracts.identity import STARTERS, TORCHRUN
-from clusterprof.agent.contracts.identity import program as run_by_python
+from clusterprof.agent.contracts.identity import STARTERS, TORCHRUN, program as run_by_python
 from clusterprof.errors import LaunchError
 from clusterprof.launchers.support.job import CommandLine
 

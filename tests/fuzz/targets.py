@@ -32,8 +32,7 @@ from simulate import Cause, Job, simulate
 
 from clusterprof import baselines, comparison, gate, merge_run, run_directory
 from clusterprof.agent.contracts import later_window, states
-from clusterprof.cli import collect, merge, report, status
-from clusterprof.cli import export as cli_export
+from clusterprof.cli import collect, export as cli_export, merge, report, status
 from clusterprof.cli.main import parser_of
 from clusterprof.collect import answers
 from clusterprof.collect.host_keys import Known

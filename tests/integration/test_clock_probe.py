@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab.command import Completed, free_port
-from lab.command import clusterprof as command_line
+from lab.command import Completed, clusterprof as command_line, free_port
 from lab.endings import PROGRAMS
 from lab.hosts import Hosts
 from lab.tiers import few

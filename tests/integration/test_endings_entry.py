@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 from lab import command
 from lab.command import Completed
-from lab.endings import OPTIONS as NSYS
-from lab.endings import PROGRAMS, Running, check_as_without_us, state, state_if_any
+from lab.endings import OPTIONS as NSYS, PROGRAMS, Running, check_as_without_us, state, state_if_any
 from lab.stub import FOLDER
 
 import clusterprof

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 from lab import merging_many, reading
-from lab.command import Completed
-from lab.command import clusterprof as command_line
+from lab.command import Completed, clusterprof as command_line
 from lab.parts import LAB
 
 from clusterprof.ingest import Gathered, engines, gather, gathered

@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 import strangers
 from lab import command
-from lab.command import Completed
-from lab.command import clusterprof as command_line
+from lab.command import Completed, clusterprof as command_line
 from lab.tiers import long_but
 from seeds import content, span, trace
 from simulate import Cause, Job, simulate

@@ -20,8 +20,7 @@ from lab.command import Completed
 from users import ALICE, MALLORY, as_user
 
 from clusterprof.agent import nsys
-from clusterprof.agent.contracts import plan as plans
-from clusterprof.agent.contracts import processes, states
+from clusterprof.agent.contracts import plan as plans, processes, states
 from clusterprof.agent.contracts.plan import Plan, Selection
 from clusterprof.agent.guard import session
 from clusterprof.agent.guard.report_transfer import ReportTransfer

@@ -9,8 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 from lab.tiers import long_but
 from simulate import Cause, Job, middle, simulate, wall, with_clock
 from simulate.cases import cases

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow.compute as pc
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from simulate import Cause, Job, simulate
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from clusterprof.align.clock.blocks import ON_HOST, Block
 from clusterprof.align.clock.bounds import bound, contradicting, delivered

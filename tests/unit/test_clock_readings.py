@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from lab.clock import ManualClock
 from lab.command import PATIENCE_S
 
@@ -32,8 +31,7 @@ from clusterprof.agent.contracts.identity import PLAN, Identity
 from clusterprof.agent.contracts.timing import Clock
 from clusterprof.agent.rank import probing
 from clusterprof.agent.remote import prober
-from clusterprof.align.clock import UNBOUNDED_NS, align, alignment, measured
-from clusterprof.align.clock import readings as r
+from clusterprof.align.clock import UNBOUNDED_NS, align, alignment, measured, readings as r
 from clusterprof.align.match import match
 from clusterprof.cli import clock as clock_verb
 from clusterprof.probe import ping_pong

@@ -20,8 +20,7 @@ from lab.command import PATIENCE_S
 from clusterprof import agent
 from clusterprof.agent.contracts.outbox import Outbox
 from clusterprof.agent.contracts.plan import Plan, Selection
-from clusterprof.agent.rank import entry as entries
-from clusterprof.agent.rank import steps, window
+from clusterprof.agent.rank import entry as entries, steps, window
 from clusterprof.agent.rank.entry import Entry, Handlers
 from clusterprof.agent.rank.profilers import Switch
 from clusterprof.agent.rank.steps import Counter

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from seeds import Hostile, trace
-from seeds import content as seed
+from seeds import Hostile, content as seed, trace
 
 from clusterprof.cli import merge
 from clusterprof.errors import ReportError

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from seeds import content as seed
-from seeds import trace
+from seeds import content as seed, trace
 
 from clusterprof.align.match.flight_calls import FlightCalls, match
 from clusterprof.analysis.model.hang import Cause, Diagnosis, diagnose

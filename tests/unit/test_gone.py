@@ -14,8 +14,7 @@ from clusterprof import words
 from clusterprof.agent.contracts import identity
 from clusterprof.agent.contracts.identity import COUNTING, LENT, Identity
 from clusterprof.agent.contracts.plan import Plan, Selection
-from clusterprof.agent.rank import hooks, own_profilers, start
-from clusterprof.agent.rank import rank as ranks
+from clusterprof.agent.rank import hooks, own_profilers, rank as ranks, start
 from clusterprof.analysis.findings import profiler_overhead
 from clusterprof.analysis.model.capture_cost import capture_cost
 from clusterprof.ingest.rank_steps import steps_table

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from secret_forms import FORMS
-from secret_forms import SECRET as S
+from secret_forms import FORMS, SECRET as S
 
 from clusterprof import masking
 from clusterprof.results import RANKS

@@ -18,8 +18,7 @@ from types import SimpleNamespace
 import pytest
 from lab.clock import ManualClock
 
-from clusterprof.agent.contracts import outbox as outboxes
-from clusterprof.agent.contracts import states
+from clusterprof.agent.contracts import outbox as outboxes, states
 from clusterprof.agent.contracts.outbox import JSON, MOST_B, Outbox, framed, frames
 from clusterprof.agent.rank import profilers
 

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from lab.clock import ManualClock
 
-from clusterprof.agent.contracts import outbox as outboxes
-from clusterprof.agent.contracts import paths
+from clusterprof.agent.contracts import outbox as outboxes, paths
 from clusterprof.agent.contracts.outbox import Outbox
 from clusterprof.agent.contracts.plan import Plan, Selection
 from clusterprof.agent.rank import recorder

@@ -21,8 +21,16 @@ import zlib
 from typing import Any, Dict, List, NoReturn, Optional
 
 from .. import nsys as profiler
-from ..contracts import beside, descriptors, identity, messages, outbox, paths, processes
-from ..contracts import plan as plans
+from ..contracts import (
+    beside,
+    descriptors,
+    identity,
+    messages,
+    outbox,
+    paths,
+    plan as plans,
+    processes,
+)
 from ..contracts.plan import Plan
 from ..contracts.states import State
 from ..contracts.timing import REAL, Clock

@@ -16,8 +16,7 @@ import time
 from types import ModuleType
 from typing import Any, Dict, List, Optional
 
-from ..contracts import clocks, descriptors, identity, later_window, paths
-from ..contracts import outbox as outboxes
+from ..contracts import clocks, descriptors, identity, later_window, outbox as outboxes, paths
 from ..contracts.identity import COUNTING, PROFILED, WAITING, WITHOUT_NSYS, Identity
 from ..contracts.later_window import LaterWindow
 from ..contracts.messages import complain

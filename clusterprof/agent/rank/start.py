@@ -12,8 +12,7 @@ import os
 import sys
 from typing import List
 
-from ..contracts import beside, descriptors, identity, processes
-from ..contracts import plan as plans
+from ..contracts import beside, descriptors, identity, plan as plans, processes
 from ..contracts.identity import COUNTING, GIVEN, PLAN, PROFILED, WAITING, WITHOUT_NSYS
 
 

@@ -13,8 +13,7 @@ import time
 from _thread import _local, get_ident
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from ..contracts import clocks, messages, paths
-from ..contracts import plan as plans
+from ..contracts import clocks, messages, paths, plan as plans
 from ..contracts.identity import PROFILED
 from ..contracts.outbox import Outbox
 from ..contracts.plan import Plan

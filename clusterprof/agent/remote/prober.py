@@ -21,8 +21,7 @@ import socket
 import struct
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from ..contracts import clocks, exchange, files, paths, states
-from ..contracts import plan as plans
+from ..contracts import clocks, exchange, files, paths, plan as plans, states
 from ..contracts.exchange import Answerer
 from ..contracts.identity import PLAN
 from ..contracts.timing import REAL, Clock

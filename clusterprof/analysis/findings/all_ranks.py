@@ -10,8 +10,7 @@ from clusterprof.analysis.findings.follow_up import capture, lighter
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.results import Finding, ShallowResults, Suspect
-from clusterprof.words import listed, ms, percent
-from clusterprof.words import ranks as rank_list
+from clusterprof.words import listed, ms, percent, ranks as rank_list
 
 TIER = Tier.REST
 CODE = "straggler.shallow"

@@ -26,8 +26,7 @@ from clusterprof.analysis.model.intervals import union
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.timeline import COMPUTE
 from clusterprof.analysis.model.what_if import Saved, WhatIfs
-from clusterprof.words import counted, duration, ms
-from clusterprof.words import ranks as rank_list
+from clusterprof.words import counted, duration, ms, ranks as rank_list
 
 TIER = Tier.EVERYONE
 

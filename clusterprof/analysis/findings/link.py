@@ -25,8 +25,7 @@ from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints, par
 from clusterprof.analysis.model.graph import first_of
 from clusterprof.analysis.model.what_if import Saved
 from clusterprof.exchanges import combined
-from clusterprof.words import ms
-from clusterprof.words import ranks as rank_list
+from clusterprof.words import ms, ranks as rank_list
 
 TIER = Tier.LINKS
 

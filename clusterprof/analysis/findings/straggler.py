@@ -33,8 +33,7 @@ from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.shallow import more_often, students_t
 from clusterprof.analysis.model.what_if import PARTS, Part, Saved, WhatIfs, what_ifs
 from clusterprof.results import Finding, Suspect
-from clusterprof.words import in_some, ms
-from clusterprof.words import ranks as rank_list
+from clusterprof.words import in_some, ms, ranks as rank_list
 
 TIER = Tier.STRAGGLERS
 

@@ -18,8 +18,7 @@ from clusterprof.analysis.model.accounts import call_of
 from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints, parts
 from clusterprof.analysis.model.intervals import union
 from clusterprof.analysis.model.what_if import Saved
-from clusterprof.words import numbers
-from clusterprof.words import ranks as rank_list
+from clusterprof.words import numbers, ranks as rank_list
 
 TIER = Tier.UNPROFILED
 

@@ -18,8 +18,7 @@ from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import LEAST_STEADY, Dataset
 from clusterprof.analysis.model.what_if import what_ifs
 from clusterprof.results import NODES, Finding, Sentence
-from clusterprof.words import ms
-from clusterprof.words import ranks as rank_list
+from clusterprof.words import ms, ranks as rank_list
 
 _ASIDE = re.compile(r" \([^()]*\)(?=\.$)")
 _OPEN = "cannot be determined"

@@ -15,8 +15,7 @@ from clusterprof.align.columns import Ints, called, coded, integers, issue_times
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.intervals import Axis, Intervals, union
 from clusterprof.mapped import release, trim
-from clusterprof.tables import KINDS as OF_TABLES
-from clusterprof.tables import RankTables
+from clusterprof.tables import KINDS as OF_TABLES, RankTables
 
 #: codes of `Timelines.kind`
 KINDS = OF_TABLES["activity"]
