@@ -70,9 +70,9 @@ class Nsys:
     def importer(self) -> Optional[str]:
         """QdstrmImporter, which Debian's nsys does not find by itself; None without one."""
         beside = (os.path.dirname(os.path.realpath(self.path)), os.path.dirname(self.path))
-        near = [os.path.normpath(os.path.join(each, "..", _IMPORTER)) for each in beside]
+        near = [os.path.normpath(os.path.join(folder, "..", _IMPORTER)) for folder in beside]
         places = (*near, os.path.join("/usr/lib/nsight-systems", _IMPORTER))
-        return next((each for each in places if os.access(each, os.X_OK)), None)
+        return next((path for path in places if os.access(path, os.X_OK)), None)
 
     def help(self, verb: str) -> str:
         """What `nsys VERB --help` prints; "" for a verb that it does not have."""
@@ -106,16 +106,16 @@ class Nsys:
                 if not word.startswith("--") or self.offers(verb, word):
                     continue
                 words[verb].remove(word)
-                offering = [each for each in verbs if self.offers(each, word)]
+                offering = [command for command in verbs if self.offers(command, word)]
                 if offering:
                     words[offering[0]].append(word)
                 else:
                     left_out.append(word.split("=", 1)[0])
         for kind, text in plan.trace.items():
             names = self.trace(verbs[0], text).split(",")
-            known = [name for name in names if self.offers(verbs[0], name)]
-            left_out += ["--trace=" + name for name in names if name not in known]
-            trace[kind] = ",".join(known) or "none"
+            offered = [name for name in names if self.offers(verbs[0], name)]
+            left_out += ["--trace=" + name for name in names if name not in offered]
+            trace[kind] = ",".join(offered) or "none"
         return plan._replace(trace=trace, **words), sorted(set(left_out))
 
 
@@ -138,8 +138,8 @@ def here(plan: NsysPlan, window_by: str) -> Tuple[NsysPlan, List[str]]:
 
 def found(wanted: str) -> Optional[str]:
     """The nsys at the path `wanted`, or else the one that this node has; None without one."""
-    there = shutil.which(wanted) or shutil.which(os.path.basename(wanted))
-    return there or next(in_places(), None)
+    path = shutil.which(wanted) or shutil.which(os.path.basename(wanted))
+    return path or next(in_places(), None)
 
 
 def in_places() -> Iterator[str]:
@@ -212,18 +212,18 @@ def make_lock(node: str, inside: Sequence[str], name: str, owner: Optional[int])
             opened.append(os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=parent))
         except FileExistsError:
             opened.append(os.open(name, flags, dir_fd=parent))
-        there = os.fstat(opened[-1])
+        status = os.fstat(opened[-1])
     finally:
         for descriptor in opened:
             os.close(descriptor)
-    if not stat.S_ISREG(there.st_mode) or owner not in (None, there.st_uid):
+    if not stat.S_ISREG(status.st_mode) or owner not in (None, status.st_uid):
         raise OSError("%s in %s is not a lock of nsys" % (name, node))
 
 
 def free_bytes(folder: str) -> int:
     """What an ordinary user may still write there."""
-    there = os.statvfs(folder)
-    return there.f_bavail * there.f_frsize
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
 
 
 def temporary_files(pid: int) -> List[str]:
@@ -233,7 +233,7 @@ def temporary_files(pid: int) -> List[str]:
         entries = os.fsdecode(file.read()).split("\0")
     values = dict(entry.split("=", 1) for entry in entries if "=" in entry)
     configs = map(values.get, ("QUADD_INJECTION_CONFIG", "QUADD_OS_RUNTIME_CONFIG"))
-    files = [each for each in configs if each and each.startswith("/tmp/injection_config_")]
+    files = [config for config in configs if config and config.startswith("/tmp/injection_config_")]
     daemon = values.get("QUADD_AGENT_PID", "")
     if daemon.isdigit():
         files.append("/dev/shm/quadd-agent-instance-" + daemon)

@@ -59,14 +59,14 @@ def prepared() -> Iterator[None]:
     _starter = ours
 
 
-def start(part: str, connection: _socket.socket, *arguments: str) -> None:
+def start(name: str, connection: _socket.socket, *arguments: str) -> None:
     """Start a part of the agent (see `__main__`): arguments are the socket's number, and these.
 
     Nothing comes back: of one that cannot be started the socket is closed. Raises OSError.
     """
     if _starter is None or not descriptors.is_hidden(_starter.fileno()):
         raise OSError("no process can be started beside this one")
-    words, rights = "\0".join((part, *arguments)), descriptors.rights([connection.fileno()])
+    words, rights = "\0".join((name, *arguments)), descriptors.rights([connection.fileno()])
     _starter.send(b"\n", _WITHOUT_WAITING)
     _starter.sendmsg([os.fsencode(words)], rights, _WITHOUT_WAITING)
 
@@ -85,9 +85,9 @@ def _shell(connection: int) -> int:
     # LD_PRELOAD may set the rank's clock, which a prober is to read; or it is nsys'.
     followed = FOLLOWED if PROFILED in os.environ else set(FOLLOWED) - {"LD_PRELOAD"}
     environ = processes.environment_without(tuple(followed))
-    actions: List[Any] = [(os.POSIX_SPAWN_DUP2, connection, each) for each in (0, 1)]
+    actions: List[Any] = [(os.POSIX_SPAWN_DUP2, connection, stream) for stream in (0, 1)]
     actions.append((os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_RDWR, 0))
-    actions += [(os.POSIX_SPAWN_CLOSE, each) for each in descriptors.inherited() if each > 2]
+    actions += [(os.POSIX_SPAWN_CLOSE, number) for number in descriptors.inherited() if number > 2]
     with contextlib.suppress(OSError):
         return os.posix_spawn("/bin/sh", line, environ, file_actions=actions, setpgroup=0)
     return 0
@@ -128,9 +128,9 @@ def main(argv: List[str]) -> NoReturn:
             text, beside, _, _ = requests.recvmsg(1 << 16, space, _socket.MSG_CMSG_CLOEXEC)
             if beside:
                 (number,) = descriptors.came(beside)
-                part, *arguments = os.fsdecode(text).split("\0")
-                line = [*processes.part(part), str(number), *arguments]
-                leave_out = ("LD_PRELOAD",) if part == "writer" else ()
+                name, *arguments = os.fsdecode(text).split("\0")
+                line = [*processes.part(name), str(number), *arguments]
+                leave_out = ("LD_PRELOAD",) if name == "writer" else ()
                 environ = processes.environment_without(leave_out)
                 os.set_inheritable(number, True)
                 started.append(os.posix_spawn(line[0], line, environ, setsigmask=()))

@@ -100,7 +100,7 @@ def marks(number: int) -> List[Dict[str, Any]]:
     if torch.cuda.is_initialized():
         ways.append(lambda name: torch.cuda.nvtx.range(name))
     kept: List[Dict[str, Any]] = []
-    for way in (each for each in ways for _ in range(2)):
+    for way in (marker for marker in ways for _ in range(2)):
         name = "%s%d" % (MARK, number + len(kept))
         try:
             around = way(name)

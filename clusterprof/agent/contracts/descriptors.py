@@ -95,7 +95,7 @@ def send(connection: _socket.socket, descriptors: List[int]) -> None:
 
 def rights(descriptors: List[int]) -> List[Tuple[int, int, bytes]]:
     """What goes beside a message for its receiver to have them as well; see unix(7)."""
-    numbers = b"".join(each.to_bytes(_INT_B, sys.byteorder) for each in descriptors)
+    numbers = b"".join(number.to_bytes(_INT_B, sys.byteorder) for number in descriptors)
     return [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, numbers)]
 
 
@@ -119,7 +119,7 @@ def receive(connection: _socket.socket) -> Dict[int, int]:
         if not piece or flags & _socket.MSG_CTRUNC:
             raise OSError(errno.EPROTO, "the descriptors did not come")
         text += piece
-    numbers = [int(each) for line in text.split(b"\n")[:-2] for each in line.split(b",")]
+    numbers = [int(number) for line in text.split(b"\n")[:-2] for number in line.split(b",")]
     if len(numbers) != len(arrived):
         raise OSError(errno.EPROTO, "not all descriptors came")
     return dict(zip(numbers, arrived))  # noqa: B905 - Python 3.8
@@ -133,14 +133,14 @@ def placed(given: Dict[int, int]) -> List[Tuple[Any, ...]]:
     """
     import fcntl
 
-    given.update((each, os.open(os.devnull, os.O_RDWR)) for each in (0, 1, 2) if each not in given)
-    ours = [each for each in inherited() if each not in given]
+    given.update((fd, os.open(os.devnull, os.O_RDWR)) for fd in (0, 1, 2) if fd not in given)
+    ours = [number for number in inherited() if number not in given]
     actions: List[Tuple[Any, ...]] = []
     for number, source in sorted(given.items()):
         while source in given:  # not where another one is going to be
             source = fcntl.fcntl(source, fcntl.F_DUPFD_CLOEXEC, source + 1)
         actions.append((os.POSIX_SPAWN_DUP2, source, number))
-    return actions + [(os.POSIX_SPAWN_CLOSE, each) for each in ours]
+    return actions + [(os.POSIX_SPAWN_CLOSE, number) for number in ours]
 
 
 #: what the program does not know of: number, and which file it is
@@ -155,7 +155,7 @@ def hide(numbers: Iterable[int]) -> None:
     does) would hang at its end, where nsys waits for threads that it can no longer wake; and what
     the program opens in their place would get what is ours. Raises OSError for one not open.
     """
-    _hidden.update((each, _file(each)) for each in numbers)
+    _hidden.update((number, _file(number)) for number in numbers)
     os.close, os.closerange = _close_one, _close_some
 
 

@@ -50,15 +50,15 @@ def fits(value: Any, form: Any) -> bool:
     one of two, or `{key: form}` for an object that has these keys; `"key?"` need not be there.
     """
     if isinstance(form, tuple):
-        return any(fits(value, each) for each in form)
+        return any(fits(value, choice) for choice in form)
     if isinstance(form, list):
         if not isinstance(value, list) or len(form) not in (1, len(value)):
             return False
         return all(map(fits, value, form * len(value)))
     if isinstance(form, dict):
         return isinstance(value, dict) and all(
-            fits(value[name], each) if name in value else name != key
-            for key, each in form.items()
+            fits(value[name], member) if name in value else name != key
+            for key, member in form.items()
             for name in [key.rstrip("?")]
         )
     if form is None:

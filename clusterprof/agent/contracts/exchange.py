@@ -67,7 +67,7 @@ def narrowed(exchanges: List[Exchange]) -> Exchange:
     Each counts with what the clocks may have drifted between the two. Raises ValueError where they
     contradict each other: a clock was set in between.
     """
-    best = min(exchanges, key=lambda each: each.high_ns - each.low_ns)
+    best = min(exchanges, key=lambda exchange: exchange.high_ns - exchange.low_ns)
     low, high = best.low_ns, best.high_ns
     for exchange in exchanges:
         slack = abs(exchange.at_ns - best.at_ns) * DRIFT_LIMIT_PPM // 1_000_000 + 1
@@ -84,7 +84,7 @@ def described(rank: int, exchanges: List[Exchange]) -> Dict[str, Any]:
     return {
         "rank": rank, "machine": clocks.machine(),
         "at_ns": bound.at_ns, "low_ns": bound.low_ns, "high_ns": bound.high_ns,
-        "round_trip_ns": min(each.high_ns - each.low_ns for each in exchanges),
+        "round_trip_ns": min(exchange.high_ns - exchange.low_ns for exchange in exchanges),
         "exchanges": len(exchanges),
     }  # fmt: skip
 
@@ -220,8 +220,8 @@ def announced(path: str, ours: bool) -> Answerer:
     form = {"address": str, "port": range(1, 65536), "secret": str, "machine": str}
     if not documents.fits(fields, form):
         raise ValueError("%s announces no answerer" % path)
-    known = {name: fields[name] for name in form}
-    return Answerer(**{**known, "secret": bytes.fromhex(known["secret"])})
+    contents = {name: fields[name] for name in form}
+    return Answerer(**{**contents, "secret": bytes.fromhex(contents["secret"])})
 
 
 def answer(endpoint: Endpoint) -> Optional[Tuple[bytes, Any]]:
@@ -243,8 +243,8 @@ def answer(endpoint: Endpoint) -> Optional[Tuple[bytes, Any]]:
 def meeting_ports(secret: bytes) -> List[int]:
     """The ports where those look for an answerer that know its secret and not its port."""
     names = [b"port %d" % k for k in range(_MEETING_PORTS)]
-    digests = [hashlib.blake2b(each, key=secret, digest_size=4).digest() for each in names]
-    return [_FIRST_PORT + int.from_bytes(each, "big") % _PORTS for each in digests]
+    digests = [hashlib.blake2b(name, key=secret, digest_size=4).digest() for name in names]
+    return [_FIRST_PORT + int.from_bytes(digest, "big") % _PORTS for digest in digests]
 
 
 def listen_for_seekers(secret: bytes, hosts: List[str]) -> Endpoint:
@@ -262,7 +262,7 @@ def seek(
 ) -> Optional[Answerer]:
     """The answerer on one of `hosts`; None where none answers within `seconds`."""
     routes = [(host, route_to(host)) for host in hosts]
-    ways = [(host, Endpoint(here, secret)) for host, here in routes if here is not None]
+    ways = [(host, Endpoint(address, secret)) for host, address in routes if address is not None]
     mark = os.urandom(8)
     deadline = clock.now() + seconds
     try:
@@ -282,10 +282,10 @@ def seek(
 
 def measure(endpoint: Endpoint, to: Answerer, clock: Clock = REAL) -> List[Exchange]:
     """Exchange datagrams with an answerer for `SECONDS`; [] if none comes in `FIRST_ANSWER_S`."""
-    found: List[Exchange] = []
+    exchanges: List[Exchange] = []
     number = int.from_bytes(os.urandom(3), "big")
     deadline = clock.now() + FIRST_ANSWER_S
-    while len(found) < EXCHANGES and clock.now() <= deadline:
+    while len(exchanges) < EXCHANGES and clock.now() <= deadline:
         number += 1
         sent = time.time_ns()
         endpoint.send(_REQUEST.pack(_ASK, number), to[:2])
@@ -295,11 +295,11 @@ def measure(endpoint: Endpoint, to: Answerer, clock: Clock = REAL) -> List[Excha
             _, replied_to, arrived, left = _ANSWER.unpack(body)
             if replied_to != number:  # an answer that came too late
                 continue
-            if not found:
+            if not exchanges:
                 deadline = clock.now() + SECONDS
-            found.append(exchanged(sent, arrived, left, came))
+            exchanges.append(exchanged(sent, arrived, left, came))
             break
-    return found
+    return exchanges
 
 
 def own_address(environ: Any) -> str:

@@ -131,7 +131,7 @@ def content(path: Path, most: int, links: bool = False, ours: bool = False) -> b
     return held
 
 
-def check_ours(found: os.stat_result, path: Path) -> None:
+def check_ours(status: os.stat_result, path: Path) -> None:
     """Raise PermissionError where a file is another user's.
 
     For what a rank obeys: whoever may write to the parent of a run directory can put another one
@@ -141,7 +141,7 @@ def check_ours(found: os.stat_result, path: Path) -> None:
     there, and root on a file system that squashes it, are the unmapped user, who alone believes
     their files.
     """
-    owner = found.st_uid
+    owner = status.st_uid
     if owner != os.geteuid() and (owner == _UNMAPPED or owner not in (0, os.stat(__file__).st_uid)):
         raise PermissionError(errno.EPERM, "it is another user's (%d)" % owner, os.fspath(path))
 

@@ -162,7 +162,7 @@ def of_group(rank: int, world_size: int, environ: Mapping[str, str]) -> Identity
 
 def local_size(me: Identity, environ: Mapping[str, str]) -> int:
     """How many ranks this process's launcher has started on this node; 0 where it is not known."""
-    sizes = [_number(environ, each.local_size) for each in LAUNCHERS if each.name == me.source]
+    sizes = [_number(environ, row.local_size) for row in LAUNCHERS if row.name == me.source]
     return max((size for size in sizes if size is not None), default=0)
 
 

@@ -84,10 +84,10 @@ def next_after(run: str, number: int) -> Optional[LaterWindow]:
 
     One that is not ours, or is no order, is passed over. Raises OSError.
     """
-    for each in numbers(run):
-        if each > number:
+    for candidate in numbers(run):
+        if candidate > number:
             try:
-                return read(run, each, ours=True)
+                return read(run, candidate, ours=True)
             except FileNotFoundError:
                 return None  # it is being made
             except (OSError, ValueError):

@@ -45,18 +45,18 @@ def users_line(frames: Iterable[Tuple[str, int, str]]) -> Optional[str]:
     `frames`: file, line and function of each, innermost first. None where there are none.
     """
     frames = list(frames)
-    own = [each for each in frames if not re.search(_NOT_THE_USERS, each[0])]
-    return next(("%s:%s %s" % each for each in own or frames), None)
+    own = [frame for frame in frames if not re.search(_NOT_THE_USERS, frame[0])]
+    return next(("%s:%s %s" % frame for frame in own or frames), None)
 
 
-def complain(what: str) -> None:
+def complain(text: str) -> None:
     """One line on the stderr of a rank, from its agent or guard; never raises.
 
     Nothing stays in the program's buffer, whose flush at its end would fail, nor gets into a file
     that has the descriptor of a closed stderr.
     """
     if sys.__stderr__ is not None and not sys.__stderr__.closed:
-        write(2, "clusterprof: %s\n" % line(what))
+        write(2, "clusterprof: %s\n" % line(text))
 
 
 def write(descriptor: int, text: str) -> None:

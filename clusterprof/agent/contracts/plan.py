@@ -187,9 +187,9 @@ class Plan(NamedTuple):
         """What plan.json holds; a part that there is not is left out."""
         content: Dict[str, Any] = {"schema_version": SCHEMA_VERSION, **self._asdict()}
         for name in ("selection", "nsys", "meeting", "armed", "reduction"):
-            part = content.pop(name)
-            if part is not None:
-                content[name] = part._asdict()
+            section = content.pop(name)
+            if section is not None:
+                content[name] = section._asdict()
         return content
 
     def profiles(self, me: Identity) -> bool:

@@ -45,7 +45,7 @@ class State(str, enum.Enum):
     def of(cls, state: Mapping[str, Any]) -> Optional[State]:
         """The state that the content of a state.json gives; None where it gives none of these."""
         word = state.get("state")
-        return next((each for each in cls if each.value == word), None)
+        return next((member for member in cls if member.value == word), None)
 
     @property
     def ended(self) -> bool:
@@ -118,8 +118,8 @@ def _alone(folder: str, clock: Clock = REAL) -> Iterator[None]:
     """
     import socket
 
-    there = os.stat(folder)
-    name = "\0clusterprof-state-%d-%x-%x" % (os.getuid(), there.st_dev, there.st_ino)
+    status = os.stat(folder)
+    name = "\0clusterprof-state-%d-%x-%x" % (os.getuid(), status.st_dev, status.st_ino)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as turn:
 
         def bound() -> bool:

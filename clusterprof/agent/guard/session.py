@@ -135,7 +135,7 @@ class Session:
 
     def helpers(self) -> List["subprocess.Popen[bytes]"]:
         """The `nsys stop`s and the import that we have started and that run."""
-        return [each for each in (*self.stops, self.importing) if each and each.poll() is None]
+        return [child for child in (*self.stops, self.importing) if child and child.poll() is None]
 
     def at_work(self, pids: List[int]) -> bool:
         """Whether anything of `pids` (see `processes`) could still write the report.
@@ -143,11 +143,11 @@ class Session:
         The daemon of a killed nsys does, when the program ends; without it no `nsys stop` does.
         """
         # An import may have ended since we looked: its report has no name yet.
-        return self.importing is not None or bool({*pids} - {each.pid for each in self.stops})
+        return self.importing is not None or bool({*pids} - {stop.pid for stop in self.stops})
 
     def hangs(self, pids: List[int]) -> bool:
         """Whether nsys, with its `pids`, will do no more: it does not run, or writes nothing."""
-        alive = {*pids, *(each.pid for each in self.helpers())}
+        alive = {*pids, *(helper.pid for helper in self.helpers())}
         works = {pid: processes.work(pid) for pid in alive}
         ticks = {pid: ticks for pid, (_, ticks) in works.items()}
         worked = sum(ticks[pid] - self.ticks.get(pid, ticks[pid]) for pid in alive)
@@ -159,9 +159,9 @@ class Session:
             self.written, self.wrote_at, self.spun = written, now, 0
         # One that only waits looks around now and then; the disk, or what else runs on a busy node
         # (R), may keep one that works waiting.
-        if first or self.ran > WAITING_TICKS or any(at in "DR" for at, _ in works.values()):
+        if first or self.ran > WAITING_TICKS or any(state in "DR" for state, _ in works.values()):
             self.ran_at, self.ran = now, 0
-        spinning_s, idle_s = (each + self.nsys.longer_s for each in (SPINNING_S, IDLE_S))
+        spinning_s, idle_s = (limit_s + self.nsys.longer_s for limit_s in (SPINNING_S, IDLE_S))
         spins = now > self.wrote_at + spinning_s and self.spun >= spinning_s * _TICKS_PER_S
         return now > self.ran_at + idle_s or spins
 

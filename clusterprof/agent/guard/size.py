@@ -36,7 +36,7 @@ class NsysFiles:
         for path in opened(self.pids):
             note(held, path)
         grown = [anonymous(pid) - before for pid, before in self.before.items()]
-        return sum(held.values()) + sum(max(0, each) for each in grown)
+        return sum(held.values()) + sum(max(0, growth) for growth in grown)
 
     def written(self) -> int:
         """Bytes below its own TMPDIR.

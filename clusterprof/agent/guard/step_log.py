@@ -92,7 +92,7 @@ class StepLog:
         two clocks.
         """
         with self._lock:
-            self.walls = [each for each in self.walls if each[0] < since] + [(since, wall_ns)]
+            self.walls = [wall for wall in self.walls if wall[0] < since] + [(since, wall_ns)]
             self._written = [None, None]
 
     def claim(self) -> None:

@@ -217,7 +217,7 @@ class Writer:
 
     def do_ignore(self, peer: Peer) -> None:
         """Look for it no more."""
-        self.watching = [each for each in self.watching if each is not peer]
+        self.watching = [watcher for watcher in self.watching if watcher is not peer]
 
     def do_folder(self, peer: Peer) -> None:
         """Make a folder on the node for the rank to write to."""
@@ -232,7 +232,7 @@ class Writer:
     def do_listen(self, peer: Peer, after_s: float, unseen_s: float) -> None:
         """This is a thread of the rank's that answers also where its training hangs."""
         self.listening = peer
-        peer.log = next((each.log for each in self.peers.values() if each.log), None)
+        peer.log = next((process.log for process in self.peers.values() if process.log), None)
         self.hangs.listen(after_s, unseen_s)
 
     # -- the working threads -----------------------------------------------------------------
@@ -318,8 +318,8 @@ class Writer:
             states.make(self.folder)
             pack(path, os.path.join(self.folder, paths.TRACE), peer)
         except OSError as error:
-            what = "the report" if facts is not None else "torch's trace"
-            why = "%s could not be written: %s" % (what, error.strerror or error)
+            file = "the report" if facts is not None else "torch's trace"
+            why = "%s could not be written: %s" % (file, error.strerror or error)
             states.advance(self.folder, State.LOST if facts is not None else None, why)
         else:
             if facts is not None:

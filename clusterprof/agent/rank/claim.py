@@ -28,15 +28,15 @@ def is_picked(plan: Plan, me: Identity) -> bool:
 def take(folder: str) -> Optional[int]:
     """Claim the rank with this folder; returns the process that has it already, see `holder`."""
     global _held
-    mine = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     try:
-        mine.bind(_name(folder))
-        mine.listen(16)
+        listener.bind(_name(folder))
+        listener.listen(16)
     except OSError:
-        mine.close()
+        listener.close()
         return holder(folder)
-    descriptors.hide([mine.fileno()])
-    _held = mine
+    descriptors.hide([listener.fileno()])
+    _held = listener
     return None
 
 

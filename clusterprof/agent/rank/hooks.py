@@ -24,9 +24,9 @@ class AfterImport:
         if fullname not in self.actions or self not in sys.meta_path:
             return None
         later = sys.meta_path[sys.meta_path.index(self) + 1 :]
-        finders = (each for each in later if hasattr(each, "find_spec"))
-        found = (each.find_spec(fullname, path, target) for each in finders)
-        spec: Any = next((each for each in found if each is not None), None)
+        finders = (finder for finder in later if hasattr(finder, "find_spec"))
+        specs = (finder.find_spec(fullname, path, target) for finder in finders)
+        spec: Any = next((spec for spec in specs if spec is not None), None)
         if spec is None or spec.loader is None or not hasattr(spec.loader, "exec_module"):
             return None
         # Whoever asks for a spec need not import the module.

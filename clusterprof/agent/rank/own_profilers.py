@@ -68,17 +68,17 @@ class Kineto:
         with an older one a program with CUDA graphs dies at the next trace (pytorch pull 150957).
         Kineto reads the variable at each start and stop; what the user has set stays.
         """
-        numbers = [int(part) for part in (module.cuda or "").split(".")[:2] if part.isdigit()]
+        numbers = [int(number) for number in (module.cuda or "").split(".")[:2] if number.isdigit()]
         if tuple(numbers) >= (12, 6):
             identity.lend(os.environ, "TEARDOWN_CUPTI", "1")
 
-    def _begins(self, what: str) -> None:
+    def _begins(self, profiler: str) -> None:
         if self._ours == get_ident():
             return
-        first, self.program = self.program is None, what
-        self.used = self.used or what == TORCH
+        first, self.program = self.program is None, profiler
+        self.used = self.used or profiler == TORCH
         if first and self.comes is not None:
-            self.comes(what)
+            self.comes(profiler)
 
     def _ended(self) -> None:
         if self._ours != get_ident():

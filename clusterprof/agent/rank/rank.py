@@ -66,13 +66,13 @@ class Rank:
         actions: Dict[str, hooks.Action] = {"torch.optim.optimizer": self.count_optimizer_steps}
         if self.plan.step_on:
             module, _, function = self.plan.step_on.partition(":")
-            actions = {module: lambda found: self.count_calls(found, function)}
+            actions = {module: lambda imported: self.count_calls(imported, function)}
         counter.on_first = self.begin
         hooks.after_import(actions)
 
-    def count_optimizer_steps(self, found: ModuleType) -> None:
+    def count_optimizer_steps(self, optimizers: ModuleType) -> None:
         """The program has imported torch's optimizers: it is going to train."""
-        register = getattr(found, "register_optimizer_step_post_hook", None)
+        register = getattr(optimizers, "register_optimizer_step_post_hook", None)
         if register is None:
             complain("this torch has no optimizer hooks (2.0 has): use --step-on module:function")
             return

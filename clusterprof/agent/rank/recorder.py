@@ -262,7 +262,7 @@ def groups() -> List[Any]:
 def backend_of(dist: Any, torch: Any) -> str:
     """The backend whose recorder has the training's collectives. Raises UnavailableError."""
     used = {str(dist.get_backend_config(group)) for group in groups()}
-    recorded = [name for name in DUMPS if any(name in each for each in used)]
+    recorded = [name for name in DUMPS if any(name in backend for backend in used)]
     if "nccl" in recorded and "gloo" in recorded and not torch.cuda.is_initialized():
         recorded.remove("nccl")
     if not recorded:

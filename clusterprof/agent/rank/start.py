@@ -73,11 +73,11 @@ def command_line() -> List[str]:
     if hasattr(sys, "orig_argv"):  # Python 3.10
         return list(sys.orig_argv)
     with open("/proc/self/cmdline", "rb") as file:
-        return [os.fsdecode(part) for part in file.read().split(b"\0")[:-1]]
+        return [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
 
 
 def is_worker(line: List[str]) -> bool:
     """Whether multiprocessing started this interpreter: a DataLoader worker, a tracker."""
     return "--multiprocessing-fork" in line or any(
-        part.startswith(("from multiprocessing", "from joblib.externals.loky")) for part in line
+        word.startswith(("from multiprocessing", "from joblib.externals.loky")) for word in line
     )

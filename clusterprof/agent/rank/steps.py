@@ -42,10 +42,10 @@ MOST_OTHERS = 4096
 class Other:
     """What an optimizer beside the counted one has done since the counted one's last step."""
 
-    def __init__(self, optimizer: Any, at: int, alone: int, first_ns: int) -> None:
+    def __init__(self, optimizer: Any, counted: int, alone: int, first_ns: int) -> None:
         self.optimizer = ref(optimizer)
         #: how many steps the counted one had made by then, and how many of them without this one
-        self.at = at
+        self.at = counted
         self.alone = alone
         self.first_ns = first_ns
         self.steps = 1
@@ -119,7 +119,7 @@ class Counter:
 
         Of several that are due at once the first that attended comes first.
         """
-        self._attending = [each for each in self._attending if each[0] >= 0]
+        self._attending = [attending for attending in self._attending if attending[0] >= 0]
         self._attending.append((due, act))
         self._plan()
 

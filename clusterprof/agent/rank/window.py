@@ -157,14 +157,14 @@ class Window:
                 if self.tells:
                     messages.complain(stall)
 
-    def excludes(self, what: Optional[str]) -> bool:
-        """Whether `what` the program itself has on, or begins, cannot be beside our window."""
-        return any(what in switch.excludes for switch in self.switches)
+    def excludes(self, profiler: Optional[str]) -> bool:
+        """Whether a profiler that the program has on, or begins, cannot be beside our window."""
+        return any(profiler in switch.excludes for switch in self.switches)
 
-    def give_way(self, what: str) -> None:
+    def give_way(self, profiler: str) -> None:
         """The program's own profiler is about to begin: ours ends first."""
-        if self.is_open and self.excludes(what):
-            self.close_early("the program's own %s began" % what)
+        if self.is_open and self.excludes(profiler):
+            self.close_early("the program's own %s began" % profiler)
 
     def thread_ends(self) -> None:
         """The thread that opened the window ends: it alone can close it."""
@@ -206,14 +206,14 @@ class Window:
             try:
                 switch.save()
             except Exception as error:
-                what = "torch's trace" if self.is_guarded() else "the report"
-                problem = "%s could not be written: %s" % (what, first_line(error))
+                file = "torch's trace" if self.is_guarded() else "the report"
+                problem = "%s could not be written: %s" % (file, first_line(error))
                 self.outbox.state(None if self.is_guarded() else State.LOST, problem)
         self.outbox.state(None, closed=True)
 
     def is_guarded(self) -> bool:
         """Whether the report is nsys': its guard knows whether there is one."""
-        return any(isinstance(each, profilers.NsysSession) for each in self.switches)
+        return any(isinstance(switch, profilers.NsysSession) for switch in self.switches)
 
     def stop(self) -> Optional[str]:
         """Stop what runs; what went wrong, or None. What another thread must stop runs on."""
@@ -296,12 +296,12 @@ class Pauses:
         if sys.unraisablehook == self.unraisable:
             sys.unraisablehook = self._unraisable
 
-    def unraisable(self, found: Any) -> None:
+    def unraisable(self, hook_args: Any) -> None:
         """What Python calls with what cannot be let out."""
-        if found.object != self.note:
-            self._unraisable(found)
+        if hook_args.object != self.note:
+            self._unraisable(hook_args)
             return
-        entry.owed = found.exc_value
+        entry.owed = hook_args.exc_value
         self.counter.hurry()
 
     def note(self, phase: str, info: Dict[str, Any]) -> None:
@@ -310,8 +310,8 @@ class Pauses:
         if phase == "start":
             self._begin = now
         elif self._begin and now - self._begin >= LONG_NS and len(self.kept) < MOST:
-            what = info.get("generation", -1), info.get("collected", 0)
-            self.kept.append((self._begin, now, *what))
+            collection = info.get("generation", -1), info.get("collected", 0)
+            self.kept.append((self._begin, now, *collection))
 
     def text(self) -> str:
         """gc.csv, timed as the step log; an empty one says that the collector was not the cause."""

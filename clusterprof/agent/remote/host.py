@@ -98,7 +98,7 @@ class Runner:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for name in _FORWARDED[:-1]:
             number = getattr(signal, "SIG" + name)
-            signal.signal(number, lambda each, _: self.forward(signal.Signals(each).name[3:]))
+            signal.signal(number, lambda signum, _: self.forward(signal.Signals(signum).name[3:]))
         try:
             child = subprocess.Popen(
                 request["argv"], cwd=request["folder"], stdin=subprocess.DEVNULL,
@@ -211,9 +211,9 @@ def listing(folder: str, seconds: float) -> List[Dict[str, Any]]:
         ranks = os.path.join(folder, attempt, "ranks")
         while not all_ranks_ended(ranks) and time.monotonic() < until:
             time.sleep(0.1)
-        for here, below, names in os.walk(ranks):
+        for parent, below, names in os.walk(ranks):
             below[:] = [name for name in below if not name.endswith(".tmp")]
-            for path in [os.path.join(here, name) for name in sorted(names)]:
+            for path in [os.path.join(parent, name) for name in sorted(names)]:
                 # Regular files only, and none that is still being written beside its place.
                 if stat.S_ISREG(os.lstat(path).st_mode) and not path.endswith(".tmp"):
                     size, digest = checksum(path)
@@ -263,17 +263,17 @@ def remove(folder: str) -> None:
 
 def main(argv: List[str]) -> None:
     """One verb; answers in JSON on stdout, where it has an answer."""
-    verb, what = argv[0], argv[1]
+    verb, argument = argv[0], argv[1]
     if verb == "look":
-        print(json.dumps(look(json.loads(what))))
+        print(json.dumps(look(json.loads(argument))))
     elif verb == "run":
-        sys.exit(Runner(what).run())
+        sys.exit(Runner(argument).run())
     elif verb == "list":
         # After a lost connection the job is still being ended: wait for that.
-        running = still_running(what, GRACE_S + 2 * SETTLING_S)
-        print(json.dumps("running" if running else listing(what, float(argv[2]))))
+        running = still_running(argument, GRACE_S + 2 * SETTLING_S)
+        print(json.dumps("running" if running else listing(argument, float(argv[2]))))
     elif verb == "remove":
-        remove(what)
+        remove(argument)
 
 
 if __name__ == "__main__":
