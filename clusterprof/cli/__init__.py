@@ -64,7 +64,7 @@ class Parser(argparse.ArgumentParser):
                 if word.startswith("--") and not is_option and self.meant(word):
                     raise self.unknown(word)
         if wrong := _CHOICE.search(message):
-            near = nearest(wrong[1], [each.strip(" '") for each in wrong[2].split(",")])
+            near = nearest(wrong[1], [choice.strip(" '") for choice in wrong[2].split(",")])
             raise UsageError(message, f"did you mean {near}?" if near else see)
         raise UsageError(message, see)
 
@@ -78,11 +78,11 @@ class Parser(argparse.ArgumentParser):
 
     def unknown(self, word: str) -> UsageError:
         """The error for a word that is not an option."""
-        what = "option" if word.startswith("-") else "argument"
+        kind = "option" if word.startswith("-") else "argument"
         near = self.meant(word)
         hint = f"did you mean {near}?" if near else f"see {self.prog} --help"
         hint = self.gone.get(word.partition("=")[0], hint)
-        return UsageError(f"{self.prog} has no {what} {word}", hint)
+        return UsageError(f"{self.prog} has no {kind} {word}", hint)
 
     def check_passed_on(self, words: Sequence[str], theirs: Parser | None = None) -> None:
         """Raise UsageError for a word that would go to a launcher and is nearly an option of ours,
@@ -148,19 +148,19 @@ def verb_parser(
     `examples` are whole command lines without `clusterprof`; `run`: the help of its argument RUN;
     `short_help`: whether argparse handles -h.
     """
-    this = Parser(
+    parser = Parser(
         prog=f"clusterprof {verb}", usage=usage, description=description,
         examples=[f"clusterprof {example}" for example in examples],
     )  # fmt: skip
     if run:
         from clusterprof.arguments import path
 
-        this.add_argument("run", metavar="RUN", type=path, help=run)
-    common = this.common = this.add_argument_group("all verbs")
+        parser.add_argument("run", metavar="RUN", type=path, help=run)
+    common = parser.common = parser.add_argument_group("all verbs")
     names = ["-h", "--help"] if short_help else ["--help"]
     common.add_argument(*names, action="help", help="show this help")
     common.add_argument("--color", action=_Colour, choices=("auto", "always", "never"),
         help="colours on stdout (default auto: on a terminal; NO_COLOR and FORCE_COLOR say "
         "otherwise)")  # fmt: skip
     common.add_argument("--debug", action="store_true", help="show tracebacks")
-    return this
+    return parser

@@ -15,7 +15,7 @@ from clusterprof.words import counted
 
 def parser(verb: str) -> Parser:
     """The verb's options."""
-    this = verb_parser(
+    parser = verb_parser(
         verb,
         "Keep what comparisons need of one or several runs, under a name: several tell how much "
         "runs differ from each other.",
@@ -23,7 +23,7 @@ def parser(verb: str) -> Parser:
         "baseline list",
         usage=f"clusterprof {verb} save NAME RUN... | list",
     )
-    add = this.add_argument
+    add = parser.add_argument
     add(
         "action",
         choices=("save", "list"),
@@ -37,7 +37,7 @@ def parser(verb: str) -> Parser:
     add("--force", action="store_true", help="replace the baseline")
     add("--store", type=path, default=None, metavar="DIR",
         help="where baselines are (default .clusterprof/baselines)")  # fmt: skip
-    return this
+    return parser
 
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:

@@ -35,7 +35,7 @@ _FROM_NOW = re.compile(r"\s*\+(\d+)\s*:\s*\+(\d+)\s*")
 
 def parser(verb: str) -> Parser:
     """The verb's options."""
-    this = verb_parser(
+    parser = verb_parser(
         verb, "Capture further steps of a job that runs under clusterprof, on any of its ranks, by "
         "torch.profiler. The ranks look for such an order once a minute.",
         "capture runs/... --ranks 0,8 --wait                  and print the verdict",
@@ -43,7 +43,7 @@ def parser(verb: str) -> Parser:
         "capture runs/... --when 'step > 1.3x' --wait         once steps get slower",
         run="the run directory of the job",
     )  # fmt: skip
-    add = this.add_argument
+    add = parser.add_argument
     add("--steps", default="+10:+15", metavar="A:B",
         help="steps A to B-1; +A:+B counts from the first step that all ranks can capture "
         "(default +10:+15)")  # fmt: skip
@@ -58,7 +58,7 @@ def parser(verb: str) -> Parser:
         "verdict")  # fmt: skip
     add("--when", metavar="'step > Nx'", help="wait until a rank's latest steps take longer than N "
         "times its usual ones, for instance 'step > 1.3x', and order the window then")  # fmt: skip
-    return this
+    return parser
 
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
@@ -116,7 +116,7 @@ def slows(run: Window, times: float, log_s: float, clock: Clock = REAL) -> bool:
         if live_windows.is_silent(run) or run.directory.read_manifest().ended:
             return False
         clock.sleep(max(LOOK_S, log_s / 2))
-    now, usual = (words.duration(each) for each in (slow.step_ns, slow.usual_ns))
+    now, usual = (words.duration(ns) for ns in (slow.step_ns, slow.usual_ns))
     longer = slow.step_ns / slow.usual_ns
     say(f"rank {slow.rank}: its latest steps take {now}, {longer:.2f} times its usual {usual}")
     return True
@@ -169,8 +169,8 @@ def checked_ranks(run: Window, manifest: Manifest, text: str | None) -> Selectio
     selection = parse_ranks(text)
     if selection.kind == "auto":
         raise UsageError("--ranks auto is for the launching verbs", "name the ranks: --ranks 0,8")
-    there = live_windows.current(run).ranks()
-    size = manifest.world_size or (there[-1] + 1 if there else None)
+    ranks = live_windows.current(run).ranks()
+    size = manifest.world_size or (ranks[-1] + 1 if ranks else None)
     selection.check(size, "the run")
     return selection
 
@@ -181,7 +181,7 @@ def checked_steps(run: Window, text: str, log_s: int) -> tuple[StepWindow, float
     first = possible.first
     from_now = _FROM_NOW.fullmatch(text)
     if from_now:
-        begin, end = (int(each) for each in from_now.groups())
+        begin, end = (int(offset) for offset in from_now.groups())
         if end <= begin:
             raise UsageError(
                 f"--steps {text} contains no step", f"try --steps +{begin}:+{begin + 5}"

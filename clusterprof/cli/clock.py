@@ -21,7 +21,7 @@ _HOW = "srun -N4 --ntasks-per-node=1 clusterprof clock --output clock.json"
 
 def parser(verb: str) -> Parser:
     """The verb's options."""
-    this = verb_parser(
+    parser = verb_parser(
         verb,
         "Measure every rank's wall clock against rank 0's by a ping-pong over UDP. Run it inside "
         f"a launcher, one task per node: `{_HOW}`, before a training and after it. With FILEs: "
@@ -29,7 +29,7 @@ def parser(verb: str) -> Parser:
         "clock before.json after.json               with the drift between both",
         usage=f"LAUNCHER clusterprof {verb} [OPTIONS]\n       clusterprof {verb} FILE...",
     )
-    add = this.add_argument
+    add = parser.add_argument
     add("files", nargs="*", type=path, metavar="FILE", help="earlier measurements")
     add("-o", "--output", type=path, metavar="FILE", help="write the measurement to FILE")
     add("--force", action="store_true", help="replace what --output wrote before")
@@ -39,7 +39,7 @@ def parser(verb: str) -> Parser:
         "one)")  # fmt: skip
     add("--timeout", type=float, default=30.0, metavar="S",
         help="give up after S seconds (default 30)")  # fmt: skip
-    return this
+    return parser
 
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
@@ -48,7 +48,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     if not arguments.timeout > 0:
         raise UsageError("--timeout is positive", "leave it out: 30")
     if arguments.files:
-        return print_measurement(joined(read(each) for each in arguments.files), arguments)
+        return print_measurement(joined(read(file) for file in arguments.files), arguments)
     me = identify(os.environ)
     if me is None or (me.world_size or 1) < 2:
         raise UsageError(
@@ -87,8 +87,8 @@ def shown(measurement: Measurement) -> str:
         by_rank.setdefault((bound.rank, bound.machine), []).append(bound)
     rows = []
     for _, bounds in sorted(by_rank.items()):
-        last = max(bounds, key=lambda each: each.at_ns)
-        best = min(each.round_trip_ns for each in bounds)
+        last = max(bounds, key=lambda bound: bound.at_ns)
+        best = min(bound.round_trip_ns for bound in bounds)
         changes = ""
         if len(bounds) > 1:
             changes = "not constant"

@@ -21,14 +21,14 @@ from clusterprof.run_directory import Window
 
 def parser(verb: str) -> Parser:
     """The verb's options."""
-    this = verb_parser(
+    parser = verb_parser(
         verb, "Finish a run that was interrupted: collect its reports, name the missing ones, "
         "merge, and print the verdict.",
         "collect runs/...",
         "collect runs/... --window 3          a later window, also while the job runs",
         run="a run directory",
     )  # fmt: skip
-    add = this.add_argument
+    add = parser.add_argument
     add("--nsys", type=path, metavar="PATH", help="the nsys to use")
     add("-F", "--ssh-config", type=path, metavar="FILE",
         help="for a run over SSH: an ssh configuration instead of your own")  # fmt: skip
@@ -38,7 +38,7 @@ def parser(verb: str) -> Parser:
     add("--window", type=int, metavar="N",
         help="a later window (clusterprof capture), also while the job runs")  # fmt: skip
     add("--no-merge", action="store_true", help="only collect the reports")
-    return this
+    return parser
 
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
@@ -80,7 +80,7 @@ def chosen_window(run: Window, number: int | None) -> Window:
     """
     if number is None:
         return run.deep()
-    windows = {each.number: each for each in (run, *run.directory.later_windows())}
+    windows = {window.number: window for window in (run, *run.directory.later_windows())}
     if number not in windows:
         raise UsageError(
             f"{run.directory.path} has no window {number}, only {words.listed(sorted(windows))}",

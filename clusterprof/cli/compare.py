@@ -12,14 +12,14 @@ from clusterprof.errors import MergeError
 
 def parser(verb: str) -> Parser:
     """The verb's options."""
-    this = verb_parser(
+    parser = verb_parser(
         verb,
         "Compare two runs of a job: step time, its parts and findings, each with the noise. A and "
         "B are run directories that were merged, results.json files, or names of baselines.",
         "compare runs/before runs/after",
         "compare nightly runs/after --fail-on 'step>+3%'",
     )
-    add = this.add_argument
+    add = parser.add_argument
     add("a", metavar="A", help="what was: a run, a results.json or a baseline")
     add("b", metavar="B", help="what is now")
     add("--store", type=path, default=None, metavar="DIR",
@@ -27,10 +27,10 @@ def parser(verb: str) -> Parser:
     add("--html", type=path, metavar="FILE", help="write a page to FILE")
     add("--force", action="store_true", help="replace what --html wrote")
     gate.add_option(add, compares=True)
-    shown = this.add_mutually_exclusive_group().add_argument
+    shown = parser.add_mutually_exclusive_group().add_argument
     shown("--json", action="store_true", help="print JSON instead of text")
     shown("--markdown", action="store_true", help="print Markdown, for a pull request")
-    return this
+    return parser
 
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
@@ -42,7 +42,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
 
     if arguments.html:
         check_free(arguments.html, arguments.force, html.is_ours)
-    sides = [baselines.runs_named(each, arguments.store) for each in (arguments.a, arguments.b)]
+    sides = [baselines.runs_named(name, arguments.store) for name in (arguments.a, arguments.b)]
     made = comparison.compare(*sides)
     if arguments.html:
         html.write(arguments.html, comparison_text.page(made), "--html")

@@ -17,14 +17,14 @@ _FILES = {"FILE", "DIR", "PATH", "NAME|FILE", "EXPORT", "TARGET", "RUN", "PROGRA
 
 def parser(verb: str) -> Parser:
     """The verb's options."""
-    this = verb_parser(
+    parser = verb_parser(
         verb, "Print a script that completes verbs, options and their values in a shell.",
         "completion bash > ~/.local/share/bash-completion/completions/clusterprof",
         "completion zsh > ~/.zfunc/_clusterprof               with fpath+=~/.zfunc in .zshrc",
         "completion fish > ~/.config/fish/completions/clusterprof.fish",
     )  # fmt: skip
-    this.add_argument("shell", choices=SHELLS, help="the shell")
-    return this
+    parser.add_argument("shell", choices=SHELLS, help="the shell")
+    return parser
 
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:

@@ -19,7 +19,7 @@ from clusterprof.errors import UsageError
 
 def parser(verb: str) -> Parser:
     """The verb's options."""
-    this = verb_parser(
+    parser = verb_parser(
         verb,
         "Check what profiling needs: on every node of the allocation that this runs in, on the "
         "nodes that srun's options ask for (-N4 -p gpu), or else on this host. Ends with status 1 "
@@ -28,7 +28,7 @@ def parser(verb: str) -> Parser:
         "doctor -N4 -p gpu         four nodes of a partition, asked by srun",
         usage="clusterprof doctor [--json] [srun OPTION...]",
     )
-    add = this.add_argument
+    add = parser.add_argument
     add("--json", action="store_true", help="print JSON")
     add("--local", action="store_true", help="check only this host")
     add("--nsys", metavar="PATH", type=path, help="the nsys to use")
@@ -36,14 +36,14 @@ def parser(verb: str) -> Parser:
         help="the planned run directory (default: in runs/)")  # fmt: skip
     add("--lines", action="store_true", help=argparse.SUPPRESS)
     add("--probe", type=path, help=argparse.SUPPRESS)
-    return this
+    return parser
 
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     """Look, and print what was found; 1 where something is bad. Unknown options are srun's."""
-    this = parser(verb)
-    arguments, asked = this.parse_known_args(list(own))
-    this.check_passed_on(asked)
+    own_parser = parser(verb)
+    arguments, asked = own_parser.parse_known_args(list(own))
+    own_parser.check_passed_on(asked)
     if program is not None:
         raise UsageError("doctor runs no program", "leave out -- and what follows it")
     if arguments.local and asked:

@@ -12,12 +12,12 @@ from clusterprof.errors import UsageError
 
 def parser(verb: str) -> Parser:
     """The verb's options."""
-    this = verb_parser(
+    parser = verb_parser(
         verb, "Explain a finding by its code; without CODE, list all codes.",
         "explain straggler.host",
     )  # fmt: skip
-    this.add_argument("code", nargs="?", metavar="CODE", help="the code in the finding's line")
-    return this
+    parser.add_argument("code", nargs="?", metavar="CODE", help="the code in the finding's line")
+    return parser
 
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:

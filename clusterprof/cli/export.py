@@ -89,7 +89,7 @@ FORMATS = {
 
 def parser(verb: str) -> Parser:
     """The verb's options."""
-    this = verb_parser(
+    parser = verb_parser(
         verb,
         "Write a merged run for other tools. The run stays as it is. "
         "Nothing that is written holds environment variables or command lines.",
@@ -97,16 +97,16 @@ def parser(verb: str) -> Parser:
         "export runs/... --format perfetto-archive",
         run="a run directory, or merge's --output",
     )
-    add = this.add_argument
+    add = parser.add_argument
     add("--format", required=True, choices=FORMATS, metavar="FORMAT",
-        help="; ".join(f"{name}: {each.summary}" for name, each in FORMATS.items()))  # fmt: skip
+        help="; ".join(f"{name}: {form.summary}" for name, form in FORMATS.items()))  # fmt: skip
     add("-o", "--output", type=path, metavar="PATH",
         help="where to write it (default: here, called as the run is)")  # fmt: skip
     add("--max-mb", type=_size, default=MOST_MB, metavar="N",
         help=f"perfetto, chrome-json: the trace has at most N MB (default: {MOST_MB}): the "
         "shortest kernels, copies and host calls are left out, and the trace says so")  # fmt: skip
     add("--force", action="store_true", help="replace what export wrote")
-    return this
+    return parser
 
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:

@@ -17,21 +17,21 @@ from clusterprof.launch.reduction import KEEP_REPORTS, MANY_RANKS, REDUCE
 
 def parser(verb: str) -> Parser:
     """The options of a launching verb, those that its launcher's module reads among them."""
-    this = _without_the_launchers(verb)
-    _add_the_launchers(this, verb)
-    return this
+    parser = _without_the_launchers(verb)
+    _add_the_launchers(parser, verb)
+    return parser
 
 
 def _without_the_launchers(verb: str) -> Parser:
     launcher = launchers.load(verb)
     summary = f"{launcher.SUMMARY[0].upper()}{launcher.SUMMARY[1:]}, in a window of steps."
-    examples = [f"{verb} {each}" for each in getattr(launcher, "EXAMPLES", ())]
+    examples = [f"{verb} {example}" for example in getattr(launcher, "EXAMPLES", ())]
     needs = getattr(launcher, "NEEDS", "")
     return launching_parser(verb, summary, launcher.PASSES_OPTIONS_TO, examples, needs)
 
 
-def _add_the_launchers(this: Parser, verb: str) -> None:
-    getattr(launchers.load(verb), "add_options", lambda _: None)(this)
+def _add_the_launchers(parser: Parser, verb: str) -> None:
+    getattr(launchers.load(verb), "add_options", lambda _: None)(parser)
 
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
@@ -40,17 +40,17 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     words = ["--help" if word == "-h" else word for word in own]
     if "--help" in words:
         parser(verb).parse_known_args(["--help"])
-    this = _without_the_launchers(verb)
-    arguments, options = this.parse_known_args(words)
+    own_parser = _without_the_launchers(verb)
+    arguments, options = own_parser.parse_known_args(words)
     theirs = Parser()
     _add_the_launchers(theirs, verb)
-    this.check_passed_on(options, theirs)
+    own_parser.check_passed_on(options, theirs)
     command = given_program(verb, own, program)
-    origins = settings.settle(arguments, this, words, verb)
+    origins = settings.settle(arguments, own_parser, words, verb)
     if wrong := wrong_codes(arguments.fail_on):
         return wrong
     by_default = {name for name, origin in origins.items() if origin == "default"}
-    arguments.given = settings.as_words(this, arguments, _ANEW | by_default)
+    arguments.given = settings.as_words(own_parser, arguments, _ANEW | by_default)
 
     def planned(turn: int = 1) -> planning.LaunchPlan:
         return planning.make_plan(verb, arguments, origins, options, command, turn)
@@ -119,10 +119,10 @@ def launching_parser(
     passed_on = f"[{passes_to} OPTION...] " if passes_to else ""
     unknown = f" Unknown options are passed to {passes_to} unchanged." if passes_to else ""
     usage = f"clusterprof {verb} {needs}[--ranks R] [--steps A:B] {passed_on}-- PROGRAM..."
-    this = verb_parser(verb, summary + unknown, *examples, usage=usage, short_help=False)
-    this.gone = GONE
-    _add_profiling(this)
-    add = this.add_argument_group("limits").add_argument
+    parser = verb_parser(verb, summary + unknown, *examples, usage=usage, short_help=False)
+    parser.gone = GONE
+    _add_profiling(parser)
+    add = parser.add_argument_group("limits").add_argument
     add("--max-steps", type=int, default=planning.MOST_STEPS, metavar="N",
         help=f"refuse a window of more steps (default {planning.MOST_STEPS})")  # fmt: skip
     add("--max-report-mb", type=int, default=planning.MOST_REPORT_MB, metavar="M",
@@ -132,7 +132,7 @@ def launching_parser(
         help="close an open window S seconds before Slurm's time limit (default 60, or a tenth "
         "of a shorter limit; 0: never)")  # fmt: skip
 
-    add = this.add_argument_group("the run").add_argument
+    add = parser.add_argument_group("the run").add_argument
     add("--run-dir", metavar="DIR", help="default runs/<UTC stamp>-<job or process id>")
     add("--force", action="store_true", help="replace an earlier run in DIR")
     add("--dry-run", action="store_true", help="only print what would run")
@@ -140,11 +140,11 @@ def launching_parser(
     add("--strict", action="store_true",
         help=f"end with status {planning.PROFILE_FAILED} if a report is missing")  # fmt: skip
     gate.add_option(add, status=f"status {planning.GATE_FAILED}, if the job succeeded,")
-    return this
+    return parser
 
 
-def _add_profiling(this: argparse.ArgumentParser) -> None:
-    add = this.add_argument_group("what to profile").add_argument
+def _add_profiling(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("what to profile").add_argument
     add("--ranks", metavar="R", help=f"the ranks to profile: {RANKS_GRAMMAR}; or auto: those "
         "that all ranks' flight recorders show to delay the others, and peers of theirs, in a "
         "second window soon after that of --steps (default auto; 0 with --steps)")  # fmt: skip
@@ -157,7 +157,7 @@ def _add_profiling(this: argparse.ArgumentParser) -> None:
     add("--step-on", metavar="MODULE:FUNCTION",
         help="a step ends when this function returns (default: the optimizer's step)")  # fmt: skip
 
-    add = this.add_argument_group("how to profile it").add_argument
+    add = parser.add_argument_group("how to profile it").add_argument
     add("--profiler", choices=PROFILERS,
         help="default auto: nsys where it is installed, else torch; torch too where the last "
         "merged run of this program was launch-bound; none: no rank is profiled, every rank leaves "
@@ -178,7 +178,7 @@ def _add_profiling(this: argparse.ArgumentParser) -> None:
         help="how nsys opens the window. session: nsys start and stop (default); cuda: "
         "cudaProfilerStart in the program")  # fmt: skip
 
-    add = this.add_argument_group("where the reports are read").add_argument
+    add = parser.add_argument_group("where the reports are read").add_argument
     add("--reduce", choices=REDUCE, default="auto",
         help="make each report's tables on its node, by a process of idle priority, so that "
         "merging reads megabytes: node: once the rank's program has ended; now: once its window "
@@ -189,7 +189,7 @@ def _add_profiling(this: argparse.ArgumentParser) -> None:
         "nsys wrote them, on the node's disk; none: each is removed once its tables are "
         "made")  # fmt: skip
 
-    add = this.add_argument_group("clock alignment").add_argument
+    add = parser.add_argument_group("clock alignment").add_argument
     add("--clock-probe", choices=("auto", "on", "off"), default="auto",
         help="measure the clocks of the hosts against each other around the window, by a process "
         "on each node (UDP between nodes; default auto: on where the ranks may be on several "

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def parser(verb: str) -> Parser:
     """The verb's options."""
-    this = verb_parser(
+    parser = verb_parser(
         verb,
         "Align the clocks of several ranks' reports, match their collectives and print which rank "
         "delays the others, why, and which communication is exposed.",
@@ -33,7 +33,7 @@ def parser(verb: str) -> Parser:
         "merge a.nsys-rep b.nsys-rep --rank a.nsys-rep=0 --rank b.nsys-rep=8",
         "merge dumps/                                   flight recorders of a job that hangs",
     )
-    add = this.add_argument
+    add = parser.add_argument
     add("paths", nargs="+", type=path, metavar="PATH",
         help="a run directory, a folder of reports, or reports: .nsys-rep, .qdrep, .sqlite(.xz), "
         "Kineto .json(.gz, .xz); or a folder of dumps of PyTorch's flight recorder alone, of a job "
@@ -59,7 +59,7 @@ def parser(verb: str) -> Parser:
         help="how many processes read on one host (default: one for each processor, at most "
         "8)")  # fmt: skip
     gate.add_option(add)
-    return this
+    return parser
 
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
@@ -109,7 +109,7 @@ def _merge(arguments: argparse.Namespace, engine: Engine) -> int:
         from clusterprof.probe import measurement
 
         ranks = _given_ranks(arguments.rank)
-        clocks = [measurement.read(each) for each in arguments.clock]
+        clocks = [measurement.read(file) for file in arguments.clock]
         joined = measurement.joined(clocks) if clocks else None
         study = merge_run.merge_reports(arguments.paths, ranks, joined, engine)
     if output is not None:
@@ -117,7 +117,7 @@ def _merge(arguments: argparse.Namespace, engine: Engine) -> int:
             merge_run.save(study, output)
         say(f"wrote {output.html}")
     if arguments.html:
-        title = ", ".join(each.name for each in arguments.paths)
+        title = ", ".join(source.name for source in arguments.paths)
         merge_run.write_page(study, arguments.html, title)
         say(f"wrote {arguments.html}")
     if arguments.json:

@@ -16,7 +16,7 @@ from clusterprof.run_directory import Window, writing
 
 def parser(verb: str) -> Parser:
     """The verb's options."""
-    this = verb_parser(
+    parser = verb_parser(
         verb, "Print the verdict of a merged run, from what merging wrote: as text, or in another "
         "form.",
         "report runs/...",
@@ -25,17 +25,18 @@ def parser(verb: str) -> Parser:
         "report runs/... --csv                       each rank's account of each step",
         run="a run directory, or merge's --output",
     )  # fmt: skip
-    forms = this.add_mutually_exclusive_group()
+    forms = parser.add_mutually_exclusive_group()
     forms.add_argument("--json", action="store_true", help="print results.json")
     forms.add_argument("--html", action="store_true", help="print the page")
     forms.add_argument("--markdown", action="store_true", help="print Markdown")
     forms.add_argument("--csv", action="store_true",
         help="print the account of each rank in each step (times in ns)")  # fmt: skip
-    this.add_argument("-o", "--output", type=path, metavar="FILE", help="write it to FILE instead")
-    this.add_argument("--anonymous", action="store_true",
+    add = parser.add_argument
+    add("-o", "--output", type=path, metavar="FILE", help="write it to FILE instead")
+    add("--anonymous", action="store_true",
         help="without hosts, paths and programs' arguments, to share it")  # fmt: skip
-    this.add_argument("--force", action="store_true", help="replace what -o wrote")
-    return this
+    add("--force", action="store_true", help="replace what -o wrote")
+    return parser
 
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:

@@ -30,13 +30,13 @@ _SILENT = dt.timedelta(days=1)
 
 def parser(verb: str) -> Parser:
     """The verb's options."""
-    this = verb_parser(
+    parser = verb_parser(
         verb, "List your runs in a folder with what they found, or remove old ones.",
         "runs list",
         "runs clean --older-than 30d              what would be removed",
         "runs clean --keep 10 --yes               all but the ten newest, now",
     )  # fmt: skip
-    add = this.add_argument
+    add = parser.add_argument
     add(
         "action",
         choices=("list", "clean"),
@@ -49,7 +49,7 @@ def parser(verb: str) -> Parser:
     add("--keep", type=int, metavar="N", help="clean: keep the N newest")
     add("--older-than", metavar="AGE", help="clean: those that began so long ago: 12h, 30d, 8w")
     add("--yes", action="store_true", help="clean: remove them; without it they are only listed")
-    return this
+    return parser
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from clusterprof.launch import batch
 
 def parser(verb: str) -> Parser:
     """The verb's options."""
-    this = launch.launching_parser(
+    parser = launch.launching_parser(
         verb,
         "Submit PROGRAM as a batch job and profile some of its ranks; a second job merges the "
         "reports when the first has ended, even if it failed. PROGRAM is what you would give "
@@ -23,7 +23,7 @@ def parser(verb: str) -> Parser:
             "sbatch --dry-run -N2 -- python train.py        the scripts, to be pasted",
         ],
     )
-    add = this.add_argument_group("the batch job").add_argument
+    add = parser.add_argument_group("the batch job").add_argument
     add("--template", metavar="NAME|FILE",
         help=f"the script to fill: {', '.join(batch.templates())}, or a file with the same marked "
         f"block (default {batch.ONE_TASK}, for torchrun {batch.TORCHRUN})")  # fmt: skip
@@ -34,16 +34,16 @@ def parser(verb: str) -> Parser:
     add("--merge-nodes", type=number_of("nodes"), default=1, metavar="N",
         help=f"over how many nodes the merge job reads the reports, {batch.MERGE_TASKS} processes "
         "on each, over MPI (default 1: on one, without MPI)")  # fmt: skip
-    return this
+    return parser
 
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     """Submit, and print the ids of the jobs and the run directory; returns sbatch's own status."""
-    this = parser(verb)
-    arguments, options = this.parse_known_args(list(own))
-    this.check_passed_on(options)
+    own_parser = parser(verb)
+    arguments, options = own_parser.parse_known_args(list(own))
+    own_parser.check_passed_on(options)
     submission = batch.decide(
-        this, arguments, options, launch.given_program(verb, own, program), own
+        own_parser, arguments, options, launch.given_program(verb, own, program), own
     )
     if arguments.dry_run:
         print(submission.shown())

@@ -11,16 +11,16 @@ from clusterprof.console import say
 
 def parser(verb: str) -> Parser:
     """The verb's options."""
-    this = verb_parser(
+    parser = verb_parser(
         verb,
         "Copy an nsys SQLite export without the environment variables and the output of the "
         "profiled process. Variables that give rank, job and versions stay.",
         "scrub full.sqlite rank0.sqlite",
     )
-    this.add_argument("export", metavar="EXPORT", type=path, help="made by nsys export -t sqlite")
-    this.add_argument("target", metavar="TARGET", type=path, help="the copy")
-    this.add_argument("--force", action="store_true", help="replace TARGET")
-    return this
+    parser.add_argument("export", metavar="EXPORT", type=path, help="made by nsys export -t sqlite")
+    parser.add_argument("target", metavar="TARGET", type=path, help="the copy")
+    parser.add_argument("--force", action="store_true", help="replace TARGET")
+    return parser
 
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:

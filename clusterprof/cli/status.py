@@ -31,13 +31,13 @@ SCHEMA_VERSION = 1
 
 def parser(verb: str) -> Parser:
     """The verb's options."""
-    what = "How far the ranks of a run are, from what they have written so far."
+    summary = "How far the ranks of a run are, from what they have written so far."
     examples = ("status runs/...", "status runs/... --watch")
-    this = verb_parser(verb, what, *examples, run="a run directory")
-    this.add_argument("--all", action="store_true", help="unprofiled ranks as well")
-    this.add_argument("--json", action="store_true", help="print JSON, once")
-    this.add_argument("--watch", action="store_true", help="repeat until the run has ended")
-    return this
+    parser = verb_parser(verb, summary, *examples, run="a run directory")
+    parser.add_argument("--all", action="store_true", help="unprofiled ranks as well")
+    parser.add_argument("--json", action="store_true", help="print JSON, once")
+    parser.add_argument("--watch", action="store_true", help="repeat until the run has ended")
+    return parser
 
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
@@ -83,7 +83,7 @@ def render(status: Status, *, everyone: bool) -> str:
         lines.append(f"no rank has reported in{'' if status.ended else ' yet'}")
     lines += map(_later, status.later_windows)
     head, *rest = [console.wrapped(line, width, "  ") for line in (_headline(status), *lines)]
-    return "\n".join([*head, *table, *(part for line in rest for part in line)])
+    return "\n".join([*head, *table, *(printed for line in rest for printed in line)])
 
 
 def _counts(states: Iterable[str]) -> str:
@@ -115,7 +115,7 @@ def _table(ranks: Sequence[RankStatus], window: StepWindow, width: int) -> list[
     if max(map(len, lines)) > width:
         lines = console.table([(*row[:4], row[5]) for row in rows])
     reasons = [console.wrapped(f"    {row[-1]}", width, "    ") if row[-1] else [] for row in rows]
-    return [part for line, reason in zip(lines, reasons, strict=True) for part in (line, *reason)]
+    return [text for line, reason in zip(lines, reasons, strict=True) for text in (line, *reason)]
 
 
 def _later(window: WindowStatus) -> str:
@@ -142,7 +142,7 @@ def _headline(status: Status) -> str:
         next_step = f"if the job has ended: clusterprof collect {status.run}"
         if silent is not None and silent > SILENT_S:
             how += f"; no update for {words.age(silent)}; {next_step}"
-        elif silent is None and any(each.ended for each in status.ranks):
+        elif silent is None and any(rank.ended for rank in status.ranks):
             how += f"; its ranks have ended; {next_step}"
     return f"{status.run}: {how}; window {status.window}"
 
@@ -214,7 +214,7 @@ def look(run: Window) -> Status:
     expected = set(manifest.selection.expected(manifest.world_size) or ())
     if run.number > 1:
         run = run.directory.first(manifest.attempt)
-    later = [_window(each) for each in run.directory.later_windows()]
+    later = [_window(window) for window in run.directory.later_windows()]
     if manifest.ended is None:
         run = run.attempts()[-1]
     states = run.states()
@@ -222,7 +222,7 @@ def look(run: Window) -> Status:
         run.path, manifest.began, manifest.ended, manifest.exit_status, manifest.window,
         [_rank(run, rank, states.get(rank, {}), rank in expected)
          for rank in sorted(expected | set(states))],
-        [each for each in later if each], live_hang.look(run),
+        [window for window in later if window], live_hang.look(run),
     )  # fmt: skip
 
 

@@ -34,7 +34,7 @@ _HEADERS = {
 
 def parser(verb: str) -> Parser:
     """The verb's options."""
-    this = verb_parser(
+    parser = verb_parser(
         verb, "Open the page of a merged run in the browser. Over SSH, or with --serve, serve it "
         "on the loopback at an address that cannot be guessed, until Ctrl-C, and print the ssh "
         "command that forwards it.",
@@ -42,9 +42,10 @@ def parser(verb: str) -> Parser:
         "view runs/... --serve --port 8080",
         run="a run directory, or merge's --output",
     )  # fmt: skip
-    this.add_argument("--serve", action="store_true", help="serve it, also where a browser is")
-    this.add_argument("--port", type=int, default=0, metavar="N", help="default: one that is free")
-    return this
+    add = parser.add_argument
+    add("--serve", action="store_true", help="serve it, also where a browser is")
+    add("--port", type=int, default=0, metavar="N", help="default: one that is free")
+    return parser
 
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
