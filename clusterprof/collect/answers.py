@@ -87,7 +87,7 @@ class Offered:
 def plain(text: str, longest: int = 200) -> str:
     """A text from another host for one line of a terminal: nothing in it moves the cursor."""
     short = text if len(text) <= longest else text[:longest] + "..."
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in short)
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in short)
 
 
 def last_printed(stderr: bytes) -> str:

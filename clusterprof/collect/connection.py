@@ -302,18 +302,18 @@ def reason(error: Exception, timeout_s: float) -> str:
         return f"its name cannot be resolved: {error.strerror}"
     if isinstance(error, EOFError):
         return "it closed the connection"
-    what = first_line(error)
+    reason = first_line(error)
     if isinstance(error, NoValidConnectionsError):
-        what = "; ".join(sorted({first_line(each) for each in error.errors.values()}))
+        reason = "; ".join(sorted({first_line(failure) for failure in error.errors.values()}))
     # paramiko's message for a server that accepted the connection and then sent nothing
     elif (
         isinstance(error, TimeoutError)
-        or "timed out" in what.lower()
-        or "banner" in what
-        or what == "No existing session"
+        or "timed out" in reason.lower()
+        or "banner" in reason
+        or reason == "No existing session"
     ):
         return f"no answer within {timeout_s:g} s"
-    return f"it cannot be reached: {what}"
+    return f"it cannot be reached: {reason}"
 
 
 def first_line(error: BaseException) -> str:

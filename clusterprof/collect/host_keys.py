@@ -104,7 +104,7 @@ class HostKeys:
         import paramiko
 
         transport = paramiko.Transport(sock, **options)
-        types = {kind for known in self.known for kind in known.keys.values()}
+        types = {kind for hosts in self.known for kind in hosts.keys.values()}
         security = transport.get_security_options()
         security.key_types = sorted(
             security.key_types,
@@ -142,7 +142,7 @@ def check_revoked(path: Path, key: bytes, line: str) -> None:
             raise _unreadable(path, last_printed(asked.stderr))
         revoked = asked.returncode == 1
     else:
-        lines = [each.split() for each in content.decode(errors="replace").splitlines()]
+        lines = [line.split() for line in content.decode(errors="replace").splitlines()]
         keys = [decoded(words[:2]) for words in lines if words and not words[0].startswith("#")]
         if None in keys:
             raise _unreadable(path, "a line of it is not a key")

@@ -61,7 +61,7 @@ def current(run: Window) -> Window:
 def silent_s(folder: Path) -> float:
     """Seconds since a file in a rank's folder was written; infinite where there is none."""
     try:
-        newest = max((each.stat().st_mtime for each in folder.iterdir()), default=-math.inf)
+        newest = max((file.stat().st_mtime for file in folder.iterdir()), default=-math.inf)
     except OSError:
         return math.inf
     return time.time() - newest
@@ -91,8 +91,8 @@ def going_on(run: Window) -> list[int]:
     run, root = current(run), current(run.directory.first())
     states_of = run.states()
     if order.profiler == "none":
-        there, _ = flights(run)
-        over = {*there, *(rank for rank, state in states_of.items() if "flight" in state)}
+        recorded, _ = flights(run)
+        over = {*recorded, *(rank for rank, state in states_of.items() if "flight" in state)}
         profiled = root.ranks()
     else:
         over = {rank for rank, state in states_of.items() if (now := State.of(state)) and now.ended}
@@ -189,7 +189,7 @@ def slower(run: Window, times: float) -> Slower | None:
         for rank in ranks[:: max(1, len(ranks) // SAMPLE)]
         if (both := _latest_and_usual(run.logged(rank), windows))
     ]
-    slowest = max(paces, key=lambda each: each.step_ns / each.usual_ns, default=None)
+    slowest = max(paces, key=lambda pace: pace.step_ns / pace.usual_ns, default=None)
     return slowest if slowest and slowest.step_ns > times * slowest.usual_ns else None
 
 
@@ -237,7 +237,7 @@ class Possible(NamedTuple):
         """About when ranks come to this step (wall clock, s), by the newest log, of equals by that
         of the last rank: steps may have been of another length before.
         """
-        pace = max(self.paces, key=lambda each: (each.at_s, -each.steps))
+        pace = max(self.paces, key=lambda pace: (pace.at_s, -pace.steps))
         return pace.at_s + (step - pace.steps) * pace.step_s
 
 

@@ -181,11 +181,11 @@ def reports_in(folder: Path) -> list[Path]:
     The folder is listed, since NFS may remember for half a minute that a file was not there.
     """
     try:
-        there = list(folder.iterdir())
-        names = {path.name for path in there if path.name in _REPORTS and path.stat().st_size}
+        files = list(folder.iterdir())
+        names = {path.name for path in files if path.name in _REPORTS and path.stat().st_size}
     except OSError:
         return []
-    if folder / paths.REDUCED in there:
+    if folder / paths.REDUCED in files:
         reduced = None
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             reduced = documents.load(folder / paths.REDUCED / paths.REDUCED_RANK)["report"]["name"]
@@ -269,9 +269,9 @@ def _write(folder: Path, content: dict[str, Any] | None, outcome: Outcome) -> No
 def flights(run: Window) -> tuple[list[int], str]:
     """The ranks that left their flight recorder, and why the first of the others did not."""
     states = run.states()
-    there = [rank for rank in states if any(any(run.rank(rank).glob(name)) for name in _FLIGHTS)]
-    reasons = {rank: state.get("flight") for rank, state in states.items() if rank not in there}
-    return there, next((f"rank {rank}: {why}" for rank, why in reasons.items() if why), "")
+    recorded = [rank for rank in states if any(any(run.rank(rank).glob(name)) for name in _FLIGHTS)]
+    reasons = {rank: state.get("flight") for rank, state in states.items() if rank not in recorded}
+    return recorded, next((f"rank {rank}: {why}" for rank, why in reasons.items() if why), "")
 
 
 def newest_step_log(folder: Path) -> Path | None:
@@ -296,7 +296,7 @@ def import_raw(run: Window) -> Iterator[tuple[int, str]]:
 
 def _import(folder: Path) -> str:
     raw = folder / paths.RAW
-    importer = next(filter(None, (each.importer for each in installed_nsys.installed())), None)
+    importer = next(filter(None, (tool.importer for tool in installed_nsys.installed())), None)
     if importer is None:
         return f"there is no QdstrmImporter here for {raw}: name an nsys that has one: --nsys"
     # The importer replaces nothing: it gets a folder of its own.
