@@ -100,7 +100,7 @@ def ask(
     order = list(dict.fromkeys([*(expected or hostnames(answers.asked)), *sorted(answers.nodes)]))
     for host in order:
         if host not in answers.done:
-            lines = [each for each in srun_printed if host in each or "execve" in each]
+            lines = [line for line in srun_printed if host in line or "execve" in line]
             late = Check(
                 "answer", BAD, lines[0] if lines else f"none within {PATIENCE_S:g} s",
                 f"is the node up (sinfo -R -n {host}), and does it have {sys.executable}?",
@@ -149,12 +149,12 @@ def _run(command: Sequence[str], expected: Sequence[str]) -> tuple[Answers, list
                     break
         reader.join(0.5)
         stderr.seek(0)
-        return answers, [each.strip() for each in stderr]
+        return answers, [line.strip() for line in stderr]
 
 
 def own_lines(host: str, checks: Sequence[Check]) -> list[str]:
     """What `--lines` prints: a line for each check, so that no line is too long for srun."""
-    short = [replace(each, found=each.found[:300], advice=each.advice[:300]) for each in checks]
+    short = [replace(check, found=check.found[:300], advice=check.advice[:300]) for check in checks]
     lines = [json.dumps({"host": host, **check.as_json()}) for check in short]
     asked = os.environ.get("SLURM_STEP_NODELIST", "")
     return [*lines, json.dumps({"host": host, "done": True, "asked": asked})]

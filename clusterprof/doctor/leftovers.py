@@ -108,27 +108,27 @@ def _some_pids(pids: Sequence[int]) -> str:
 def leftovers(table: Sequence[Process]) -> Check:
     """Daemons, folders, reports that were not collected, lists of sessions, files of nsys."""
     left: dict[str, str] = {}  # what there is, and the command that clears it
-    if pids := [each.pid for each in abandoned(table)]:
-        what = f"{counted(len(pids), 'nsys daemon')} (pid {_some_pids(pids)})"
-        left[what] = f"kill {' '.join(map(str, pids))}"
+    if pids := [process.pid for process in abandoned(table)]:
+        label = f"{counted(len(pids), 'nsys daemon')} (pid {_some_pids(pids)})"
+        left[label] = f"kill {' '.join(map(str, pids))}"
     folders = dict.fromkeys((Path(tempfile.gettempdir()), _FIXED))
     ours = _mine(path for folder in folders for path in sorted(folder.glob("clusterprof-*")))
     dead = [path for path in ours if path.is_dir() and not path.is_symlink() and _is_dead(path)]
     kept = [path for path in dead if any((path / name).is_file() for name in _REPORTS)]
     if kept:
-        what = f"{counted(len(kept), 'report')} not yet collected, in {_some(kept)}"
+        label = f"{counted(len(kept), 'report')} not yet collected, in {_some(kept)}"
         target = "its rank's folder in the run directory"
-        left[what] = f"copy each to {target}, then clusterprof collect RUN"
+        left[label] = f"copy each to {target}, then clusterprof collect RUN"
     if rest := [path for path in dead if path not in kept]:
-        what = f"{counted(len(rest), 'temporary folder')} of ranks that were killed"
-        left[what] = f"rm -r {_some(rest)}"
+        label = f"{counted(len(rest), 'temporary folder')} of ranks that were killed"
+        left[label] = f"rm -r {_some(rest)}"
     if memory := _memory(table):
-        what = f"{counted(len(memory), 'file')} of an nsys that has ended, in {SHARED_MEMORY}"
-        left[what] = f"rm {_some(memory)}"
+        label = f"{counted(len(memory), 'file')} of an nsys that has ended, in {SHARED_MEMORY}"
+        left[label] = f"rm {_some(memory)}"
     if settings := [path for path in _mine(_FIXED.glob(_SETTINGS)) if _is_old(path)]:
-        what = f"{counted(len(settings), 'old file')} {_SETTINGS} of nsys in {_FIXED}"
+        label = f"{counted(len(settings), 'old file')} {_SETTINGS} of nsys in {_FIXED}"
         matching = f"-maxdepth 1 -name '{_SETTINGS}' -user $(id -u) -mtime +0"
-        left[what] = f"find {_FIXED} {matching} -delete"
+        left[label] = f"find {_FIXED} {matching} -delete"
     if not left:
         return Check("leftovers", OK, "none")
     return Check("leftovers", WARN, "; ".join(left), "; ".join(left.values()))
@@ -138,9 +138,9 @@ def _memory(table: Sequence[Process]) -> list[Path]:
     """Memory of daemons and programs that have ended; nsys' list of sessions when none runs."""
     memory = Path(SHARED_MEMORY)
     numbered = [*memory.glob("quadd-agent-instance-*"), *memory.glob("sem.nsys_sem_*")]
-    pids = {str(each.pid) for each in table}
-    dead = [each for each in numbered if re.split("[-_]", each.name)[-1] not in pids]
-    if not any(each.name == "nsys" for each in table):
+    pids = {str(process.pid) for process in table}
+    dead = [path for path in numbered if re.split("[-_]", path.name)[-1] not in pids]
+    if not any(process.name == "nsys" for process in table):
         dead += [*memory.glob("NSys-*"), *memory.glob("quadd-create-agent-*")]
     unused = []
     for path in dead:

@@ -107,7 +107,7 @@ def render(table: Sequence[Line], hosts: Sequence[str], width: int = 110) -> str
 
 def verdict(lines: Sequence[Line], hosts: Sequence[str]) -> str:
     """The last line: how many lines are bad, and how many are warnings."""
-    bad, warnings = (sum(each.check.level == level for each in lines) for level in (BAD, WARN))
+    bad, warnings = (sum(line.check.level == level for line in lines) for level in (BAD, WARN))
     where = f"{len(hosts)} nodes" if len(hosts) > 1 else hosts[0]
     and_warnings = f", {counted(warnings, 'warning')}" if warnings else ""
     return f"{where}: {f'{bad} bad' if bad else 'ready to profile'}{and_warnings}"

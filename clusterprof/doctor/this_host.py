@@ -288,7 +288,7 @@ def probed_folder(probe: Path, host: str, clock: Clock = REAL) -> Check:
 def existing(folder: Path) -> Path:
     """`folder`, or the nearest above it that is there."""
     folder = folder.absolute()
-    return next(each for each in (folder, *folder.parents) if each.is_dir())
+    return next(parent for parent in (folder, *folder.parents) if parent.is_dir())
 
 
 def file_system(folder: str) -> str:
