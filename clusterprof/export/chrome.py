@@ -52,13 +52,13 @@ def _event(name: str, phase: str, process: int, line: int) -> dict[str, Any]:
 
 
 def _named(
-    what: str, process: int, line: int, name: str, order: int | None = None
+    kind: str, process: int, line: int, name: str, order: int | None = None
 ) -> Iterator[dict[str, Any]]:
     """What a process or thread is called, and where it stands among the others."""
-    yield {**_event(f"{what}_name", "M", process, line), "args": {"name": shown(name)}}
+    yield {**_event(f"{kind}_name", "M", process, line), "args": {"name": shown(name)}}
     if order is not None:
         index = {"sort_index": order}
-        yield {**_event(f"{what}_sort_index", "M", process, line), "args": index}
+        yield {**_event(f"{kind}_sort_index", "M", process, line), "args": index}
 
 
 def _slices(track: Track, process: int, line: int, begin_ns: int) -> Iterator[dict[str, Any]]:

@@ -53,11 +53,11 @@ def _of_entries(entries: Sequence[Any], form: type) -> pa.Table:
         if get_origin(kind) is list:
             columns[name] = pa.array([words.numbers(value) for value in values], pa.string())
         elif get_origin(kind) is dict:
-            lines = ["; ".join(f"{key} {each}" for key, each in value.items()) for value in values]
+            lines = ["; ".join(f"{key} {item}" for key, item in value.items()) for value in values]
             columns[name] = pa.array(lines, pa.string())
         else:
-            plain = next((each for each in (kind, *get_args(kind)) if each in _TYPES), str)
-            exact = [float(each) for each in values] if plain is float else values
+            plain = next((variant for variant in (kind, *get_args(kind)) if variant in _TYPES), str)
+            exact = [float(value) for value in values] if plain is float else values
             columns[name] = pa.array(exact, _TYPES[plain])
     return pa.table(columns)
 

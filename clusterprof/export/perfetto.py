@@ -88,7 +88,7 @@ def _head(begin_ns: int, *, utc: bool = True) -> bytes:
         message(_CLOCK_SNAPSHOT, *clocks, number(2, _BOOTTIME)),
         message(_TRACK, *root, number(_THREAD_ORDERING, _EXPLICIT)),
     ]
-    return b"".join(_packet(number(_SEQUENCE, _COMMON), part) for part in parts)
+    return b"".join(_packet(number(_SEQUENCE, _COMMON), content) for content in parts)
 
 
 def rank_packets(
@@ -119,17 +119,17 @@ def rank_packets(
     for line, track in enumerate(tracks):
         if not len(track):
             continue
-        this = next(ids)
+        track_id = next(ids)
         name, order = shown(track.name), number(_PLACE, line)
         if track.thread is None:
             form = [text(_NAME, name), number(_PARENT, own), order]
         else:
             thread = [process, number(2, track.thread), text(5, name)]
             form = [message(_THREAD, *thread), order]
-        yield _packet(on, message(_TRACK, number(_UUID, this), *form))
+        yield _packet(on, message(_TRACK, number(_UUID, track_id), *form))
         used, code = np.unique(track.code, return_inverse=True)
         yield _interned(track, used, interned, line, on)
-        yield _slices(track, code + interned + 1, line, this, on, begin_ns)
+        yield _slices(track, code + interned + 1, line, track_id, on, begin_ns)
         interned += len(used)
 
 
@@ -163,7 +163,7 @@ def _slices(track: Track, name: Ints, line: int, own: int, on: bytes, begin_ns: 
     where = np.flatnonzero(~is_end)
     start = np.empty(len(track), np.intp)
     start[places[where]] = where
-    this = number(_OF_TRACK, own)
+    of_track = number(_OF_TRACK, own)
     parts = []
     for rows, with_values in _alike(track, track.end > track.start):
         is_slice = bool(track.end[rows[0]] > track.start[rows[0]])
@@ -178,12 +178,12 @@ def _slices(track: Track, name: Ints, line: int, own: int, on: bytes, begin_ns: 
         ]
         flow = [] if track.flow is None else [wire.fixed(_FLOW, track.flow[rows])]
         event = wire.messages(
-            _EVENT, len(rows), number(_TYPE, _BEGIN if is_slice else _INSTANT), this,
+            _EVENT, len(rows), number(_TYPE, _BEGIN if is_slice else _INSTANT), of_track,
             number(_CATEGORY_ID, line + 1), wire.numbers(_NAME_ID, name[rows]), *flow, *values,
         )  # fmt: skip
         parts.append((start[rows], _timed(track.start[rows] - begin_ns, on, event, needed=True)))
     ended = places[is_end] - len(track)
-    event = wire.messages(_EVENT, len(ended), number(_TYPE, _END), this)
+    event = wire.messages(_EVENT, len(ended), number(_TYPE, _END), of_track)
     parts.append((np.flatnonzero(is_end), _timed(track.end[ended] - begin_ns, on, event)))
     return wire.in_order(parts)
 
@@ -266,7 +266,7 @@ def about_trace(merged: Merged, notes: Iterable[str]) -> dict[str, str | int]:
         values[f"clusterprof.clock.uncertainty.{name}"] = _uncertainty(merged, rank)
     if clock["assumed"]:
         values["clusterprof.clock.assumed"] = words.ranks(clock["assumed"])
-    missing = [each["rank"] for each in merged.results["missing"] if each["rank"] is not None]
+    missing = [entry["rank"] for entry in merged.results["missing"] if entry["rank"] is not None]
     if missing:
         values["clusterprof.missing"] = words.ranks(missing)
     values["clusterprof.left_out"] = "; ".join(notes) or "nothing"

@@ -188,7 +188,7 @@ def _times(
     merged: Merged, rank: int, table: pa.Table, begin: str = "start_ns"
 ) -> tuple[Ints, Ints]:
     """A table's begins and ends on the clock of the export; no end is before its begin."""
-    start, end = (merged.clock.align(rank, integers(table, each)) for each in (begin, "end_ns"))
+    start, end = (merged.clock.align(rank, integers(table, column)) for column in (begin, "end_ns"))
     return start, np.maximum(end, start)
 
 
