@@ -91,17 +91,17 @@ def _row(row: Average, longest_ns: float, floor_ns: int) -> dict[str, Any]:
     total = min(row.duration_ns / longest_ns, 1.0) * 100 if longest_ns else 0.0
     left, cells, bars, texts = 0.0, [], [], []
     for tone, name, ns in parts:
-        part = ns / row.duration_ns if row.duration_ns else 0.0
+        frac = ns / row.duration_ns if row.duration_ns else 0.0
         ms, percent = summary.part_cells(row, ns, floor_ns if tone == "wait" else 0)
         # compute is what one hopes for: the shade is for what costs
-        shade = round(max(part, 0.0), 2) if percent and tone != "compute" else 0
+        shade = round(max(frac, 0.0), 2) if percent and tone != "compute" else 0
         cells.append({"tone": tone, "share": shade, "ms": ms, "percent": percent})
-        if part:
-            texts.append(f"{name} {words.percent(part)}")
-        if part * total > 0 and name != "idle":
+        if frac:
+            texts.append(f"{name} {words.percent(frac)}")
+        if frac * total > 0 and name != "idle":
             # the style sheet knows these tones by their first letters, copies by m
             letter = "m" if tone == "copies" else tone[0]
-            bars.append((letter, round(left, 2), round(part * total, 2)))
-        left += part * total
+            bars.append((letter, round(left, 2), round(frac * total, 2)))
+        left += frac * total
     label = f"{words.ms(row.duration_ns)}: {', '.join(texts)}"
     return {"cells": cells, "bar": {"parts": bars, "total": round(total, 2), "label": label}}

@@ -94,10 +94,10 @@ def changes(comparison: Comparison) -> list[Change]:
 
 def row(change: Change) -> list[str]:
     """One row: A, B, the change and its noise, and what may be said of it."""
-    what = "within the noise" if change["direction"] == "none" else change["direction"]
+    remark = "within the noise" if change["direction"] == "none" else change["direction"]
     values = [words.ms(change["a_ns"]), words.ms(change["b_ns"]), _signed(change["change_ns"])]
     indent = "  " if change["what"] in _INNER else ""
-    return [indent + change["what"], *values, words.bound(change["noise_ns"]), what]
+    return [indent + change["what"], *values, words.bound(change["noise_ns"]), remark]
 
 
 def finding_rows(comparison: Comparison) -> list[list[str]]:
@@ -134,8 +134,8 @@ def figures(comparison: Comparison, finding: ComparedFinding) -> str:
 def _saves(comparison: Comparison, finding: ComparedFinding, side: str) -> str:
     """What its repair saves in a side's runs, and alone: `3.70 ms, 20.3 ms alone`; or `-`."""
     ns, alone_ns, step_ns = (
-        of[f"{side}_{name}"]  # type: ignore[literal-required]
-        for of, name in ((finding, "saved_ns"), (finding, "alone_ns"), (comparison["step"], "ns"))
+        item[f"{side}_{name}"]  # type: ignore[literal-required]
+        for item, name in ((finding, "saved_ns"), (finding, "alone_ns"), (comparison["step"], "ns"))
     )
     if not ns and not alone_ns:
         return "-"

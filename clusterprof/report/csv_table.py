@@ -17,7 +17,7 @@ def render(results: Results) -> str:
 
     Times are whole nanoseconds, `step_begin_ns` on the reference rank's clock.
     """
-    hosts = {each["rank"]: each["host"] for each in results["ranks"]}
+    hosts = {rank["rank"]: rank["host"] for rank in results["ranks"]}
     page = io.StringIO()
     table = csv.writer(page, lineterminator="\n")
     table.writerow(COLUMNS)

@@ -24,7 +24,7 @@ def sentence(hang: HangEntry) -> str:
     call = f"{hang['operation']} {hang['sequence']} of {words.plain(name)}"
     who = words.ranks(hang["ranks"])
     who = (f"one of {who}" if hang["one_of"] else who).capitalize() if hang["ranks"] else ""
-    what = {
+    sentence = {
         "never_joined": f"{who} never joined {call}",
         "other_operation": f"{who} called another operation than {call}",
         "other_size": f"{who} called {call} with another size",
@@ -36,7 +36,7 @@ def sentence(hang: HangEntry) -> str:
     }[hang["cause"]]
     verb = "waits" if len(hang["waiting"]) == 1 else "wait"
     waits = f"; {words.ranks(hang['waiting'])} {verb}" if hang["waiting"] else ""
-    return f"{what}{waits}."
+    return f"{sentence}{waits}."
 
 
 def render(results: HangResults) -> str:

@@ -58,24 +58,24 @@ def measures(run: Summary, collectives: pa.Table, job: Job) -> list[Measure]:
     steps, shallow = run.results["steps"], job.shallow
     known_measures = [*_caused(run, collectives)]
     accounts = [(account, step["step"]) for step in steps for account in step["ranks"]]
-    for name, key, what, from_least in _OF_ACCOUNTS:
+    for name, key, phrase, from_least in _OF_ACCOUNTS:
         rows = [(account["rank"], step, account[key]) for account, step in accounts]  # type: ignore[literal-required]
         columns = np.array(rows, np.int64).reshape(-1, 3).T
-        known_measures.append(_measure(name, what, *columns, from_least=from_least))
+        known_measures.append(_measure(name, phrase, *columns, from_least=from_least))
     if shallow is not None:
         is_known = pc.and_(pc.is_valid(shallow["lateness_ns"]), pc.is_valid(shallow["step"]))
         names = ("rank", "step", "lateness_ns")
         columns = [shallow.filter(is_known)[name].to_numpy() for name in names]
-        what = "by how much the rank comes after the first member, in all its calls, of all ranks"
-        known_measures.append(_measure("lateness, all ranks", what, *columns))
-    what = "the step on the rank's host, by the step logs of all ranks"
-    known_measures.append(_measure("step time, all ranks", what, *job.logged, from_least=True))
+        phrase = "by how much the rank comes after the first member, in all its calls, of all ranks"
+        known_measures.append(_measure("lateness, all ranks", phrase, *columns))
+    phrase = "the step on the rank's host, by the step logs of all ranks"
+    known_measures.append(_measure("step time, all ranks", phrase, *job.logged, from_least=True))
     return [measure for measure in known_measures if np.isfinite(measure.values).any()]
 
 
 def _measure(
     name: str,
-    what: str,
+    phrase: str,
     rank: Numbers,
     step: Numbers,
     ns: npt.ArrayLike,
@@ -89,7 +89,7 @@ def _measure(
     sums, has_value = np.zeros((len(ranks), len(steps))), np.zeros((len(ranks), len(steps)), bool)
     np.add.at(sums, (row, column), ns)
     has_value[row, column] = True
-    return Measure(name, what, ranks, steps, np.where(has_value, sums, without), from_least)
+    return Measure(name, phrase, ranks, steps, np.where(has_value, sums, without), from_least)
 
 
 def _caused(run: Summary, collectives: pa.Table) -> Iterator[Measure]:
@@ -107,10 +107,10 @@ def _caused(run: Summary, collectives: pa.Table) -> Iterator[Measure]:
     _, once = np.unique(exchanges.combined(cause, rank)[others], return_index=True)
     kept_waiting = np.bincount(cause[others][once], minlength=cause.max() + 1)
     mean_waits = waits / np.maximum(kept_waiting, 1)[cause]
-    what = "how long other ranks wait for the rank (mean of those that do), overlapped or not"
+    phrase = "how long other ranks wait for the rank (mean of those that do), overlapped or not"
     # each rank has a row, also one that no rank waits for
     yield _measure(
-        "wait caused", what, np.r_[last, rank], np.r_[step, step],
+        "wait caused", phrase, np.r_[last, rank], np.r_[step, step],
         np.r_[mean_waits, np.zeros(len(rank))], without=0.0,
     )  # fmt: skip
 

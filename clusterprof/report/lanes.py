@@ -251,8 +251,8 @@ def _presets(run: Summary, ranks: list[int]) -> list[tuple[str, list[int]]]:
     if len(ranks) > MOST_LANES:
         near = [rank for group in peers.values() for rank in group]
         opened = [*named[: MOST_LANES // 2], *near, *waiting_least]
-        what = "stragglers and peers" if named else that_wait_least
-        presets = [(what, list(dict.fromkeys(opened))[:MOST_LANES]), *presets]
+        label = "stragglers and peers" if named else that_wait_least
+        presets = [(label, list(dict.fromkeys(opened))[:MOST_LANES]), *presets]
         presets += [(that_wait_least, waiting_least)] if named else []
     of_host = {
         host: rank for rank, host in sorted(run.hosts.items(), reverse=True) if rank in ranks

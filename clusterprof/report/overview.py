@@ -40,7 +40,7 @@ def _nothing(run: Summary) -> list[Tile]:
         who = Tile("Who", _UNKNOWN, "needs collectives of at least two profiled ranks")
     elif not run.has_steady_steps:
         who = Tile("Who", _UNKNOWN, "no step is free of the profiler's own start and stop")
-    elif why := [one["text"] for one in run.results["headline"] if one["code"] == "unknown"]:
+    elif why := [entry["text"] for entry in run.results["headline"] if entry["code"] == "unknown"]:
         who = Tile("Who", _UNKNOWN, why[0])
     else:
         who = Tile("Who", "none", f"no straggler among {profiled} profiled ranks")
@@ -82,10 +82,10 @@ def _cost(run: Summary, top: Finding) -> Tile:
     # all ranks wait for a straggler; what else costs time is known of the profiled ranks only
     everyone = top["code"].startswith("straggler.")
     ranks = run.world if everyone else len(run.results["ranks"])
-    what = "GPUs" if any(entry["device"] for entry in run.results["ranks"]) else "ranks"
+    noun = "GPUs" if any(entry["device"] for entry in run.results["ranks"]) else "ranks"
     lost = share * ranks
     few = f"{lost:.2g}" if lost < 10 else f"{lost:,.0f}"
-    more = f"as much as losing {few} of {ranks:,} {what}" if ranks > 1 else summary.recurrence(top)
+    more = f"as much as losing {few} of {ranks:,} {noun}" if ranks > 1 else summary.recurrence(top)
     return Tile(name, f"{words.percent(share)} of each step", more, hurt=hurt)
 
 

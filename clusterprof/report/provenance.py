@@ -29,7 +29,7 @@ _MOST = 4
 
 def facts(run: Summary, job: Job) -> list[tuple[str, str]]:
     """Names and texts, of what is known only."""
-    known = [
+    texts = [
         ("recorded", _recorded(run, job)),
         ("command", job.command),
         ("launched by", job.launcher),
@@ -39,7 +39,7 @@ def facts(run: Summary, job: Job) -> list[tuple[str, str]]:
         ("profiled ranks", run.ranks),
         ("profiler overhead", " ".join(_overhead(run))),
     ]
-    return [(name, text) for name, text in known if text]
+    return [(name, text) for name, text in texts if text]
 
 
 def _recorded(run: Summary, job: Job) -> str:

@@ -71,9 +71,9 @@ def read(path: Path) -> Results:
         advice = "give the results.json of a run, or a run directory"
         raise _refused(path, "holds no results of clusterprof", " has no schema_version", advice)
     if version != SCHEMA_VERSION:
-        what = f"has schema version {version!r}, this clusterprof reads {SCHEMA_VERSION}"
+        problem = f"has schema version {version!r}, this clusterprof reads {SCHEMA_VERSION}"
         advice = "read it with the clusterprof that wrote it, or merge the run again"
-        raise _refused(path, what, "", advice)
+        raise _refused(path, problem, "", advice)
     check(path, loaded, Results)
     return cast("Results", loaded)
 
@@ -94,8 +94,8 @@ def load(path: Path) -> Any:
     try:
         return orjson.loads(content)
     except orjson.JSONDecodeError as error:
-        what = "is not JSON" if content.strip() else "is empty"
-        raise _refused(path, what, f", line {error.lineno}: {error.msg}") from error
+        problem = "is not JSON" if content.strip() else "is empty"
+        raise _refused(path, problem, f", line {error.lineno}: {error.msg}") from error
 
 
 def check(path: Path, loaded: object, form: type) -> None:
@@ -108,7 +108,7 @@ def check(path: Path, loaded: object, form: type) -> None:
         raise _refused(path, "is damaged", f": {error}") from None
 
 
-def _refused(path: Path, what: str, actual: str, advice: str = _MERGE_AGAIN) -> ReportError:
+def _refused(path: Path, problem: str, actual: str, advice: str = _MERGE_AGAIN) -> ReportError:
     return ReportError(
-        f"{path.name} {what}", f"where: {path.absolute()}{actual}", f"next: {advice}"
+        f"{path.name} {problem}", f"where: {path.absolute()}{actual}", f"next: {advice}"
     )

@@ -262,8 +262,8 @@ class Summary:
                 for entry in entries
             ]
             confidence = words.confidence(min(entry["confidence"] for entry in entries))
-            known = "" if kind == "unknown" else f" (confidence {confidence})"
-            texts.append(f"{kind} {_first_names(names)}{known}")
+            remark = "" if kind == "unknown" else f" (confidence {confidence})"
+            texts.append(f"{kind} {_first_names(names)}{remark}")
         return "; ".join(texts)
 
     @cached_property
@@ -289,11 +289,11 @@ class Summary:
         if cost["stall_stop_ns"] is not None:
             text += f", {words.duration(cost['stall_stop_ns'])} at the stop"
         for whose, times in (("profiled", cost["profiled"]), ("unprofiled", cost["unprofiled"])):
-            known = []
+            medians = []
             for when in ("before", "inside", "after"):
                 ns = times and times[f"{when}_ns"]  # type: ignore[literal-required]
-                known += [] if ns is None else [f"{words.ms(ns)} {when}"]
-            text += f"; {whose} ranks: median steps of {', '.join(known)}" if known else ""
+                medians += [] if ns is None else [f"{words.ms(ns)} {when}"]
+            text += f"; {whose} ranks: median steps of {', '.join(medians)}" if medians else ""
         return text
 
     @cached_property
@@ -411,16 +411,16 @@ class Summary:
     @cached_property
     def compute_absent(self) -> str:
         """Why GPUs do not compute: the mean over the profiled ranks."""
-        known = [e for e in self.results["compute_absent"] if e["launch_bound_ns"] is not None]
-        if not known:
+        entries = [e for e in self.results["compute_absent"] if e["launch_bound_ns"] is not None]
+        if not entries:
             return ""
         names = ("compute_absent_ns", "launch_bound_ns", "blocking_ns", "dependency_stalled_ns")
-        sums = [sum(entry[name] for entry in known) for name in names]  # type: ignore[literal-required]
-        absent, launch_bound, blocking, stalled = (words.ms(ns / len(known)) for ns in sums)
+        sums = [sum(entry[name] for entry in entries) for name in names]  # type: ignore[literal-required]
+        absent, launch_bound, blocking, stalled = (words.ms(ns / len(entries)) for ns in sums)
         return (
             f"{absent} per step in the window, of which {launch_bound} until the next kernel is "
             f"launched, {blocking} blocked by communication, {stalled} for other dependencies "
-            f"(the mean of {words.counted(len(known), 'rank')})"
+            f"(the mean of {words.counted(len(entries), 'rank')})"
         )
 
 
@@ -482,7 +482,7 @@ def saving(finding: Finding) -> list[str]:
     )
     sentences = [replayed]
     if entry["net_of"]:
-        names = [f"{one['code']} ({words.ranks(one['ranks'])})" for one in entry["net_of"]]
+        names = [f"{cause['code']} ({words.ranks(cause['ranks'])})" for cause in entry["net_of"]]
         sentences.append(
             f"Both steps are those with {words.listed(names)} repaired: savings add up. "
             f"Alone it would save {words.ms(finding['saved_alone_ns'])}."
@@ -496,7 +496,7 @@ def saving(finding: Finding) -> list[str]:
 
 def net_of(finding: Finding) -> str:
     """The findings that are repaired already in what this one saves, to stand behind it."""
-    codes = [one["code"] for one in finding["saving"]["net_of"]] if finding["saving"] else []
+    codes = [cause["code"] for cause in finding["saving"]["net_of"]] if finding["saving"] else []
     if len(codes) > 1:
         return f" once {len(codes)} other causes are repaired"
     return f" once {codes[0]} is repaired" if codes else ""
