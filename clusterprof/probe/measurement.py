@@ -113,9 +113,9 @@ def joined(measurements: Iterable[Measurement]) -> Measurement:
     """Several measurements, one after the other, as one: that is what tells a drift."""
     every = list(measurements)
     return Measurement(
-        tuple(bound for each in every for bound in each.bounds),
-        ", ".join(dict.fromkeys(each.method for each in every if each.method)),
-        tuple(dict.fromkeys(note for each in every for note in each.notes)),
+        tuple(bound for measurement in every for bound in measurement.bounds),
+        ", ".join(dict.fromkeys(measurement.method for measurement in every if measurement.method)),
+        tuple(dict.fromkeys(note for measurement in every for note in measurement.notes)),
     )
 
 
@@ -249,7 +249,7 @@ def _machine(host: str, ranks: Sequence[RankTables], machines: dict[str, set[str
     alike = [name for name in machines if name.partition(".")[0] == short]
     names = [host] if host in machines else alike
     if len(names) != 1:
-        reports = [str(each.info.source) for each in ranks if each.info.host == host]
+        reports = [str(rank.info.source) for rank in ranks if rank.info.host == host]
         raise MergeError(
             f"the clock of host {host} was not measured",
             f"its reports: {', '.join(reports)}",
