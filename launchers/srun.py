@@ -63,7 +63,7 @@ def ranks(
     """How many ranks there will be and what says so; (None, "") where that cannot be told here."""
     if command_line.starts_ranks_itself(program):
         return None, ""
-    parts = [world(part, environ) for part in components(options, program)]
+    parts = [world(component, environ) for component in components(options, program)]
     sizes = [size for size, _ in parts if size is not None]
     per_node = command_line.last_value(options, "--ntasks-per-node")
     tasks = command_line.last_value(options, "-n", "--ntasks")

@@ -74,7 +74,7 @@ def job(line: CommandLine) -> Job:
                 f"{option} cannot be given: clusterprof sets it on each host",
                 "leave it out, see --dry-run",
             )
-    hosts = tuple(read_host(part) for part in own.hosts.split(","))
+    hosts = tuple(read_host(host) for host in own.hosts.split(","))
     if len({host.name for host in hosts}) < len(hosts):
         raise UsageError(f"--hosts {own.hosts} names a host twice", "each host runs one torchrun")
     if given(theirs, "nnodes") is None:
@@ -85,7 +85,7 @@ def job(line: CommandLine) -> Job:
         program = [python, *program[1:]]  # the hosts' PATH need not have the one that is meant
     environment = chosen_environment(own.env, line.environ)
     inner = torchrun.job(CommandLine(theirs, program, environment, line.added))
-    there = OverSsh(
+    job = OverSsh(
         hosts=hosts,
         options=inner.command[1 : -len(program)],
         program=tuple(program),
@@ -100,8 +100,8 @@ def job(line: CommandLine) -> Job:
         port=None,
     )
     port = None if given(theirs, "rdzv-endpoint") or given(theirs, "master-port") else PORT
-    there = without(there, (), port)
-    return replace(inner, launcher="ssh", command=there.commands[0], over_ssh=there)
+    job = without(job, (), port)
+    return replace(inner, launcher="ssh", command=job.commands[0], over_ssh=job)
 
 
 def given(options: Sequence[str], name: str) -> str | None:
@@ -109,53 +109,53 @@ def given(options: Sequence[str], name: str) -> str | None:
     return last_value(options, f"--{name}", f"--{name.replace('-', '_')}")
 
 
-def meeting(there: OverSsh, rank: int) -> list[str]:
+def meeting(job: OverSsh, rank: int) -> list[str]:
     """The options by which one host's torchrun finds the others."""
-    fixed = not is_range(there.options)
+    fixed = not is_range(job.options)
     ours = [f"--node-rank={rank}"] if fixed else []
-    if given(there.options, "rdzv-endpoint"):
+    if given(job.options, "rdzv-endpoint"):
         return ours
     names = ("rdzv-backend", "master-addr", "master-port")
-    backend, address, port = (given(there.options, name) for name in names)
-    first = address or hostname(there.hosts[0].address, there.ssh_config)
+    backend, address, port = (given(job.options, name) for name in names)
+    first = address or hostname(job.hosts[0].address, job.ssh_config)
     if fixed and backend in (None, "static"):
         ours += [] if address else [f"--master-addr={first}"]
-        return ours if port else [*ours, f"--master-port={there.port}"]
+        return ours if port else [*ours, f"--master-port={job.port}"]
     ours += [] if backend else ["--rdzv-backend=c10d"]
     shown = f"[{first}]" if ":" in first else first
-    return [*ours, f"--rdzv-endpoint={shown}:{port or there.port}"]
+    return [*ours, f"--rdzv-endpoint={shown}:{port or job.port}"]
 
 
-def ranks(there: OverSsh, world_size: int | None) -> list[frozenset[int] | None]:
+def ranks(job: OverSsh, world_size: int | None) -> list[frozenset[int] | None]:
     """Each host's ranks; None where only torchrun will know.
 
     They lie in the order of `--hosts` where each launcher has its node rank: a rendezvous other
     than the static one gives them as it likes.
     """
-    backend = given(there.options, "rdzv-backend") or there.environment.get("PET_RDZV_BACKEND")
-    if not world_size or is_range(there.options) or backend not in (None, "static"):
-        return [None] * len(there.hosts)
-    per_host = world_size // len(there.hosts)
+    backend = given(job.options, "rdzv-backend") or job.environment.get("PET_RDZV_BACKEND")
+    if not world_size or is_range(job.options) or backend not in (None, "static"):
+        return [None] * len(job.hosts)
+    per_host = world_size // len(job.hosts)
     return [frozenset(range(first, first + per_host)) for first in range(0, world_size, per_host)]
 
 
-def without(there: OverSsh, lost: Collection[Host], port: int | None) -> OverSsh:
+def without(job: OverSsh, lost: Collection[Host], port: int | None) -> OverSsh:
     """The same job on the hosts that are left, its launchers meeting at `port`.
 
     A fixed number of nodes meets at the first host, each with its node rank, so that ranks follow
     the order of `--hosts`. With a range (`--nnodes 2:4`) torchrun's own rendezvous decides, by the
     order of arrival.
     """
-    left = tuple(host for host in there.hosts if host not in lost)
-    there = replace(there, hosts=left, port=port)
-    start = (there.python, "-m", "torch.distributed.run")
+    left = tuple(host for host in job.hosts if host not in lost)
+    job = replace(job, hosts=left, port=port)
+    start = (job.python, "-m", "torch.distributed.run")
     # torchrun waits half a minute for more hosts than there are; of two values it takes the last.
-    last = [f"--nnodes={there.fewest}:{len(left)}"] if is_range(there.options) else []
+    last = [f"--nnodes={job.fewest}:{len(left)}"] if is_range(job.options) else []
     commands = (
-        (*start, *meeting(there, rank), *there.options, *last, *there.program)
+        (*start, *meeting(job, rank), *job.options, *last, *job.program)
         for rank in range(len(left))
     )
-    return replace(there, commands=tuple(commands))
+    return replace(job, commands=tuple(commands))
 
 
 def read_host(text: str) -> Host:

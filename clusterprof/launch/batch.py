@@ -150,7 +150,7 @@ class Submission:
 
 
 def decide(
-    this: argparse.ArgumentParser,
+    parser: argparse.ArgumentParser,
     arguments: argparse.Namespace,
     options: Sequence[str],
     program: Sequence[str],
@@ -166,10 +166,10 @@ def decide(
             "--fail-on: the merge of a batch job runs after it, and nothing waits for its status",
             "check the run once it is merged: clusterprof merge RUN --fail-on CONDITION",
         )
-    origins = settle(arguments, this, own, "sbatch")
+    origins = settle(arguments, parser, own, "sbatch")
     # Settings are written out, since the job may have another environment.
     by_default = {"profiler"} if origins["profiler"] == "default" else set()
-    launching = as_words(this, arguments, _NOT_FOR_THE_JOB | by_default)
+    launching = as_words(parser, arguments, _NOT_FOR_THE_JOB | by_default)
     selection, _ = checked(arguments)
 
     options = list(options)

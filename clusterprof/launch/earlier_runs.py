@@ -32,12 +32,12 @@ def runs_in(parent: Path) -> list[tuple[Window, Manifest]]:
             run = Window.at(Path(entry.path))
             # A pipe, or a link of somebody else's, would be waited for or followed.
             with contextlib.suppress(OSError, ClusterprofError):
-                there = run.directory.manifest.lstat()
-                ours = stat.S_ISREG(there.st_mode) and there.st_uid == os.geteuid()
+                status = run.directory.manifest.lstat()
+                ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
                 if ours and entry.is_dir(follow_symlinks=False):
                     manifest = run.directory.read_manifest()
                     runs.append((manifest.began, run, manifest))
-    return [(run, manifest) for _, run, manifest in sorted(runs, key=lambda each: each[0])[::-1]]
+    return [(run, manifest) for _, run, manifest in sorted(runs, key=lambda run: run[0])[::-1]]
 
 
 def latest(parent: Path, program: Sequence[str]) -> tuple[Window, Results] | None:

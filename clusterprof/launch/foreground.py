@@ -107,9 +107,9 @@ class Foreground:
             for number in numbers:
                 before[number] = signal.signal(number, lambda *_: None)
 
-        ignored = [each for each in _HANDED_ON if signal.getsignal(each) == signal.SIG_IGN]
+        ignored = [number for number in _HANDED_ON if signal.getsignal(number) == signal.SIG_IGN]
         try:
-            listen(signal.SIGCHLD, *(each for each in _HANDED_ON if each not in ignored))
+            listen(signal.SIGCHLD, *(number for number in _HANDED_ON if number not in ignored))
             yield lambda: listen(*ignored)
         finally:
             for number, handler in before.items():

@@ -68,7 +68,7 @@ class LiveHang:
 
     def as_json(self) -> dict[str, Any]:
         """What `clusterprof status --json` prints of it."""
-        return {"ranks": [asdict(each) for each in self.ranks], "results": self.results}
+        return {"ranks": [asdict(rank) for rank in self.ranks], "results": self.results}
 
 
 def look(run: Window) -> LiveHang | None:
@@ -80,7 +80,7 @@ def look(run: Window) -> LiveHang | None:
     if not ranks:
         return None
     try:
-        dumped_ranks = [each.rank for each in ranks if each.no_dump is None]
+        dumped_ranks = [rank.rank for rank in ranks if rank.no_dump is None]
         dumps = [pair for pair in find_dumps(run.folder, hang=True) if pair[1] in dumped_ranks]
         return LiveHang(ranks, merge_dumps(dumps, {}))
     except ReportError:

@@ -97,7 +97,7 @@ def wait_for_ranks(plan: LaunchPlan, run: Window, clock: Clock = REAL) -> int:
         if any(state.get("chosen") for state in states.values()):
             return 0
         sizes = [state.get("world_size") for state in states.values()]
-        size = next((each for each in sizes if isinstance(each, int)), size)
+        size = next((known_size for known_size in sizes if isinstance(known_size, int)), size)
         # Those of a job of unknown size may all be there the next moment.
         every_s = later_window.look_s(size or 1)
         over = {*flights(now)[0], *(rank for rank in states if "flight" in states[rank])}

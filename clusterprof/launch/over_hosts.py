@@ -44,27 +44,27 @@ _HANDED_ON = (*_TO_STOP, "USR1", "USR2")
 def run(plan: LaunchPlan) -> int:
     """Run the job on its hosts; returns the highest of their statuses."""
     assert plan.job.over_ssh is not None
-    hosts, there = usable_hosts(plan, plan.job.over_ssh)
+    hosts, job = usable_hosts(plan, plan.job.over_ssh)
     try:
-        job = replace(plan.job, over_ssh=there, command=there.commands[0])
-        return run_on(hosts, there, replace(plan, job=job))
+        plan_job = replace(plan.job, over_ssh=job, command=job.commands[0])
+        return run_on(hosts, job, replace(plan, job=plan_job))
     finally:
         for host in hosts:
             host.ssh.close()
 
 
-def usable_hosts(plan: LaunchPlan, there: OverSsh) -> tuple[list[RemoteHost], OverSsh]:
+def usable_hosts(plan: LaunchPlan, job: OverSsh) -> tuple[list[RemoteHost], OverSsh]:
     """The hosts that can do the job, and the job on them. Raises HostError for too few."""
     nsys = plan.capture.nsys.path if plan.capture.nsys else None
-    remotes = look_at(there, nsys)
+    remotes = look_at(job, nsys)
     hosts = [remote for remote in remotes if not remote.reason]
     bad = [remote for remote in remotes if remote.reason]
-    if len(hosts) < there.fewest:
+    if len(hosts) < job.fewest:
         for usable in hosts:
             usable.ssh.close()
-        fixed = there.fewest == len(there.hosts)
+        fixed = job.fewest == len(job.hosts)
         raise HostError(
-            f"{len(bad)} of {len(there.hosts)} hosts cannot be used, nothing was started",
+            f"{len(bad)} of {len(job.hosts)} hosts cannot be used, nothing was started",
             *(f"{host.name}: {host.reason}" for host in bad),
             "fix that or leave the host out of --hosts"
             + ("; --nnodes MIN:MAX continues with fewer" if fixed else ""),
@@ -83,38 +83,38 @@ def usable_hosts(plan: LaunchPlan, there: OverSsh) -> tuple[list[RemoteHost], Ov
         if machine and len(names) > 1:
             say(f"{words.listed(names)} are one machine: it runs a torchrun for each")
     port = hosts[0].description.port
-    if there.port is not None and port != there.port:
-        say(f"port {there.port} is in use on {hosts[0].name}: rendezvous at port {port}")
-    there = launcher.without(there, [host.host for host in bad], port)
-    for usable, ranks in zip(hosts, launcher.ranks(there, plan.job.world_size), strict=True):
+    if job.port is not None and port != job.port:
+        say(f"port {job.port} is in use on {hosts[0].name}: rendezvous at port {port}")
+    job = launcher.without(job, [host.host for host in bad], port)
+    for usable, ranks in zip(hosts, launcher.ranks(job, plan.job.world_size), strict=True):
         usable.ranks = ranks
-    return hosts, there
+    return hosts, job
 
 
-def look_at(there: OverSsh, nsys: str | None) -> list[RemoteHost]:
+def look_at(job: OverSsh, nsys: str | None) -> list[RemoteHost]:
     """Connect to all hosts at once and check whether each can run its part. Changes nothing there.
 
     The `reason` of one that cannot says what is wrong; it is not connected any more.
     """
-    with ThreadPoolExecutor(max_workers=min(64, len(there.hosts))) as pool:
-        return [*pool.map(lambda host: _look(host, there, nsys), there.hosts)]
+    with ThreadPoolExecutor(max_workers=min(64, len(job.hosts))) as pool:
+        return [*pool.map(lambda host: _look(host, job, nsys), job.hosts)]
 
 
-def _look(host: Host, there: OverSsh, nsys: str | None) -> RemoteHost:
-    ssh = SshHost(host, there.ssh_config, there.timeout_s)
-    remote = RemoteHost(host, ssh, there.python, Description(host.name))
-    request = {"folder": there.folder, "program": there.script, "nsys": nsys, "port": there.port}
+def _look(host: Host, job: OverSsh, nsys: str | None) -> RemoteHost:
+    ssh = SshHost(host, job.ssh_config, job.timeout_s)
+    remote = RemoteHost(host, ssh, job.python, Description(host.name))
+    request = {"folder": job.folder, "program": job.script, "nsys": nsys, "port": job.port}
     try:
-        answer = remote.ask("look", json.dumps(request), within_s=there.timeout_s)
-        description = answers.description(answer.stdout, there.port) if answer.status == 0 else None
+        answer = remote.ask("look", json.dumps(request), within_s=job.timeout_s)
+        description = answers.description(answer.stdout, job.port) if answer.status == 0 else None
         if description is None:
             printed = answers.last_printed(answer.stderr) or "nothing"
             how = f"(it printed: {printed}): --python PATH"
-            remote.reason = f"{there.python} does not run there {how}"
+            remote.reason = f"{job.python} does not run there {how}"
         elif not description.folder:
-            remote.reason = f"it has no folder {there.folder}: --chdir DIR"
+            remote.reason = f"it has no folder {job.folder}: --chdir DIR"
         elif not description.program:
-            remote.reason = f"it has no {there.script} in {there.folder}"
+            remote.reason = f"it has no {job.script} in {job.folder}"
         else:
             remote.description = description
     except HostError as error:
@@ -124,18 +124,18 @@ def _look(host: Host, there: OverSsh, nsys: str | None) -> RemoteHost:
     return remote
 
 
-def run_on(hosts: list[RemoteHost], there: OverSsh, plan: LaunchPlan) -> int:
+def run_on(hosts: list[RemoteHost], job: OverSsh, plan: LaunchPlan) -> int:
     """Run the job on its hosts, fetch the reports, merge."""
     run, manifest = begin(plan)
     running = Running(hosts)
     with signals(running):
         try:
-            deliver_to_all(hosts, there, plan)
-            manifest.record(**members(hosts, there))
-            for host, command in zip(hosts, there.commands, strict=True):
+            deliver_to_all(hosts, job, plan)
+            manifest.record(**members(hosts, job))
+            for host, command in zip(hosts, job.commands, strict=True):
                 show_command(command, f"{host.name}: ")
-            with printing(there) as output:
-                status = running.run(there, output)
+            with printing(job) as output:
+                status = running.run(job, output)
         finally:
             # Also if the run directory could not be written: nothing of ours remains on a host.
             over_ssh.gather(run, hosts, running.asked_to_end)
@@ -145,17 +145,17 @@ def run_on(hosts: list[RemoteHost], there: OverSsh, plan: LaunchPlan) -> int:
                 say(f"{host.name}: {host.reason}")
             elif host.status:
                 say(f"{host.name}: torchrun ended with status {host.status}")
-        manifest.content.update(members(hosts, there))
+        manifest.content.update(members(hosts, job))
     return conclude(plan, run, manifest, status, patience_s=0)
 
 
-def deliver_to_all(hosts: Sequence[RemoteHost], there: OverSsh, plan: LaunchPlan) -> None:
+def deliver_to_all(hosts: Sequence[RemoteHost], job: OverSsh, plan: LaunchPlan) -> None:
     """Copy the agent and the plan to all hosts. Raises HostError for the first that fails.
 
     The plan says how the hosts' probers find each other without a common folder; it is kept on the
     hosts only.
     """
-    names = [launcher.hostname(host.host.address, there.ssh_config) for host in hosts]
+    names = [launcher.hostname(host.host.address, job.ssh_config) for host in hosts]
     for_agent = plan.for_agent._replace(meeting=Meeting(secrets.token_hex(32), tuple(names)))
     with ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
         list(pool.map(lambda host: deliver(host, for_agent), hosts))
@@ -192,12 +192,12 @@ def deliver(remote: RemoteHost, plan: Plan) -> None:
         )
 
 
-def members(hosts: Sequence[RemoteHost], there: OverSsh) -> dict[str, Any]:
+def members(hosts: Sequence[RemoteHost], job: OverSsh) -> dict[str, Any]:
     """What run.json says of the hosts: enough to fetch later what could not be fetched now."""
-    config = str(there.ssh_config) if there.ssh_config else None
+    config = str(job.ssh_config) if job.ssh_config else None
     return {
-        "ssh": {"config": config, "python": there.python, "timeout_s": there.timeout_s},
-        "hosts": [each.as_json() for each in hosts],
+        "ssh": {"config": config, "python": job.python, "timeout_s": job.timeout_s},
+        "hosts": [host.as_json() for host in hosts],
     }
 
 
@@ -216,13 +216,13 @@ class Running:
         self._stops = 0
         self._patience = float("inf")
 
-    def run(self, there: OverSsh, output: Output) -> int:
+    def run(self, job: OverSsh, output: Output) -> int:
         """Start every host's command and wait for all; returns the highest status."""
-        for host, argv in zip(self.hosts, there.commands, strict=True):
+        for host, argv in zip(self.hosts, job.commands, strict=True):
             if self.asked_to_end():
                 host.status, host.reason = 143, "clusterprof was asked to end before it began"
             else:
-                start(host, there, argv, output)
+                start(host, job, argv, output)
         while running := [
             (host, host.command) for host in self.hosts if host.command and host.status is None
         ]:
@@ -255,9 +255,9 @@ class Running:
         return any(name in _TO_STOP for name in self.signals)
 
 
-def start(host: RemoteHost, there: OverSsh, argv: Sequence[str], output: Output) -> None:
+def start(host: RemoteHost, job: OverSsh, argv: Sequence[str], output: Output) -> None:
     """Start one host's command. Where that fails, this host is lost and no other."""
-    request = {"argv": [*argv], "folder": there.folder, "environment": {**there.environment}}
+    request = {"argv": [*argv], "folder": job.folder, "environment": {**job.environment}}
     helper_there = f"{host.folder}/agent/remote/host.py"
     command = [host.python, "-I", "-S", helper_there, "run", host.folder]
     try:
@@ -287,13 +287,13 @@ def signals(running: Running) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def printing(there: OverSsh) -> Iterator[Callable[[str], tuple[Prefixed, Prefixed]]]:
+def printing(job: OverSsh) -> Iterator[Callable[[str], tuple[Prefixed, Prefixed]]]:
     """For each host, where its stdout and stderr go."""
     lock = threading.Lock()
     with contextlib.ExitStack() as at_the_end:
 
         def output(name: str) -> tuple[Prefixed, Prefixed]:
-            prefix = f"{name}: " if there.prefix else ""
+            prefix = f"{name}: " if job.prefix else ""
             stdout = Prefixed(sys.stdout.buffer, prefix, lock)
             stderr = Prefixed(sys.stderr.buffer, prefix, lock)
             at_the_end.callback(stdout.finish)

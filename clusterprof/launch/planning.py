@@ -71,14 +71,14 @@ class LaunchPlan:
 
     def command_lines(self) -> list[str]:
         """What will run where: a line for a shell, or one for each host; secrets masked."""
-        there = self.job.over_ssh
-        if there is None:
+        ssh_job = self.job.over_ssh
+        if ssh_job is None:
             added = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
             return [" ".join([*added, shlex.join(masking.words(self.job.command))])]
-        variables = " ".join([*self.environment, *there.environment])
+        variables = " ".join([*self.environment, *ssh_job.environment])
         lines = [
-            f"{host.name}: cd {shlex.quote(there.folder)} && {shlex.join(masking.words(command))}"
-            for host, command in zip(there.hosts, there.commands, strict=True)
+            f"{host.name}: cd {shlex.quote(ssh_job.folder)} && {shlex.join(masking.words(command))}"
+            for host, command in zip(ssh_job.hosts, ssh_job.commands, strict=True)
         ]
         lines.append(
             f"with {variables} set; the agent and the reports are in a temporary folder on each "

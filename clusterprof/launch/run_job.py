@@ -111,14 +111,14 @@ def begin(plan: LaunchPlan) -> tuple[Window, Manifest]:
     if plan.job.closed:
         say(f"no rank can be profiled: {plan.job.closed}")
     step = plan.window.end - 1
-    what = (
+    line = (
         f"profiling steps {plan.window} on {selected(plan.selection.text)} with {plan.capture.name}"
     )
     if plan.capture.name == "none":
-        what = f"no rank is profiled; flight recorders are saved after step {step}"
+        line = f"no rank is profiled; flight recorders are saved after step {step}"
     elif plan.for_agent.looks_first:
-        what = f"looking at all ranks after step {step}, then capturing those that delay the others"
-    say(f"{what}, into {shortest(run.path)}")
+        line = f"looking at all ranks after step {step}, then capturing those that delay the others"
+    say(f"{line}, into {shortest(run.path)}")
     return run, manifest
 
 
@@ -152,8 +152,8 @@ def conclude(
                 {"rank": rank.rank, "state": rank.state, "reason": rank.reason} for rank in outcomes
             ]
             manifest.record(ended=ended, exit_status=status, attempt=run.attempt, outcomes=shown)
-        there = any(rank.report for rank in outcomes) or bool(flights(run.results)[0])
-        to_merge = there and not plan.arguments.no_merge
+        reported = any(rank.report for rank in outcomes) or bool(flights(run.results)[0])
+        to_merge = reported and not plan.arguments.no_merge
         if to_merge and in_haste:
             say(f"not merged, because of the signal: clusterprof collect {shortest(run.path)}")
         elif to_merge:
@@ -168,14 +168,14 @@ def conclude(
         complete = False
         if plan.arguments.debug:
             traceback.print_exc()
-        what, where = "the reports could not be merged", shortest(run.path)
+        line, where = "the reports could not be merged", shortest(run.path)
         if isinstance(error, ClusterprofError):
             console.error(error.what, *error.details)
         elif isinstance(error, OSError):
-            console.error(f"{what}: {error}", f"once they can be read: clusterprof collect {where}")
+            console.error(f"{line}: {error}", f"once they can be read: clusterprof collect {where}")
         else:
             console.error(
-                f"{what}: {type(error).__name__}: {error}",
+                f"{line}: {type(error).__name__}: {error}",
                 f"this is a bug in clusterprof; the reports are in {where}",
                 f"to see where: clusterprof merge --debug {where}",
             )

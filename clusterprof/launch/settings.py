@@ -50,17 +50,17 @@ _MOST_BYTES = 1 << 20
 
 
 def settle(
-    arguments: argparse.Namespace, this: argparse.ArgumentParser, words: Sequence[str], verb: str
+    arguments: argparse.Namespace, parser: argparse.ArgumentParser, words: Sequence[str], verb: str
 ) -> dict[str, str]:
     """Give the settings that were not given their values; returns where each came from.
 
-    `this` has the options of `verb` and `words` are the command line that it parsed. Raises
+    `parser` has the options of `verb` and `words` are the command line that it parsed. Raises
     UsageError for a file that cannot be used.
     """
     flags = {word.partition("=")[0] for word in words}
-    from_files = read(verb, this, files())
+    from_files = read(verb, parser, files())
     origins = {}
-    for name, action in options_of(this).items():
+    for name, action in options_of(parser).items():
         variable, default = SETTINGS.get(name, ("", None))
         is_set = name in SETTINGS and getattr(arguments, name) is not None
         if is_set or flags & {*action.option_strings}:
@@ -81,17 +81,17 @@ def settle(
     return origins
 
 
-def options_of(this: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+def options_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
     """A parser's options, by the names of their values."""
-    return {action.dest: action for action in this._actions if action.option_strings}
+    return {action.dest: action for action in parser._actions if action.option_strings}
 
 
 def as_words(
-    this: argparse.ArgumentParser, arguments: argparse.Namespace, without: Collection[str]
+    parser: argparse.ArgumentParser, arguments: argparse.Namespace, without: Collection[str]
 ) -> list[str]:
     """The options that were given, as words of a command line; `without` those of these names."""
     words: list[str] = []
-    for action in this._actions:
+    for action in parser._actions:
         given = getattr(arguments, action.dest, action.default)
         if action.dest in without or given == action.default:
             continue
@@ -105,7 +105,7 @@ def files() -> list[Path]:
     """The files of settings that there are, the project's before the user's own."""
     folder, own = Path.cwd(), _own()
     project = next(
-        (each / FILE for each in (folder, *folder.parents) if (each / FILE).is_file()), own
+        (parent / FILE for parent in (folder, *folder.parents) if (parent / FILE).is_file()), own
     )
     return [file for file in dict.fromkeys((project, own)) if file.is_file()]
 
@@ -117,12 +117,12 @@ def _own() -> Path:
 
 
 def read(
-    verb: str, this: argparse.ArgumentParser, places: Sequence[Path]
+    verb: str, parser: argparse.ArgumentParser, places: Sequence[Path]
 ) -> dict[str, tuple[Any, Path]]:
-    """The settings of files for this verb, whose options `this` has, and which file each is of: of
+    """The settings of files for this verb (its options are in `parser`), and the file of each: of
     one file its own table comes before all else, and of several the first. Raises UsageError.
     """
-    options = options_of(this)
+    options = options_of(parser)
     settings: dict[str, tuple[Any, Path]] = {}
     for file in places:
         content, is_own = _content(file), file == _own()
@@ -143,22 +143,22 @@ def read(
             if not name or name in _NOT_IN_FILES:
                 raise _refused(file, f"{key} is no setting", "give it on the command line")
             if option and not (is_own or is_figure or name in _TEXTS):
-                what = f"{key} would name a program, a file, a host or a variable"
-                raise _refused(file, what, f"your own settings may: {shortest(_own())}")
+                reason = f"{key} would name a program, a file, a host or a variable"
+                raise _refused(file, reason, f"your own settings may: {shortest(_own())}")
             try:
-                settings.setdefault(name, (_value(this, option, key, value), file))
+                settings.setdefault(name, (_value(parser, option, key, value), file))
             except UsageError as error:
                 raise _refused(file, f"{key} = {value!r}: {error.what}", *error.details) from None
     return settings
 
 
 def _value(
-    this: argparse.ArgumentParser, option: argparse.Action | None, key: str, value: Any
+    parser: argparse.ArgumentParser, option: argparse.Action | None, key: str, value: Any
 ) -> Any:
     """An option's value, as its parser makes it of what a file says. Raises UsageError."""
     flag = f"--{key.replace('_', '-')}"
     if option is None:
-        return this.parse_args([flag])  # which says that there is none, and what may be meant
+        return parser.parse_args([flag])  # which says that there is none, and what may be meant
     texts = ([str],) if isinstance(option.default, list) else ()
     if not documents.fits(value, bool if option.nargs == 0 else (str, int, float, *texts)):
         raise UsageError(
@@ -166,8 +166,8 @@ def _value(
             "or a list of texts, where it may be repeated",
         )
     values = value if isinstance(value, list) else [value]
-    words = [flag] * value if option.nargs == 0 else [f"{flag}={each}" for each in values]
-    return getattr(this.parse_args(words), option.dest)
+    words = [flag] * value if option.nargs == 0 else [f"{flag}={item}" for item in values]
+    return getattr(parser.parse_args(words), option.dest)
 
 
 def _content(file: Path) -> dict[str, Any]:
@@ -175,10 +175,10 @@ def _content(file: Path) -> dict[str, Any]:
     toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
         with contents.opened(file, links=True) as opened:
-            there = os.fstat(opened.fileno())  # not of the path, which may be another by now
-            anybody = bool(there.st_mode & stat.S_IWOTH)
-            others = others_can_write(there) if file == _own() else anybody
-            if others or there.st_uid not in (0, os.geteuid()):
+            status = os.fstat(opened.fileno())  # not of the path, which may be another by now
+            anybody = bool(status.st_mode & stat.S_IWOTH)
+            others = others_can_write(status) if file == _own() else anybody
+            if others or status.st_uid not in (0, os.geteuid()):
                 say(f"{shortest(file)} is not read: others can write it")
                 return {}
             return dict(toml.loads(opened.read(_MOST_BYTES).decode()))
@@ -188,10 +188,10 @@ def _content(file: Path) -> dict[str, Any]:
 
 def _names(file: Path, value: Any) -> Iterator[str]:
     """The options that are harmless, as masking compares them. Raises UsageError."""
-    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise _refused(file, f"{_HARMLESS} is a list of options", f'write {_HARMLESS} = ["lr"]')
-    yield from (each.lstrip("-").replace("_", "-") for each in value)
+    yield from (name.lstrip("-").replace("_", "-") for name in value)
 
 
-def _refused(file: Path, what: str, *details: str) -> UsageError:
-    return UsageError(f"{shortest(file)}: {what}", *details)
+def _refused(file: Path, problem: str, *details: str) -> UsageError:
+    return UsageError(f"{shortest(file)}: {problem}", *details)

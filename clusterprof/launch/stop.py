@@ -190,5 +190,5 @@ def seconds(text: str) -> float | None:
     match = re.fullmatch(r"(?:(\d+)-)?(?:(?:(\d+):)?(\d+):)?(\d+)", text)
     if match is None:
         return None
-    days, hours, minutes, rest = (float(part or 0) for part in match.groups())
+    days, hours, minutes, rest = (float(digits or 0) for digits in match.groups())
     return ((days * 24 + hours) * 60 + minutes) * 60 + rest

@@ -68,7 +68,7 @@ def task(environ: Mapping[str, str]) -> Task | None:
     """This process's place among several tasks; None where it is alone."""
     for names in _VARIABLES:
         values = [environ.get(name, "") for name in names]
-        if all(each.isdecimal() for each in values) and int(values[1]) > 1:
+        if all(value.isdecimal() for value in values) and int(values[1]) > 1:
             return Task(int(values[0]), int(values[1]))
     return None
 
@@ -187,7 +187,7 @@ def _with_mpi(own_task: Task, line: list[str], calls: Connection) -> NoReturn:
     try:
         if comm.Get_size() == own_task.size:
             lines = comm.allgather(line)
-            calls.send(differ := any(each != line for each in lines))
+            calls.send(differ := any(other_line != line for other_line in lines))
             if not differ:
                 signal.alarm(0 if own_task.rank == 0 else IDLE_S)
                 with MPICommExecutor(comm) as executor:  # the others read inside of it

@@ -132,9 +132,9 @@ def closed(program: Sequence[str]) -> str:
             flags = itertools.takewhile(
                 re.compile(r"-[bBdEhiIOPqsSuvVx?]+").fullmatch, program[index + 1 :]
             )
-            letter = next((each for flag in flags for each in flag if each in "IES"), "")
-            what = "sitecustomize" if letter == "S" else "PYTHONPATH"
-            return f"python -{letter} ignores {what}, which loads the agent" if letter else ""
+            letter = next((letter for flag in flags for letter in flag if letter in "IES"), "")
+            variable = "sitecustomize" if letter == "S" else "PYTHONPATH"
+            return f"python -{letter} ignores {variable}, which loads the agent" if letter else ""
         if word.endswith((".py", ".sh")):
             break  # what follows are its own arguments
     return ""
