@@ -297,8 +297,8 @@ def _groups(
     chosen = sorted(profiled if ranks is None else set(ranks))
     absent = sorted(set(chosen) - set(profiled))
     if absent or not chosen:
-        what = f"rank {absent[0]} has no report" if absent else "ranks is empty"
-        raise UsageError(f"what_if: {what}", f"with a report: {words.ranks(profiled)}")
+        problem = f"rank {absent[0]} has no report" if absent else "ranks is empty"
+        raise UsageError(f"what_if: {problem}", f"with a report: {words.ranks(profiled)}")
     if by is None:
         whole = len(chosen) == len(profiled) > 1
         return {"all ranks" if whole else words.ranks(chosen): chosen}
@@ -311,7 +311,7 @@ def _groups(
     members: dict[Any, list[int]] = {}
     for rank in chosen:
         members.setdefault(of_rank.get(rank, "" if by == "host" else 0), []).append(rank)
-    return {f"{by} {name}": of for name, of in sorted(members.items())}
+    return {f"{by} {name}": group for name, group in sorted(members.items())}
 
 
 def _row(

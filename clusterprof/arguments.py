@@ -82,17 +82,17 @@ def parse_ranks(text: str, **sizes: int | None) -> Selection:
     if plain == "stages":
         return _stages(**sizes)
     chosen: set[int] = set()
-    for part in map(str.strip, plain.split(",")):
-        where, match = f"--ranks {text!r}:", _PART.fullmatch(part)
+    for piece in map(str.strip, plain.split(",")):
+        where, match = f"--ranks {text!r}:", _PART.fullmatch(piece)
         if match is None:
-            raise UsageError(f"{where} cannot read {part!r}", f"expected {RANKS_GRAMMAR}")
+            raise UsageError(f"{where} cannot read {piece!r}", f"expected {RANKS_GRAMMAR}")
         first = int(match[1])
         last, stride = int(match[2] or first), int(match[3] or 1)
         if last < first or stride == 0:
             upwards = "a range goes upwards and its stride is 1 or more: 0-63:8"
-            raise UsageError(f"{where} {part!r} is empty", upwards)
+            raise UsageError(f"{where} {piece!r} is empty", upwards)
         if last - first > 10_000_000:
-            raise UsageError(f"{where} {part!r} is too large", "all ranks: --ranks all")
+            raise UsageError(f"{where} {piece!r} is too large", "all ranks: --ranks all")
         chosen.update(range(first, last + 1, stride))
     return Selection(plain, "ranks", tuple(sorted(chosen)))
 
@@ -163,12 +163,12 @@ def path(text: str) -> Path:
         return Path(text)
 
 
-def number_of(what: str) -> Callable[[str], int]:
-    """The type of an argument that counts `what`: 1 to 9,999."""
+def number_of(noun: str) -> Callable[[str], int]:
+    """The type of an argument that counts `noun`: 1 to 9,999."""
 
     def count(text: str) -> int:
         if not re.fullmatch("[0-9]{1,4}", text) or int(text) == 0:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number of {what}, 1 to 9999")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number of {noun}, 1 to 9999")
         return int(text)
 
     return count

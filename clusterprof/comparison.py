@@ -139,7 +139,7 @@ def of_results(name: str, results: Results) -> MeasuredRun:
     blocked_ns = [rank["blocking_ns"] for rank in absent if rank["blocking_ns"] is not None]
     # steps that are evidence, each the mean over ranks
     window: Any = [
-        {part: round(np.mean([of[part] for of in step["ranks"]])) for part in _STEP}  # type: ignore[literal-required]
+        {part: round(np.mean([account[part] for account in step["ranks"]])) for part in _STEP}  # type: ignore[literal-required]
         for step in results["steps"]
         if step["settled"] and step["ranks"] and step["duration_ns"] > 0
     ]
@@ -267,7 +267,7 @@ def of_steps(steps: Sequence[int]) -> Value:
     return Value(float(values.mean()), float(values.std(ddof=1)) / math.sqrt(len(values)))
 
 
-def change(what: str, a: Sequence[Value], b: Sequence[Value], step_ns: float) -> Change:
+def change(label: str, a: Sequence[Value], b: Sequence[Value], step_ns: float) -> Change:
     """What may be claimed of one time: see above. `a` and `b` hold one value of each run.
 
     `step_ns` is the step that runs vary in proportion to.
@@ -288,7 +288,7 @@ def change(what: str, a: Sequence[Value], b: Sequence[Value], step_ns: float) ->
     if abs(after - before) > noise:
         direction = "longer" if after > before else "shorter"
     return {
-        "what": what, "a_ns": round(before), "b_ns": round(after),
+        "what": label, "a_ns": round(before), "b_ns": round(after),
         "change_ns": round(after - before), "noise_ns": round(noise), "direction": direction,
     }  # fmt: skip
 
@@ -362,8 +362,8 @@ def _parts_changed(a: Sequence[MeasuredRun], b: Sequence[MeasuredRun]) -> list[C
     before, after = ([_values(run) for run in side] for side in (a, b))
     step_ns = float(np.mean([values["duration_ns"].ns for values in before]))
     return [
-        change(what, [run[name] for run in before], [run[name] for run in after], step_ns)
-        for name, what in PARTS.items()
+        change(label, [run[name] for run in before], [run[name] for run in after], step_ns)
+        for name, label in PARTS.items()
         if all(name in run for run in (*before, *after))
     ]
 
@@ -415,9 +415,9 @@ def _compared(
     because a cause before it is gone saves no more alone.
     """
     sides = list(zip((before, after), runs, strict=True))
-    a_saved, b_saved = (sum(f["saved_ns_per_step"] for f in of) / count for of, count in sides)
-    a_alone, b_alone = (sum(f["saved_alone_ns"] for f in of) / count for of, count in sides)
-    unsure = [max((f["saved_uncertainty_ns"] for f in of), default=0) for of, _ in sides]
+    a_saved, b_saved = (sum(f["saved_ns_per_step"] for f in side) / count for side, count in sides)
+    a_alone, b_alone = (sum(f["saved_alone_ns"] for f in side) / count for side, count in sides)
+    unsure = [max((f["saved_uncertainty_ns"] for f in side), default=0) for side, _ in sides]
     unseen = 0.0 if before and after else _LEAST_FINDING_FRAC * step["b_ns"]
     noise, growth = math.hypot(*unsure, unseen, step["noise_ns"]), b_saved - a_saved
     if before and after:

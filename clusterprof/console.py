@@ -45,9 +45,9 @@ def say(line: str, *more: str) -> None:
     _write("clusterprof: " + "\n  ".join(map(messages.line, (line, *more))) + "\n")
 
 
-def error(what: str, *more: str) -> None:
+def error(line: str, *more: str) -> None:
     """Print an error, with details in the lines below."""
-    say(f"error: {what}", *more)
+    say(f"error: {line}", *more)
 
 
 def show(line: str) -> None:
@@ -108,9 +108,9 @@ class Progress:
         self._thread.join()
         self.clear()
 
-    def now(self, what: str) -> None:
+    def now(self, activity: str) -> None:
         """Say what is being done from now on."""
-        self._what = what
+        self._what = activity
 
     def clear(self) -> None:
         """Take the line away, until it is drawn again."""
@@ -144,10 +144,10 @@ class Progress:
 _progress: Progress | None = None
 
 
-def progress(what: str) -> None:
+def progress(activity: str) -> None:
     """Say what long work does from now on, where somebody shows that (`Progress`)."""
     if _progress is not None:
-        _progress.now(what)
+        _progress.now(activity)
 
 
 #: No line is made shorter for a terminal that is narrower.
@@ -173,11 +173,11 @@ def wrapped(
     line = messages.line(line)
     if len(line) <= columns:
         return [line]
-    kept = whole.sub(lambda found: found[0].replace(" ", "\0"), line)
+    kept = whole.sub(lambda match: match[0].replace(" ", "\0"), line)
     parts = textwrap.wrap(
         kept, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
-    return [part.replace("\0", " ") for part in parts]
+    return [row.replace("\0", " ") for row in parts]
 
 
 def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
@@ -264,7 +264,7 @@ class _Quiet(_Shown):
 def styled(page: str, codes: Iterable[str]) -> None:
     """Print a result on stdout; of all control codes only `codes`, our own, are kept."""
     parts = re.split(f"({'|'.join(map(re.escape, codes))})", page)
-    shown = "".join(messages.neutral(part) if n % 2 == 0 else part for n, part in enumerate(parts))
+    shown = "".join(messages.neutral(text) if n % 2 == 0 else text for n, text in enumerate(parts))
     stream = sys.stdout
     (stream.as_it_is if isinstance(stream, _Shown) else stream.write)(shown)
     stream.flush()

@@ -20,9 +20,9 @@ class ClusterprofError(Exception):
     #: its stack trace, where it comes from another process
     trace = ""
 
-    def __init__(self, what: str, *details: str) -> None:
-        super().__init__(what)
-        self.what = what
+    def __init__(self, message: str, *details: str) -> None:
+        super().__init__(message)
+        self.what = message
         self.details: Sequence[str] = details
 
     def __str__(self) -> str:

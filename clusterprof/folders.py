@@ -43,8 +43,8 @@ def new_folder(path: Path) -> Iterator[Path]:
                 before.rename(path)
             raise
     finally:
-        for each in (beside, before):
-            files.remove(each)
+        for leftover in (beside, before):
+            files.remove(leftover)
 
 
 def _beside(path: Path, kind: str = "") -> Path:

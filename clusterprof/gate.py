@@ -65,14 +65,14 @@ def _condition(text: str, compares: bool) -> Condition:
     if text in _SEVERITIES:
         return Condition(text, least=text)
     limit = _LIMIT.fullmatch(text)
-    what, frac = (limit["what"], float(limit["percent"]) / 100) if limit else (text, None)
-    if limit and what == "step":
+    subject, frac = (limit["what"], float(limit["percent"]) / 100) if limit else (text, None)
+    if limit and subject == "step":
         if not compares:
             raise UsageError(
                 f"--fail-on {text!r} compares two runs", "use it with clusterprof compare A B"
             )
         return Condition(text, step_frac=frac)
-    codes = "*" if limit and what == "saved" else what
+    codes = "*" if limit and subject == "saved" else subject
     if not _CODE.fullmatch(codes) or (limit and limit["sign"]):
         expected = f"{_EXPECTED}{' or a longer step (step>+3%)' if compares else ''}"
         raise UsageError(f"--fail-on: cannot read {text!r}", expected)

@@ -12,7 +12,7 @@ from clusterprof.agent.nsys import Nsys
 def installed() -> list[Nsys]:
     """All that are found, each once: by CLUSTERPROF_NSYS, on PATH, and then at their places."""
     wanted = (os.environ.get(nsys.VARIABLE), "nsys")
-    candidates = [shutil.which(each) for each in wanted if each]
+    candidates = [shutil.which(name) for name in wanted if name]
     paths: dict[str, Nsys] = {}
     for path in filter(None, [*candidates, *nsys.in_places()]):
         paths.setdefault(os.path.realpath(path), Nsys(path))

@@ -82,9 +82,9 @@ _KNOWN = re.compile(
 
 def telling(name: str) -> bool:
     """Whether what has this name is a secret."""
-    parts = [part.lower() for part in _PARTS.split(name[-100:].rstrip("0123456789_")) if part]
+    parts = [word.lower() for word in _PARTS.split(name[-100:].rstrip("0123456789_")) if word]
     last, before = (parts or [""])[-1], parts[-2:-1]
-    return last.endswith(_ENDINGS) or (last == "key" and any(part in _KEYS for part in before))
+    return last.endswith(_ENDINGS) or (last == "key" and any(word in _KEYS for word in before))
 
 
 def text(plain: str) -> str:
@@ -97,7 +97,7 @@ def text(plain: str) -> str:
                 parts += [plain[done : named.end()], MASK]
                 done = value.end()
         plain = "".join([*parts, plain[done:]])
-    plain = _PLACED.sub(lambda found: (found[1] or found[2]) + MASK, plain)
+    plain = _PLACED.sub(lambda match: (match[1] or match[2]) + MASK, plain)
     return _KNOWN.sub(MASK, plain)
 
 
@@ -142,13 +142,13 @@ def _value(option: str, value: str) -> str:
 
 def _is_known(word: str) -> bool:
     """Whether a word is no secret, whatever it stands behind."""
-    return word in ours or any(each.fullmatch(word) for each in (_PROGRAM, _SCRIPT, _OURS))
+    return word in ours or any(form.fullmatch(word) for form in (_PROGRAM, _SCRIPT, _OURS))
 
 
 def _is_module(before: Sequence[str], word: str) -> bool:
     """Whether `-m WORD` names a module: it stands behind Python, and before any script."""
-    programs = any(_PROGRAM.fullmatch(each) for each in before)
-    scripts = any(_SCRIPT.fullmatch(each) for each in before)
+    programs = any(_PROGRAM.fullmatch(word) for word in before)
+    scripts = any(_SCRIPT.fullmatch(word) for word in before)
     return programs and not scripts and _MODULE.fullmatch(word) is not None
 
 

@@ -45,8 +45,8 @@ def merge_run(run: Window, outcomes: Sequence[Outcome], engine: Engine | None = 
     `engine` reads them, by default processes of this host.
     """
     with console.Progress(), run_directory.merging(run):
-        for each in outcomes:
-            files.remove_left(run.rank(each.rank) / paths.REDUCED, _LEFT_S)
+        for outcome in outcomes:
+            files.remove_left(run.rank(outcome.rank) / paths.REDUCED, _LEFT_S)
         made = merged(run, outcomes, engine)
         console.progress("writing tables and the page")
         save(made, run)
@@ -65,11 +65,11 @@ def merged(run: Window, outcomes: Sequence[Outcome], engine: Engine | None = Non
         probe = measurement.gathered(run.results)
     sources = [
         Source(
-            each.report, rank=each.rank, alone=True, steps=each.steps, beside=each.trace,
-            reduced=each.report.with_name(paths.REDUCED),
+            outcome.report, rank=outcome.rank, alone=True, steps=outcome.steps,
+            beside=outcome.trace, reduced=outcome.report.with_name(paths.REDUCED),
         )
-        for each in outcomes
-        if each.report is not None
+        for outcome in outcomes
+        if outcome.report is not None
     ]  # fmt: skip
     if not sources:  # who shares a run may have put its reports, scrubbed, anywhere in it
         with contextlib.suppress(ReportError):
@@ -78,20 +78,20 @@ def merged(run: Window, outcomes: Sequence[Outcome], engine: Engine | None = Non
     # a report without the environment does not say how large its job was
     size = manifest.world_size
     gathered = gather(sources, engine=engine, world_size=size) if sources else Gathered([], [], [])
-    there = [tables.rank for tables in gathered.ranks]
+    profiled = [tables.rank for tables in gathered.ranks]
     lost: list[MissingRank] = []
     # A report may be there although something went wrong: the program ended inside the window, say.
     incomplete = []
-    for each in outcomes:
-        if each.report and each.reason:
-            incomplete.append(f"rank {each.rank}: {each.reason}")
-        elif not each.report and each.rank not in there:
-            source = str(run.rank(each.rank))
-            lost.append({"rank": each.rank, "source": source, "reason": each.reason})
-    measured = measurement.of_run(run, there)
+    for outcome in outcomes:
+        if outcome.report and outcome.reason:
+            incomplete.append(f"rank {outcome.rank}: {outcome.reason}")
+        elif not outcome.report and outcome.rank not in profiled:
+            source = str(run.rank(outcome.rank))
+            lost.append({"rank": outcome.rank, "source": source, "reason": outcome.reason})
+    measured = measurement.of_run(run, profiled)
     window = run.window()
     # Profilers start in the window's first step and stop after its last one.
-    disturbed = [window.first, window.end, window.end + 1] if there else []
+    disturbed = [window.first, window.end, window.end + 1] if profiled else []
     job = job_record(run, manifest)
     reported = {outcome.rank for outcome in outcomes if outcome.report}
     capture = job.window and capture_cost(job.steps, reported, *job.window, job.paces)
@@ -153,7 +153,7 @@ def again(run: Window, manifest: Manifest) -> list[str]:
     """
     first = next(run.states_of(run.ranks()), (0, {}))[1]
     by = ["--profiler", "torch"] if first.get("identity") == identity.GROUP else []
-    return [word for each in manifest.again for word in ([each, *by] if each == RANKS else [each])]
+    return [word for item in manifest.again for word in ([item, *by] if item == RANKS else [item])]
 
 
 class Look(NamedTuple):
@@ -244,13 +244,13 @@ def merge_reports(
     with console.Progress():
         gathered = gather(list(paths), ranks=ranks, engine=engine)
         measured, silent = measurement.of_reports(gathered.ranks, clocks) if clocks else ({}, [])
-        known = known_clocks(gathered.ranks, measured, clocks.as_json()) if clocks else None
+        rank_clocks = known_clocks(gathered.ranks, measured, clocks.as_json()) if clocks else None
         return study(
             gathered.ranks,
             missing=gathered.missing,
             warnings=[*gathered.warnings, *silent],
             source=" ".join(map(str, paths)),
-            clocks=known,
+            clocks=rank_clocks,
         )
 
 
@@ -267,20 +267,20 @@ def merge_dumps(dumps: Sequence[tuple[Path, int | None]], ranks: Mapping[Path, i
     from clusterprof.results import SCHEMA_VERSION, MissingRank
 
     flight = read_dumps(dumps, ranks)
-    found = diagnose(match(flight))
+    diagnosis = diagnose(match(flight))
     lost = [
         MissingRank(rank=rank, source="", reason="left no dump")
         for rank in flight.absent
-        if rank not in [each["rank"] for each in flight.missing]
+        if rank not in [entry["rank"] for entry in flight.missing]
     ]
     return {
         "schema_version": SCHEMA_VERSION,
         "clusterprof_version": __version__,
         "dumps": list(flight.ranks),
         "missing": [*flight.missing, *lost],
-        "waiting": found.waiting,
-        "hang": found.causes,
-        "verdict": hang_text.verdict(found.causes, found.waiting),
+        "waiting": diagnosis.waiting,
+        "hang": diagnosis.causes,
+        "verdict": hang_text.verdict(diagnosis.causes, diagnosis.waiting),
         "warnings": flight.warnings,
     }
 
@@ -308,10 +308,10 @@ def save(made: Study, run: Window) -> None:
                 target = tables / folder / f"{name}.parquet"
                 if not same_file(rank.kept.get(name), target):
                     targets.append((getattr(rank, name), target))
-        packed = [packers.submit(write_table, *each) for each in targets]
+        packed = [packers.submit(write_table, *target) for target in targets]
         write_page(made, run.html, run.results.path.name)
-        for each in packed:
-            each.result()
+        for write in packed:
+            write.result()
         # Of an earlier merge's other ranks our tables are removed, and nothing else.
         for old in tables.iterdir() if tables.is_dir() else ():
             if old.name.isdigit() and old.name not in kept and not old.is_symlink():
@@ -394,9 +394,9 @@ def write_table(table: pa.Table, target: Path) -> None:
     # Times hardly repeat: to look for those that do takes four times as long as their differences,
     # which take a fifth of the space.
     apart = [
-        each.name
-        for each in table.schema
-        if each.type == pa.int64() and (each.name.endswith("_ns") or each.name == "correlation")
+        field.name
+        for field in table.schema
+        if field.type == pa.int64() and (field.name.endswith("_ns") or field.name == "correlation")
     ]
     with files.new(target) as file:  # pyarrow opens no path whose bytes are not UTF-8
         parquet.write_table(
@@ -433,13 +433,13 @@ def _with_values(results: Results, run: Window) -> Results:
     except RunDirectoryError:
         return results  # of reports that clusterprof did not launch
     masked, whole = (
-        masking.command(each[each.index(RANKS) + 1 :]) if RANKS in each else ""
-        for each in (manifest.again, manifest.whole)
+        masking.command(argv[argv.index(RANKS) + 1 :]) if RANKS in argv else ""
+        for argv in (manifest.again, manifest.whole)
     )
-    findings = [each.copy() for each in results["findings"]]
-    for each in findings if masked else ():
-        if each["next"].endswith(masked):
-            each["next"] = each["next"].removesuffix(masked) + whole
+    findings = [finding.copy() for finding in results["findings"]]
+    for finding in findings if masked else ():
+        if finding["next"].endswith(masked):
+            finding["next"] = finding["next"].removesuffix(masked) + whole
     made = results.copy()
     made["findings"] = findings
     return made

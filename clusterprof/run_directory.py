@@ -550,7 +550,7 @@ def bytes_of(path: Path) -> int:
 
     A file of several names counts once.
     """
-    files_of = [Path(here, name) for here, _, names in os.walk(path) for name in names]
+    files_of = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
     sizes: dict[tuple[int, int], int] = {}
     for file in files_of or [path]:
         with contextlib.suppress(OSError):

@@ -90,13 +90,13 @@ def study(
     profiler's overhead by the step logs, `again` the command line that starts the run again,
     `shallow` what the flight recorders of all ranks show. Raises MergeError if a rank comes twice.
     """
-    known = clocks or KnownClocks()
-    unusable = sorted((t for t in ranks if t.rank in known.unusable), key=lambda t: t.rank)
+    rank_clocks = clocks or KnownClocks()
+    unusable = sorted((t for t in ranks if t.rank in rank_clocks.unusable), key=lambda t: t.rank)
     lost: list[MissingRank] = [
-        {"rank": t.rank, "source": str(t.info.source), "reason": known.unusable[t.rank]}
+        {"rank": t.rank, "source": str(t.info.source), "reason": rank_clocks.unusable[t.rank]}
         for t in unusable
     ]
-    dataset = dataset_of(ranks, known, source=source, capture=capture, again=again)
+    dataset = dataset_of(ranks, rank_clocks, source=source, capture=capture, again=again)
     dataset = replace(dataset, shallow=shallow.results if shallow else None)
     progress("replaying the steps and weighing what would be saved")
     findings, too_few = all_findings(dataset)
@@ -132,7 +132,7 @@ def study(
         "headline": headline,
         "verdict": " ".join(sentence["text"] for sentence in headline),
         "warnings": [
-            *dict.fromkeys((*warnings, *known.warnings)),
+            *dict.fromkeys((*warnings, *rank_clocks.warnings)),
             *_warnings(dataset, warnings),
             *_of_matching(dataset.placed),
             *contradictions(dataset),
@@ -162,7 +162,7 @@ def dataset_of(
     again: Sequence[str] = (),
 ) -> Dataset:
     """Align the ranks' clocks and match their collectives. Arguments as for `study`."""
-    ordered, known = tuple(sorted(ranks, key=lambda t: t.rank)), clocks or KnownClocks()
+    ordered, rank_clocks = tuple(sorted(ranks, key=lambda t: t.rank)), clocks or KnownClocks()
     numbers = [t.rank for t in ordered]
     # they are in order
     twice = [rank for rank, following in pairwise(numbers) if rank == following]
@@ -171,11 +171,11 @@ def dataset_of(
         raise MergeError(
             f"rank {twice[0]} has more than one report", *files, "merge only one of them"
         )
-    ordered = tuple(numbered([t for t in ordered if t.rank not in known.unusable]))
+    ordered = tuple(numbered([t for t in ordered if t.rank not in rank_clocks.unusable]))
     progress(f"matching the collectives of {counted(len(ordered), 'rank')}")
     matched = match(ordered)
     progress("aligning the clocks")
-    measured = (*known.bounds, *of_one_report(ordered))
+    measured = (*rank_clocks.bounds, *of_one_report(ordered))
     clock = align(ordered, matched, measured)
     if names := waiting_kernels(ordered, clock):
         ordered = tuple(as_exchanges(t, names) for t in ordered)

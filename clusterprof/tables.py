@@ -257,10 +257,10 @@ def _check_size(stored: Any, file: IO[bytes], limit: int) -> None:
     """
     groups = [stored.row_group(number) for number in range(stored.num_row_groups)]
     columns = [group.column(place) for group in groups for place in range(group.num_columns)]
-    unpacked_b = sum(each.total_uncompressed_size for each in columns)
-    if max(unpacked_b, _WIDEST * sum(each.num_values for each in columns)) > limit:
+    unpacked_b = sum(column.total_uncompressed_size for column in columns)
+    if max(unpacked_b, _WIDEST * sum(column.num_values for column in columns)) > limit:
         raise ValueError(_TOO_MUCH)
-    if sum(unpacked_size(file, each) for each in columns) > limit:
+    if sum(unpacked_size(file, column) for column in columns) > limit:
         raise ValueError(_TOO_MUCH)
 
 
@@ -286,7 +286,7 @@ def read_table(file: Path, schema: pa.Schema, columns: Sequence[str] | None = No
     import pyarrow.parquet as parquet
 
     # a text that each of a million rows has is there once, until it is known how much that is
-    texts = [each.name for each in schema if pa.types.is_string(each.type)]
+    texts = [field.name for field in schema if pa.types.is_string(field.type)]
     try:
         # pyarrow opens no path whose bytes are not UTF-8, and asks for many pieces of a file
         with files.opened(file) as opened:

@@ -64,8 +64,7 @@ def age(seconds: float | None) -> str:
 def period(begin_ns: int, end_ns: int) -> str:
     """From when to when (wall clock): `2026-01-02 03:04:05.678 to 03:04:06.789 UTC`."""
     begin, end = (
-        datetime.fromtimestamp(each // 1_000_000 / 1000, timezone.utc)
-        for each in (begin_ns, end_ns)
+        datetime.fromtimestamp(ns // 1_000_000 / 1000, timezone.utc) for ns in (begin_ns, end_ns)
     )
     form = "%H:%M:%S.%f" if begin.date() == end.date() else "%Y-%m-%d %H:%M:%S.%f"
     return f"{begin:%Y-%m-%d %H:%M:%S.%f}"[:-3] + f" to {end.strftime(form)[:-3]} UTC"
@@ -173,9 +172,9 @@ def counted(count: int, noun: str, plural: str | None = None) -> str:
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
-def in_some(steps: Sequence[int] | None, of: Sequence[int]) -> str:
+def in_some(steps: Sequence[int] | None, all_steps: Sequence[int]) -> str:
     """In how many of several steps it is: `in 4 of 12 steps`; empty where it is in all (None)."""
-    return "" if steps is None else f"in {len(steps)} of {counted(len(of), 'step')}"
+    return "" if steps is None else f"in {len(steps)} of {counted(len(all_steps), 'step')}"
 
 
 def communicator(name: str, length: int = 14) -> str:
