@@ -33,7 +33,7 @@ def beyond_lengths(dataset: Dataset) -> Floats:
     """
     job = job_of(dataset)
     rows = job.work[job.job.kind[job.work] == COMPUTE]
-    _, took, calls = by_name(job, rows, np.minimum(job.base.run, job.job.freely))
+    _, took, calls = by_name(job, rows, np.minimum(job.base.run, job.job.contention.freely))
     more, longer = job.peers.differences(calls), job.peers.differences(took)
     alike = ((more == 0) | job.alone[:, None, None]) & (calls > 0)
     slower = _slower(job, took, calls, alike.all(axis=2))[:, None] * took.sum(axis=1)
