@@ -85,20 +85,20 @@ class MatchedRows:
         return np.arange(self._next - count, self._next)
 
     def _add(
-        self, part: Part, name: str, collective: Ints, order: Ints, found: dict[str, Any]
+        self, calls: Part, name: str, collective: Ints, order: Ints, cells: dict[str, Any]
     ) -> None:
-        """Add calls with what was found: by column of MATCHED an array, or one value for all."""
-        if len(part):
+        """Add calls with their `cells`: by column of MATCHED an array, or one value for all."""
+        if len(calls):
             names = np.asarray(name, dtype=object)
             own = {"communicator": names, "collective": collective, "order": order}
-            self._parts.append((part, {"rank": part.rank, **own, **found}))
+            self._parts.append((calls, {"rank": calls.rank, **own, **cells}))
 
-    def unmatched(self, part: Part, name: str, reason: str) -> None:
+    def unmatched(self, calls: Part, name: str, reason: str) -> None:
         """Add calls that are matched with no other rank's, with the reason."""
-        own = part.whole.reason[part.rows]
+        own = calls.whole.reason[calls.rows]
         reasons = np.where(own == None, reason, own)  # noqa: E711  (elementwise)
-        found = {"state": "unmatched", "reason": reasons, "confidence": 0.0, "role": "none"}
-        self._add(part, name, self._fresh(len(part)), np.arange(len(part)), found)
+        cells = {"state": "unmatched", "reason": reasons, "confidence": 0.0, "role": "none"}
+        self._add(calls, name, self._fresh(len(calls)), np.arange(len(calls)), cells)
 
     def pairs(self, name: str, send: Part, recv: Part, confidence: float) -> None:
         """Add Sends with the Recvs of another rank, one to one."""
@@ -106,9 +106,9 @@ class MatchedRows:
         whole = send.whole.has[send.rows] & recv.whole.has[recv.rows]
         state = np.where(whole, "matched", "incomplete")
         reason = np.where(whole, None, "one side has no device kernel")  # type: ignore[call-overload]
-        for part, role in ((send, "source"), (recv, "sink")):
-            found = {"state": state, "reason": reason, "confidence": confidence, "role": role}
-            self._add(part, name, fresh, order, found)
+        for calls, role in ((send, "source"), (recv, "sink")):
+            cells = {"state": state, "reason": reason, "confidence": confidence, "role": role}
+            self._add(calls, name, fresh, order, cells)
 
     def collectives(
         self,
@@ -124,24 +124,24 @@ class MatchedRows:
         """
         length = 1 + max((int(o.max()) for o in order if len(o)), default=-1)
         present, kernel = np.zeros((2, len(parts), length), dtype=bool)
-        for m, (part, o) in enumerate(zip(parts, order, strict=True)):
-            present[m, o], kernel[m, o] = True, part.whole.has[part.rows]
+        for m, (calls, o) in enumerate(zip(parts, order, strict=True)):
+            present[m, o], kernel[m, o] = True, calls.whole.has[calls.rows]
         whole = kernel.all(axis=0)
         # a call that only one of several members has cannot be compared with anything
         single = present.sum(axis=0) == 1
         state = np.where(whole, "matched", np.where(single, "unmatched", "incomplete"))
         reason = np.full(length, None, dtype=object)
-        ranks = np.asarray([part.rank for part in parts])
+        ranks = np.asarray([calls.rank for calls in parts])
         for k in np.flatnonzero(~whole):
             absent = ranks[~present[:, k]].tolist()
-            what = "not captured on" if absent else "no device kernel on"
-            reason[k] = f"{what} {words.ranks(absent or ranks[~kernel[:, k]].tolist())}"
+            problem = "not captured on" if absent else "no device kernel on"
+            reason[k] = f"{problem} {words.ranks(absent or ranks[~kernel[:, k]].tolist())}"
         fresh = self._fresh(length)
-        for part, o in zip(parts, order, strict=True):
-            role = _roles(part, roots)
+        for calls, o in zip(parts, order, strict=True):
+            role = _roles(calls, roots)
             role[state[o] == "unmatched"] = "none"
-            found = {"state": state[o], "reason": reason[o], "confidence": confidence, "role": role}
-            self._add(part, name, fresh[o], o, found)
+            cells = {"state": state[o], "reason": reason[o], "confidence": confidence, "role": role}
+            self._add(calls, name, fresh[o], o, cells)
 
     def table(self) -> pa.Table:
         """Return everything collected so far, schema `MATCHED`, sorted by collective and rank."""
@@ -155,10 +155,10 @@ class MatchedRows:
         field = MATCHED.field(name)
         values = np.concatenate(
             [
-                np.broadcast_to(found[name], part.rows.shape)
-                if name in found
-                else getattr(part.whole, _FIELDS.get(name, name))[part.rows]
-                for part, found in self._parts
+                np.broadcast_to(cells[name], calls.rows.shape)
+                if name in cells
+                else getattr(calls.whole, _FIELDS.get(name, name))[calls.rows]
+                for calls, cells in self._parts
             ]
         )
         if values.dtype.kind in "OU":
@@ -166,17 +166,17 @@ class MatchedRows:
             return plain.dictionary_encode() if pa.types.is_dictionary(field.type) else plain
         mask = (values == UNKNOWN) & field.nullable
         if name in ("start_ns", "end_ns"):
-            mask = ~np.concatenate([part.whole.has[part.rows] for part, _ in self._parts])
+            mask = ~np.concatenate([calls.whole.has[calls.rows] for calls, _ in self._parts])
         return pa.array(values, field.type, mask=mask)
 
 
-def _roles(part: Part, roots: dict[int, int]) -> Objects:
+def _roles(calls: Part, roots: dict[int, int]) -> Objects:
     """What each call's data dependency is: see `MATCHED`."""
-    operation, call_root = part.whole.operation[part.rows], part.whole.root[part.rows]
+    operation, call_root = calls.whole.operation[calls.rows], calls.whole.root[calls.rows]
     role = np.where(np.isin(operation, SYNCHRONISING), "both", "none").astype(object)
     for name, (at_root, elsewhere) in _ROOTED.items():
         for root in np.unique(call_root[operation == name]).tolist():
             if root in roots:
-                these = (operation == name) & (call_root == root)
-                role[these] = at_root if roots[root] == part.rank else elsewhere
+                of_root = (operation == name) & (call_root == root)
+                role[of_root] = at_root if roots[root] == calls.rank else elsewhere
     return role

@@ -57,8 +57,8 @@ def match(ranks: Sequence[RankTables]) -> pa.Table:
     for c in calls:
         parts = c.every.by("communicator")
         nameless.append(parts.pop(None, c.every.some(slice(0))))
-        for name, part in parts.items():
-            named.setdefault(name, []).append(part)
+        for name, member in parts.items():
+            named.setdefault(name, []).append(member)
     # NCCL's own ids are the same on all members
     ids = any(name.startswith("0x") for name in named)
     unprofiled = math.inf if ids or world is None else max(world - len(ranks), 0)
@@ -92,8 +92,8 @@ def tolerance(matched: pa.Table) -> int | None:
 
 def contradicted(matched: pa.Table) -> dict[str, str]:
     """Return the communicators whose operations' ids contradict each other, and how."""
-    found: dict[str, str] = json.loads((matched.schema.metadata or {}).get(CONTRADICTED, b"{}"))
-    return found
+    reasons: dict[str, str] = json.loads((matched.schema.metadata or {}).get(CONTRADICTED, b"{}"))
+    return reasons
 
 
 def _share_no_name(parts: Sequence[Part], unprofiled: float) -> bool:
@@ -102,15 +102,15 @@ def _share_no_name(parts: Sequence[Part], unprofiled: float) -> bool:
     They are more than it has members, or fewer than it has among the profiled ranks: several
     communicators have one name, or one has several. Those of a list of ranks are what it says.
     """
-    most = min((part.most_members for part in parts), default=0)
-    listed = any(part.whole.members[part.rows[0]] is not None for part in parts)
+    most = min((member.most_members for member in parts), default=0)
+    listed = any(member.whole.members[member.rows[0]] is not None for member in parts)
     fewer = most < math.inf and not listed and most - len(parts) > unprofiled
     return len(parts) > most or fewer
 
 
 def _split(parts: Sequence[Part]) -> tuple[list[Part], list[Part]]:
     """The ranks' collectives, and their sends and receives: of those that have any."""
-    both = [part.split() for part in parts]
+    both = [member.split() for member in parts]
     return [c for c, _ in both if len(c)], [s for _, s in both if len(s)]
 
 
@@ -119,9 +119,9 @@ def _nameless(rows: MatchedRows, parts: Sequence[Part], world: int | None) -> fl
     collectives, sends = _split(parts)
     if sends:
         pair_by_time(rows, sends)
-    nodes = [stream for part in collectives for stream in part.streams()]
+    nodes = [stream for calls in collectives for stream in calls.streams()]
     used: dict[str, int] = {}
-    alone = not sends and all(len(part) == len(part.whole) > 0 for part in parts)
+    alone = not sends and all(len(calls) == len(calls.whole) > 0 for calls in parts)
     inferred, within = infer(nodes, whole=alone and len(parts) == world)
     for group, confidence in inferred:
         name = "inferred:" + ",".join(str(nodes[k].rank) for k in group)
@@ -153,26 +153,26 @@ class _Communicator:
             return True
         longest = max(self.parts, key=len)
         same = self._identified(longest)
-        if all(same) and not all(each and each.shift for each in same):
-            self._by_ids([each.offset_ns for each in same if each])
+        if all(same) and not all(identity and identity.shift for identity in same):
+            self._by_ids([identity.offset_ns for identity in same if identity])
             return True
         shifts = [
-            (each and each.shift)
+            (identity and identity.shift)
             or find_shift(
-                longest.calls, part.calls, expected_ns=clocks.between(longest.rank, part.rank)
+                longest.calls, member.calls, expected_ns=clocks.between(longest.rank, member.rank)
             )
-            for part, each in zip(self.parts, same, strict=True)
+            for member, identity in zip(self.parts, same, strict=True)
         ]
-        known = [s for s in shifts if s is not None]
-        for part, s in zip(self.parts, shifts, strict=True):
+        fitting = [s for s in shifts if s is not None]
+        for member, s in zip(self.parts, shifts, strict=True):
             if s is not None and s.confidence >= CERTAIN:
-                clocks.add(longest.rank, part.rank, s.offset_ns)
-        if not final and any(s.confidence < CERTAIN for s in known):
+                clocks.add(longest.rank, member.rank, s.offset_ns)
+        if not final and any(s.confidence < CERTAIN for s in fitting):
             return False
-        if len(known) == len(shifts):
-            by = [s.by for s in known]
+        if len(fitting) == len(shifts):
+            by = [s.by for s in fitting]
             places = [np.arange(len(p)) + k - min(by) for p, k in zip(self.parts, by, strict=True)]
-            self._add(places, min(s.confidence for s in known))
+            self._add(places, min(s.confidence for s in fitting))
             return True
         fits = [s is not None for s in shifts]
         common: Ints = reduce(np.intersect1d, [p.whole.marked[p.rows] for p in self.parts])
@@ -183,8 +183,8 @@ class _Communicator:
         return True
 
     def _unmatched(self, parts: Sequence[Part], reason: str) -> None:
-        for part in parts:
-            self.rows.unmatched(part, self.name, reason)
+        for member in parts:
+            self.rows.unmatched(member, self.name, reason)
 
     def _identified(self, longest: Part) -> list[Identified | None]:
         """What the ids of operations say of each member beside the longest: None without ids."""
@@ -196,23 +196,23 @@ class _Communicator:
             ]
         except ContradictoryIdsError as error:
             self.rows.contradicted[self.name] = str(error)
-        return [itself if part is longest else None for part in self.parts]
+        return [itself if member is longest else None for member in self.parts]
 
     def _by_ids(self, offsets_ns: Sequence[int]) -> None:
         """Match by the ids of operations alone, where calls were lost on the way.
 
         `offsets_ns`: the longest member's clock minus each one's, which gives the calls' order.
         """
-        known = [part.some(part.calls.identity != UNKNOWN) for part in self.parts]
-        ids = np.concatenate([part.calls.identity for part in known])
-        issued = [part.calls.issue + by for part, by in zip(known, offsets_ns, strict=True)]
-        one, place = np.unique(ids, return_inverse=True)
-        first = np.full(len(one), np.iinfo(np.int64).max)
+        with_ids = [member.some(member.calls.identity != UNKNOWN) for member in self.parts]
+        ids = np.concatenate([member.calls.identity for member in with_ids])
+        issued = [member.calls.issue + by for member, by in zip(with_ids, offsets_ns, strict=True)]
+        distinct, place = np.unique(ids, return_inverse=True)
+        first = np.full(len(distinct), np.iinfo(np.int64).max)
         np.minimum.at(first, place, np.concatenate(issued))
         order = np.argsort(np.argsort(first, kind="stable"))[place]
-        places = np.split(order, np.cumsum([len(part) for part in known])[:-1])
-        replace(self, parts=known)._add(places, 1.0)
-        rest = [part.some(part.calls.identity == UNKNOWN) for part in self.parts]
+        places = np.split(order, np.cumsum([len(member) for member in with_ids])[:-1])
+        replace(self, parts=with_ids)._add(places, 1.0)
+        rest = [member.some(member.calls.identity == UNKNOWN) for member in self.parts]
         self._unmatched(rest, "it has no id, and the order of those that have one has gaps")
 
     def _add(self, order: Sequence[Ints], confidence: float) -> None:
@@ -222,22 +222,22 @@ class _Communicator:
         """
         good = np.ones(1 + max(int(o.max()) for o in order), dtype=bool)
         first = self.parts[0]
-        at = np.full(len(good), UNKNOWN, dtype=np.int64)
-        at[order[0]] = first.rows
-        for part, o in zip(self.parts[1:], order[1:], strict=True):
-            both = at[o] >= 0
-            good[o[both]] &= agree(first.whole, at[o][both], part.whole, part.rows[both])
-        members = [(part, o, good[o]) for part, o in zip(self.parts, order, strict=True)]
-        odd = [part.some(~kept) for part, _, kept in members]
+        row_at = np.full(len(good), UNKNOWN, dtype=np.int64)
+        row_at[order[0]] = first.rows
+        for member, o in zip(self.parts[1:], order[1:], strict=True):
+            both = row_at[o] >= 0
+            good[o[both]] &= agree(first.whole, row_at[o][both], member.whole, member.rows[both])
+        members = [(member, o, good[o]) for member, o in zip(self.parts, order, strict=True)]
+        odd = [member.some(~kept) for member, _, kept in members]
         self._unmatched(odd, "operations or sizes disagree at this place")
         # global ranks of the communicator's ranks, where they can be known
         roots = [m for p in self.parts for m in p.whole.members[p.rows[:1]] if m is not None]
-        ranks = sorted(part.rank for part in self.parts)
+        ranks = sorted(member.rank for member in self.parts)
         if ranks == list(range(len(ranks))):
             roots.append(ranks)
         self.rows.collectives(
             self.name,
-            [part.some(kept) for part, _, kept in members],
+            [member.some(kept) for member, _, kept in members],
             [o[kept] for _, o, kept in members],
             self.confidence * confidence,
             dict(enumerate(roots[0] if roots else ())),
@@ -249,32 +249,32 @@ class _Communicator:
         Members without steps, and steps in which the members differ in number or kind of calls,
         are left unmatched: better unmatched than misaligned by one.
         """
-        place = next(k for k, part in enumerate(self.parts) if part is longest)
+        place = next(k for k, member in enumerate(self.parts) if member is longest)
         matched: list[list[Ints]] = [[] for _ in self.parts]
         for step in steps:
-            here = [part.some(part.whole.marked[part.rows] == step) for part in self.parts]
-            whole = here[place]
+            inside = [calls.some(calls.whole.marked[calls.rows] == step) for calls in self.parts]
+            whole = inside[place]
             if all(
-                len(part) == len(whole)
-                and agree(whole.whole, whole.rows, part.whole, part.rows).all()
-                for part in here
+                len(calls) == len(whole)
+                and agree(whole.whole, whole.rows, calls.whole, calls.rows).all()
+                for calls in inside
             ):
-                replace(self, parts=here)._add([np.arange(len(p)) for p in here], _STEP_BY_STEP)
-                for rows, part in zip(matched, here, strict=True):
-                    rows.append(part.rows)
+                replace(self, parts=inside)._add([np.arange(len(p)) for p in inside], _STEP_BY_STEP)
+                for rows, calls in zip(matched, inside, strict=True):
+                    rows.append(calls.rows)
         odd = words.ranks(p.rank for p, good in zip(self.parts, fits, strict=True) if not good)
         rest = [
-            part.some(~np.isin(part.rows, np.concatenate([part.rows[:0], *rows])))
-            for part, rows in zip(self.parts, matched, strict=True)
+            member.some(~np.isin(member.rows, np.concatenate([member.rows[:0], *rows])))
+            for member, rows in zip(self.parts, matched, strict=True)
         ]
         self._unmatched(rest, f"order and times do not fit those of {odd}")
 
     def _without_other_windows(self, longest: Part, fits: Sequence[bool]) -> None:
         """Match members that fit each other; those whose window has nothing in common are not."""
         if 2 * sum(fits) < len(fits):  # the longest is the one that fits none
-            fits = [part is not longest for part in self.parts]
+            fits = [member is not longest for member in self.parts]
         members = list(zip(self.parts, fits, strict=True))
         reason = "its window has no step in common with the others'"
-        self._unmatched([part for part, good in members if not good], reason)
-        rest = replace(self, parts=[part for part, good in members if good])
+        self._unmatched([member for member, good in members if not good], reason)
+        rest = replace(self, parts=[member for member, good in members if good])
         rest.match(KnownOffsets(), final=True)
