@@ -81,8 +81,8 @@ def fit(a: Part, b: Part, slack: float = 1.0, tolerance_ns: float = _END_SPREAD_
     synchronising = timed & a.calls.synchronising[in_a] & b.calls.synchronising[in_b]
     timed = synchronising if synchronising.any() else timed
     (start_a, end_a), (start_b, end_b) = (
-        (part.calls.start[inside][timed], part.calls.end[inside][timed])
-        for part, inside in ((a, in_a), (b, in_b))
+        (stream.calls.start[inside][timed], stream.calls.end[inside][timed])
+        for stream, inside in ((a, in_a), (b, in_b))
     )
     length = np.minimum(end_a - start_a, end_b - start_b).astype(np.float64)
     apart = _apart(end_a, end_b, length)
@@ -164,33 +164,33 @@ def _linked(
 
     A group has no more members than its reports tell.
     """
-    pairs = {pair: found for pair, found in pairs.items() if found.needs_ns <= most}
+    pairs = {pair: fitted for pair, fitted in pairs.items() if fitted.needs_ns <= most}
     group = {i: [i] for i in range(len(nodes))}
     for i, j in sorted(pairs, key=lambda pair: pairs[pair].doubt):
-        one, other = group[i], group[j]
-        ranks = {nodes[k].rank for k in one + other}
-        linked = all((min(k, m), max(k, m)) in pairs for k in one for m in other)
+        first, second = group[i], group[j]
+        ranks = {nodes[k].rank for k in first + second}
+        linked = all((min(k, m), max(k, m)) in pairs for k in first for m in second)
         linked = linked and len(ranks) <= nodes[i].most_members
-        if one is not other and linked and len(ranks) == len(one) + len(other):
-            one.extend(other)
-            group |= dict.fromkeys(other, one)
-    out: list[Group] = []
+        if first is not second and linked and len(ranks) == len(first) + len(second):
+            first.extend(second)
+            group |= dict.fromkeys(second, first)
+    groups: list[Group] = []
     for i, members in group.items():
         if members[0] == i:
-            each = [pairs[p].confidence for p in pairs if p[0] in members and p[1] in members]
-            out.append((sorted(members, key=lambda k: nodes[k].rank), min(each, default=0.0)))
-    return out
+            scores = [pairs[p].confidence for p in pairs if p[0] in members and p[1] in members]
+            groups.append((sorted(members, key=lambda k: nodes[k].rank), min(scores, default=0.0)))
+    return groups
 
 
 def _pairs(nodes: Sequence[Part]) -> dict[tuple[int, int], Fit]:
     """Every two streams that may go together at the widest tolerance."""
     return {
-        (i, j): found
+        (i, j): fitted
         for i in range(len(nodes))
         for j in range(i + 1, len(nodes))
         if nodes[i].rank != nodes[j].rank
         and nodes[i].most_members == nodes[j].most_members
-        and (found := fit(nodes[i], nodes[j], tolerance_ns=WIDEST_NS)) is not None
+        and (fitted := fit(nodes[i], nodes[j], tolerance_ns=WIDEST_NS)) is not None
     }
 
 
@@ -198,15 +198,15 @@ def _infer_many(nodes: Sequence[Part], most: float) -> list[Group]:
     """As `infer`: each stream joins the group whose first member it goes with most tightly."""
     groups: list[Group] = []
     for i, node in enumerate(nodes):
-        found = [
+        candidates = [
             (pair.doubt, k, pair.confidence)
             for k, (members, _) in enumerate(groups)
             if all(nodes[m].rank != node.rank for m in members)
             and len(members) < node.most_members == nodes[members[0]].most_members
             and (pair := fit(nodes[members[0]], node, tolerance_ns=most)) is not None
         ]
-        if found:
-            _, k, confidence = min(found)
+        if candidates:
+            _, k, confidence = min(candidates)
             groups[k] = ([*groups[k][0], i], min(groups[k][1], 0.9 * confidence))
         else:
             groups.append(([i], 1.0))

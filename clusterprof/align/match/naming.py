@@ -38,18 +38,18 @@ def named_alike(calls: Sequence[Calls]) -> tuple[list[Calls], dict[str, float]]:
     that did not have to be inferred are not in the second.
     """
     kinds = {c.rank: _usual_kind(c.communicator.tolist()) for c in calls if len(c)}
-    counted = Counter(each for each in kinds.values() if each)
+    counted = Counter(kind for kind in kinds.values() if kind)
     if len(set(kinds.values())) < 2:
         return list(calls), {}
-    leading = max(counted, key=lambda each: (counted[each], each == "nccl"))
-    known = _known([c for c in calls if kinds.get(c.rank) == leading])
+    leading = max(counted, key=lambda kind: (counted[kind], kind == "nccl"))
+    communicators = _known([c for c in calls if kinds.get(c.rank) == leading])
     others = [c for c in calls if kinds.get(c.rank, leading) != leading]
-    if sum(len(set(c.stream.tolist())) for c in others) * len(known) > _MOST:
+    if sum(len(set(c.stream.tolist())) for c in others) * len(communicators) > _MOST:
         return list(calls), {}
     confidence: dict[str, float] = {}
-    renamed = {c.rank: _adopted(c, known, confidence) for c in others}
+    renamed = {c.rank: _adopted(c, communicators, confidence) for c in others}
     alike = [renamed.get(c.rank, c) for c in calls]
-    named = {name for name, _ in known}
+    named = {name for name, _ in communicators}
     if all(set(c.communicator[c.directed].tolist()) <= named for c in renamed.values()):
         return alike, confidence
     # sends that have no name on one side are paired by time, which takes none on the other
@@ -60,7 +60,7 @@ def _usual_kind(names: Sequence[str | None]) -> str:
     """What most of a rank's names are: NCCL's ids, names of process groups, or none (empty)."""
     kinds = ("" if n is None else "nccl" if n.startswith("0x") else "group" for n in names)
     counted = Counter(kinds)
-    return max(counted, key=lambda each: (counted[each], each))
+    return max(counted, key=lambda kind: (counted[kind], kind))
 
 
 def _without(calls: Calls, rows: Bools) -> Calls:
@@ -76,85 +76,85 @@ def _collectives(calls: Calls) -> dict[str | None, Part]:
 
 def _known(calls: Sequence[Calls]) -> Known:
     """Every communicator's members, as a whole; and by stream, where it has several."""
-    known: Known = {}
+    named: Known = {}
     for c in calls:
-        for name, part in _collectives(c).items():
+        for name, member in _collectives(c).items():
             if name is not None:
-                known.setdefault((name, _WHOLE), []).append(part)
-                streams = part.by("stream")
+                named.setdefault((name, _WHOLE), []).append(member)
+                streams = member.by("stream")
                 streams.pop(UNKNOWN, None)  # calls whose kernels the capture did not see
                 for stream in sorted(streams) if len(streams) > 1 else ():
-                    known.setdefault((name, stream), []).append(streams[stream])
-    return known
+                    named.setdefault((name, stream), []).append(streams[stream])
+    return named
 
 
-def _adopted(calls: Calls, known: Known, confidence: dict[str, float]) -> Calls:
-    """Return one rank's calls under the names of `known` that they go together with."""
+def _adopted(calls: Calls, named: Known, confidence: dict[str, float]) -> Calls:
+    """Return one rank's calls under the names of `named` that they go together with."""
     own = _collectives(calls)
     nameless = own.pop(None, None)
-    whole = {key: members for key, members in known.items() if key[1] == _WHOLE}
-    found = _assigned(list(own.values()), whole, confidence)
+    whole = {key: members for key, members in named.items() if key[1] == _WHOLE}
+    assigned = _assigned(list(own.values()), whole, confidence)
     names = calls.communicator.copy()
-    for k, (name, _) in found.items():
+    for k, (name, _) in assigned.items():
         # with the sends and receives under that name
         names[calls.communicator == list(own)[k]] = name
     if nameless is not None:
-        for part, name in _nameless(nameless, known, whole, confidence):
-            names[part.rows] = name
+        for stream, name in _nameless(nameless, named, whole, confidence):
+            names[stream.rows] = name
     return replace(calls, communicator=names)
 
 
 def _nameless(
-    part: Part, known: Known, whole: Known, confidence: dict[str, float]
+    calls: Part, named: Known, whole: Known, confidence: dict[str, float]
 ) -> list[tuple[Part, str]]:
     """Calls without a name: all of one communicator, or each stream of one or of half of one."""
-    at_once = _assigned([part], whole, confidence)
+    at_once = _assigned([calls], whole, confidence)
     if at_once:
-        return [(part, at_once[0][0])]
-    several = {name for name, stream in known if stream != _WHOLE}
-    parts = part.streams()
-    single = {key: known[key] for key in known if (key[1] != _WHOLE) == (key[0] in several)}
-    found = _assigned(parts, single, confidence)
+        return [(calls, at_once[0][0])]
+    several = {name for name, stream in named if stream != _WHOLE}
+    parts = calls.streams()
+    single = {key: named[key] for key in named if (key[1] != _WHOLE) == (key[0] in several)}
+    assigned = _assigned(parts, single, confidence)
     # half of a communicator's calls would put all the others' out of order
-    there = set(found.values())
-    missing = {name for name, stream in single if (name, stream) not in there}
-    return [(parts[k], name) for k, (name, _) in found.items() if name not in missing]
+    taken = set(assigned.values())
+    missing = {name for name, stream in single if (name, stream) not in taken}
+    return [(parts[k], name) for k, (name, _) in assigned.items() if name not in missing]
 
 
 def _assigned(
-    parts: Sequence[Part], known: Known, confidence: dict[str, float]
+    parts: Sequence[Part], named: Known, confidence: dict[str, float]
 ) -> dict[int, tuple[str, int]]:
-    """Return place in `parts` -> the one of `known` that it goes with best; each is taken once."""
+    """Return place in `parts` -> the one of `named` that it goes with best; each is taken once."""
     fits = [
         (*fit, key, k)
-        for k, part in enumerate(parts)
-        for key, members in known.items()
-        if (fit := _fit(part, members)) is not None
+        for k, calls in enumerate(parts)
+        for key, members in named.items()
+        if (fit := _fit(calls, members)) is not None
     ]
-    found: dict[int, tuple[str, int]] = {}
+    assigned: dict[int, tuple[str, int]] = {}
     for _, doubt, key, k in sorted(fits):
-        if k not in found and key not in found.values():
-            found[k] = key
+        if k not in assigned and key not in assigned.values():
+            assigned[k] = key
             confidence[key[0]] = min(confidence.get(key[0], 1.0), 1.0 - doubt)
-    return found
+    return assigned
 
 
-def _fit(part: Part, members: Sequence[Part]) -> tuple[float, float] | None:
+def _fit(calls: Part, members: Sequence[Part]) -> tuple[float, float] | None:
     """How far apart the ends lie (ns) and 1 - confidence, at worst; None if they do not fit.
 
     Compared are the first members and the last, not all: they agree among themselves.
     """
     some = [*members[: _COMPARED - 1], *members[_COMPARED - 1 :][-1:]]
-    found = [
-        fit(each, part, _SLACK, WIDEST_NS)
-        if _lists(part, each.rank) or _lists(each, part.rank)
-        else fit(each, part, _SLACK)
-        for each in some
+    fits = [
+        fit(member, calls, _SLACK, WIDEST_NS)
+        if _lists(calls, member.rank) or _lists(member, calls.rank)
+        else fit(member, calls, _SLACK)
+        for member in some
     ]
-    pairs = [each for each in found if each is not None]
-    if len(pairs) < len(found):
+    pairs = [pair for pair in fits if pair is not None]
+    if len(pairs) < len(fits):
         return None
-    return max(each.spread_ns for each in pairs), 1.0 - min(each.confidence for each in pairs)
+    return max(pair.spread_ns for pair in pairs), 1.0 - min(pair.confidence for pair in pairs)
 
 
 def _lists(part: Part, rank: int) -> bool:
