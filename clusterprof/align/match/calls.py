@@ -130,7 +130,7 @@ class Part:
 
     def streams(self) -> list[Part]:
         """Return the rows of each stream."""
-        return [part for _, part in sorted(self.by("stream").items())]
+        return [calls for _, calls in sorted(self.by("stream").items())]
 
 
 def steps_of(steps: pa.Table, times: Ints) -> Ints:
@@ -138,9 +138,9 @@ def steps_of(steps: pa.Table, times: Ints) -> Ints:
     if not steps.num_rows:
         return np.full(len(times), UNKNOWN, dtype=np.int64)
     begin, end, number = (integers(steps, n) for n in ("begin_ns", "end_ns", "step"))
-    at = np.searchsorted(begin, times, side="right") - 1
-    inside = (at >= 0) & (times <= end[np.maximum(at, 0)])
-    return np.where(inside, number[np.maximum(at, 0)], UNKNOWN)
+    row = np.searchsorted(begin, times, side="right") - 1
+    inside = (row >= 0) & (times <= end[np.maximum(row, 0)])
+    return np.where(inside, number[np.maximum(row, 0)], UNKNOWN)
 
 
 def is_counted(tables: RankTables) -> bool:
@@ -157,14 +157,14 @@ def read(tables: RankTables) -> Calls:
     table = tables.collective_calls
     start, stream = integers(table, "start_ns"), integers(table, "stream")
     stated = integers(table, "issue_start_ns")
-    issue, known = issue_times(stated, start, stream), stated > 0
-    if known.any() and not known.all():
+    issue, is_stated = issue_times(stated, start, stream), stated > 0
+    if is_stated.any() and not is_stated.all():
         # what nothing known comes before on its stream was issued before the window and its steps
-        _, of = places(stream)
-        first = np.full(of.max() + 1, np.iinfo(np.int64).max)
-        np.minimum.at(first, of[known], start[known])
-        before = min([stated[known].min(), *integers(tables.steps, "begin_ns")[:1]]) - 1
-        head = ~known & (start < first[of])
+        _, lane = places(stream)
+        first = np.full(lane.max() + 1, np.iinfo(np.int64).max)
+        np.minimum.at(first, lane[is_stated], start[is_stated])
+        before = min([stated[is_stated].min(), *integers(tables.steps, "begin_ns")[:1]]) - 1
+        head = ~is_stated & (start < first[lane])
         issue[head] = np.minimum(issue[head], before)
     communicator, lists = texts(table, "communicator"), table["members"]
     members = np.full(len(issue), None, dtype=object)

@@ -49,12 +49,12 @@ def numbered(ranks: Sequence[RankTables]) -> list[RankTables]:
     if not own:
         return _recounted(ranks)
     calls = _in_steps(ranks, own)
-    known = {r.rank: 0 for r in ranks if r.rank not in own and r.steps.num_rows} or {min(own): 0}
-    added = dict.fromkeys(own, 0) | known
+    shifts = {r.rank: 0 for r in ranks if r.rank not in own and r.steps.num_rows} or {min(own): 0}
+    added = dict.fromkeys(own, 0) | shifts
     # from rank to rank through common collectives
-    while found := _by_calls(calls, known, set(own) - set(known)):
-        known |= found
-    added |= known
+    while reached := _by_calls(calls, shifts, set(own) - set(shifts)):
+        shifts |= reached
+    added |= shifts
     if len(own) == len(ranks):  # no rank has numbers from its program: count from 0
         least = min(int(r.steps["step"][0].as_py()) + added[r.rank] for r in ranks)
         added = {number: by - least for number, by in added.items()}
@@ -75,7 +75,7 @@ def _in_stride(ranks: Sequence[RankTables]) -> list[RankTables]:
     usual = Counter(by for by, *_ in paces.values()).most_common(1)[0][0]
     middle = sorted(paces.values(), key=lambda pace: pace[1])[(len(paces) - 1) // 2]
     _, lasts, calls, base = middle
-    out = []
+    in_stride = []
     for r in ranks:
         by, ns, own, _ = paces.get(r.rank, (usual, lasts, calls, r))
         if by != usual:
@@ -92,8 +92,8 @@ def _in_stride(ranks: Sequence[RankTables]) -> list[RankTables]:
                 "others (a range around several steps or a part of one, or another job?), so that "
                 "they are not compared"
             )
-        out.append(r)
-    return out
+        in_stride.append(r)
+    return in_stride
 
 
 def _pace(tables: RankTables) -> tuple[int, float, float] | None:
@@ -141,13 +141,13 @@ def _recounted(ranks: Sequence[RankTables]) -> list[RankTables]:
     """
     stepping = [r for r in ranks if r.steps.num_rows]
     lead = _lead(stepping)
-    whole = {rank for rank, each in lead.items() if abs(each - round(each)) < _WHOLE}
+    whole = {rank for rank, ahead in lead.items() if abs(ahead - round(ahead)) < _WHOLE}
     beside = [r for r in stepping if abs(lead[r.rank]) > _BESIDE]
     # a clock that is off is no other number: the same step ends at once, but for a constant
     if all(r.rank not in whole and _ends_alike(_ends(stepping[0]), _ends(r)) for r in beside):
         doubtful = [r.rank for r in beside]
         return [_doubted(r, stepping[0], lead[r.rank]) if r.rank in doubtful else r for r in ranks]
-    near = {rank: round(each) for rank, each in lead.items()}
+    near = {rank: round(ahead) for rank, ahead in lead.items()}
     most = Counter(near.values()).most_common(1)[0][0]
     base = next(r for r in stepping if near[r.rank] == most)
     calls = _in_steps(ranks, [r.rank for r in ranks])
@@ -156,7 +156,7 @@ def _recounted(ranks: Sequence[RankTables]) -> list[RankTables]:
     certain = calls["confidence"].to_numpy() >= CERTAIN
     calls = calls.filter(certain | np.isin(integers(calls, "rank"), sharing))
     by_calls = _by_calls(calls, {base.rank: 0}, set(lead) - {base.rank})
-    out = []
+    recounted = []
     for r in ranks:
         by = 0
         if r.rank in lead and r is not base and _at_one_time(r, base):
@@ -165,8 +165,8 @@ def _recounted(ranks: Sequence[RankTables]) -> list[RankTables]:
             r = _moved(r, by).warned(_warning(r, by, base))
         elif near.get(r.rank, most) != most and _at_one_time(r, base) and not _common(r, base):
             r = r.warned(_undecided(r, base))
-        out.append(r)
-    return out
+        recounted.append(r)
+    return recounted
 
 
 def _chosen(tables: RankTables, base: RankTables, by_clock: float, by_calls: int | None) -> int:
@@ -215,12 +215,12 @@ def _doubted(tables: RankTables, base: RankTables, lead: float) -> RankTables:
 
 def _undecided(tables: RankTables, base: RankTables) -> str:
     """The warning about a rank whose numbers are others than `base` has at that time."""
-    mine, theirs = (
-        f"{each.steps['step'][0].as_py()} to {each.steps['step'][-1].as_py()}"
-        for each in (tables, base)
+    own, theirs = (
+        f"{side.steps['step'][0].as_py()} to {side.steps['step'][-1].as_py()}"
+        for side in (tables, base)
     )
     return (
-        f"its steps are numbered {mine}, and those that rank {base.rank} took at the same time "
+        f"its steps are numbered {own}, and those that rank {base.rank} took at the same time "
         f"{theirs}: it counts otherwise or its host's clock is off, which nothing tells, so that "
         "its steps are not compared with the others'"
     )
@@ -228,8 +228,8 @@ def _undecided(tables: RankTables, base: RankTables) -> str:
 
 def _common(tables: RankTables, base: RankTables, by: int = 0) -> int:
     """How many steps two ranks have in common once `by` is added to the first one's."""
-    mine, theirs = tables.steps["step"].to_numpy() + by, base.steps["step"].to_numpy()
-    return len(np.intersect1d(mine, theirs))
+    own, theirs = tables.steps["step"].to_numpy() + by, base.steps["step"].to_numpy()
+    return len(np.intersect1d(own, theirs))
 
 
 def _at_one_time(tables: RankTables, base: RankTables) -> bool:
@@ -237,11 +237,11 @@ def _at_one_time(tables: RankTables, base: RankTables) -> bool:
 
     Over a longer time a small difference of pace is a step.
     """
-    (_, mine), (_, theirs) = _ends(tables), _ends(base)
-    if not len(mine) or not len(theirs):
+    (_, own), (_, theirs) = _ends(tables), _ends(base)
+    if not len(own) or not len(theirs):
         return False
-    shorter = min(mine[-1] - mine[0], theirs[-1] - theirs[0])
-    return bool(max(mine[0] - theirs[-1], theirs[0] - mine[-1]) <= shorter)
+    shorter = min(own[-1] - own[0], theirs[-1] - theirs[0])
+    return bool(max(own[0] - theirs[-1], theirs[0] - own[-1]) <= shorter)
 
 
 def _lead(ranks: Sequence[RankTables]) -> dict[int, float]:
@@ -255,10 +255,10 @@ def _lead(ranks: Sequence[RankTables]) -> dict[int, float]:
     usual = max(float(np.median(np.diff(end))), 1.0) if len(end) > 1 else np.inf
     lead = {}
     for r in ranks:
-        mine, at = _ends(r)
-        there = np.interp(at - end[0], end - end[0], number)
-        there += (np.minimum(at - end[0], 0) + np.maximum(at - end[-1], 0)) / usual
-        lead[r.rank] = float(np.median(mine - there)) if np.isfinite(usual) else 0.0
+        steps, own_end = _ends(r)
+        expected = np.interp(own_end - end[0], end - end[0], number)
+        expected += (np.minimum(own_end - end[0], 0) + np.maximum(own_end - end[-1], 0)) / usual
+        lead[r.rank] = float(np.median(steps - expected)) if np.isfinite(usual) else 0.0
     return lead
 
 
@@ -278,39 +278,39 @@ def _ends(tables: RankTables) -> tuple[Ints, Ints]:
     """
     calls = tables.collective_calls
     end = integers(calls, "end_ns")
-    of = steps_of(tables.steps, integers(calls, "issue_start_ns"))
-    timed = (end > 0) & (of != UNKNOWN)
+    step_of_call = steps_of(tables.steps, integers(calls, "issue_start_ns"))
+    timed = (end > 0) & (step_of_call != UNKNOWN)
     if not timed.any():
         return tables.steps["step"].to_numpy(), tables.steps["end_ns"].to_numpy()
-    number, place = np.unique(of[timed], return_inverse=True)
+    number, place = np.unique(step_of_call[timed], return_inverse=True)
     last = np.zeros(len(number), np.int64)
     np.maximum.at(last, place, end[timed])
     return number, last
 
 
-def _by_calls(calls: pa.Table, known: Mapping[int, int], wanted: Collection[int]) -> dict[int, int]:
-    """What to add to the steps of the ranks `wanted`, by collectives that they share with `known`.
+def _by_calls(calls: pa.Table, added: Mapping[int, int], wanted: Collection[int]) -> dict[int, int]:
+    """What to add to the steps of the ranks `wanted`, by collectives that they share with `added`.
 
-    `calls` as of `_in_steps`; `known` has what is added to a rank's. Ranks whose collectives
+    `calls` as of `_in_steps`; `added` has what is added to a rank's. Ranks whose collectives
     disagree are left out.
     """
     rank, collective, step = (integers(calls, name) for name in ("rank", "collective", "step"))
-    mine, theirs = (np.isin(rank, list(ranks)) for ranks in (wanted, known))
-    number = step + np.array([known.get(r, 0) for r in rank.tolist()], dtype=np.int64)
+    sought, theirs = (np.isin(rank, list(ranks)) for ranks in (wanted, added))
+    number = step + np.array([added.get(r, 0) for r in rank.tolist()], dtype=np.int64)
     numbers = pa.table({"collective": collective[theirs], "number": number[theirs]})
     numbers = numbers.group_by(["collective", "number"]).aggregate([([], "count_all")])
-    own = pa.table({"rank": rank[mine], "collective": collective[mine], "step": step[mine]})
+    own = pa.table({"rank": rank[sought], "collective": collective[sought], "step": step[sought]})
     votes = own.join(numbers, "collective", join_type="inner")
     votes = votes.append_column("by", pc.subtract(votes["number"], votes["step"]))
     counted: dict[int, Counter[int]] = {}
     for vote in votes.group_by(["rank", "by"]).aggregate([("count_all", "sum")]).to_pylist():
         counted.setdefault(vote["rank"], Counter())[vote["by"]] = vote["count_all_sum"]
-    best = {r: max(sorted(each), key=each.__getitem__) for r, each in counted.items()}
+    best = {r: max(sorted(tally), key=tally.__getitem__) for r, tally in counted.items()}
     return {r: by for r, by in best.items() if counted[r][by] >= _AGREE_FRAC * counted[r].total()}
 
 
 def _moved(tables: RankTables, by: int | Ints) -> RankTables:
     steps = tables.steps
     number = pa.array(steps["step"].to_numpy() + by, pa.int64())
-    at = steps.schema.get_field_index("step")
-    return replace(tables, steps=steps.set_column(at, steps.schema.field("step"), number))
+    column = steps.schema.get_field_index("step")
+    return replace(tables, steps=steps.set_column(column, steps.schema.field("step"), number))
