@@ -32,11 +32,11 @@ def _peers(parts: Sequence[Part], world_size: int | None) -> list[Ints]:
     world that is the global rank; where all its members have a report it is the place among
     them. Which of the two holds is read off the counts: Sends and Recvs must balance.
     """
-    as_global = [part.calls.peer for part in parts]
+    as_global = [member.calls.peer for member in parts]
     # Kineto gives the list of ranks and, beside it, peers that are global already
-    if len(parts) == world_size or all(part.calls.members[0] for part in parts):
+    if len(parts) == world_size or all(member.calls.members[0] for member in parts):
         return as_global
-    ranks = np.asarray([part.rank for part in parts], dtype=np.int64)
+    ranks = np.asarray([member.rank for member in parts], dtype=np.int64)
     as_place = [
         np.where((p >= 0) & (p < len(ranks)), ranks[np.clip(p, 0, len(ranks) - 1)], UNKNOWN)
         for p in as_global
@@ -47,11 +47,11 @@ def _peers(parts: Sequence[Part], world_size: int | None) -> list[Ints]:
 def _imbalance(parts: Sequence[Part], peers: Sequence[Ints]) -> int:
     """How many Sends and Recvs between ranks with a report would lack their other side."""
     sends, recvs = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
-    for part, peer in zip(parts, peers, strict=True):
-        out = part.calls.operation == "Send"
-        sends.update((part.rank, other) for other in peer[out].tolist())
+    for member, peer in zip(parts, peers, strict=True):
+        sent = member.calls.operation == "Send"
+        sends.update((member.rank, other) for other in peer[sent].tolist())
         # one to itself is no other side
-        recvs.update((other, part.rank) for other in peer[~out & (peer != part.rank)].tolist())
+        recvs.update((other, member.rank) for other in peer[~sent & (peer != member.rank)].tolist())
     return ((sends - recvs) + (recvs - sends)).total()
 
 
@@ -63,21 +63,21 @@ def pair_by_id(
     `parts` are by rank, each with calls; `world` is the number of the job's ranks.
     """
     with_peer = {
-        (part.rank, other): part.some(peer == other)
-        for part, peer in zip(parts, _peers(parts, world), strict=True)
+        (member.rank, other): member.some(peer == other)
+        for member, peer in zip(parts, _peers(parts, world), strict=True)
         for other in np.unique(peer).tolist()
     }
-    of = {part.rank: part for part in parts}
+    by_rank = {member.rank: member for member in parts}
     undecided = []
-    for (rank, other), mine in with_peer.items():
-        if other not in of:
-            rows.unmatched(mine, name, f"the other side, rank {other}, has no report")
+    for (rank, other), calls in with_peer.items():
+        if other not in by_rank:
+            rows.unmatched(calls, name, f"the other side, rank {other}, has no report")
             continue
         if rank > other and (other, rank) in with_peer:
             continue
-        theirs = with_peer.get((other, rank), of[other].some(slice(0)))
+        theirs = with_peer.get((other, rank), by_rank[other].some(slice(0)))
         # an all-to-all has each rank send to itself too: that is one way
-        for a, b in [(mine, theirs), (theirs, mine)][: 1 if rank == other else 2]:
+        for a, b in [(calls, theirs), (theirs, calls)][: 1 if rank == other else 2]:
             way = _of(a, "Send"), _of(b, "Recv")
             if not _pair(rows, name, *way, clocks):
                 undecided.append(way)
@@ -85,8 +85,8 @@ def pair_by_id(
         _pair(rows, name, send, recv, clocks, final=True)
 
 
-def _of(part: Part, operation: str) -> Part:
-    return part.some(part.whole.operation[part.rows] == operation)
+def _of(calls: Part, operation: str) -> Part:
+    return calls.some(calls.whole.operation[calls.rows] == operation)
 
 
 def _pair(
@@ -109,16 +109,16 @@ def _pair(
     if same is not None and same.shift is None:  # calls were lost on the way
         clocks.add(send.rank, recv.rank, same.offset_ns)
         rows.pairs(name, send.some(same.in_a), recv.some(same.in_b), 1.0)
-        for mine, inside, other in ((send, same.in_a, recv), (recv, same.in_b, send)):
-            rest = replace(mine, rows=np.delete(mine.rows, inside))
+        for side, inside, other in ((send, same.in_a, recv), (recv, same.in_b, send)):
+            rest = replace(side, rows=np.delete(side.rows, inside))
             rows.unmatched(rest, name, f"no call of rank {other.rank} has its id")
         return True
     shift = (same and same.shift) or find_shift(
         send.calls, recv.calls, directed=True, expected_ns=expected
     )
     if shift is None:
-        for mine, other in ((send, recv), (recv, send)):
-            rows.unmatched(mine, name, f"no order of calls fits those of rank {other.rank}")
+        for side, other in ((send, recv), (recv, send)):
+            rows.unmatched(side, name, f"no order of calls fits those of rank {other.rank}")
         return True
     if shift.confidence >= CERTAIN:
         clocks.add(send.rank, recv.rank, shift.offset_ns)
@@ -133,32 +133,32 @@ def _pair(
 def _not_in_both_windows(rows: MatchedRows, name: str, a: Part, b: Part, shift: Shift) -> None:
     """Add what stands beside no call of the other side."""
     in_a, in_b = shift.overlap(a, b)
-    for mine, inside, other in ((a, in_a, b), (b, in_b, a)):
-        rest = replace(mine, rows=np.delete(mine.rows, inside))
+    for side, inside, other in ((a, in_a, b), (b, in_b, a)):
+        rest = replace(side, rows=np.delete(side.rows, inside))
         rows.unmatched(rest, name, f"not within the window of rank {other.rank}")
 
 
 def pair_by_time(rows: MatchedRows, parts: Sequence[Part]) -> None:
     """Pair Sends and Recvs of reports without ids: mirrored sequences first, then ends."""
-    nodes = [stream for part in parts for stream in part.streams()]
-    found = {
+    nodes = [stream for calls in parts for stream in calls.streams()]
+    fits = {
         (i, j): mirrored
         for i, a in enumerate(nodes)
         for j in range(i + 1, len(nodes))
         if nodes[j].rank != a.rank and (mirrored := _mirrored(a, nodes[j])) is not None
     }
     taken: set[int] = set()
-    for (i, j), pair in sorted(found.items(), key=lambda each: each[1].spread_ns):
+    for (i, j), pair in sorted(fits.items(), key=lambda item: item[1].spread_ns):
         if i in taken or j in taken:
             continue
         taken |= {i, j}
         a, b = nodes[i], nodes[j]
         in_a, in_b = pair.shift.overlap(a, b)
         first, second = a.some(in_a), b.some(in_b)
-        out = first.whole.operation[first.rows] == "Send"
+        sent = first.whole.operation[first.rows] == "Send"
         name = _name(a.rank, b.rank)
-        rows.pairs(name, first.some(out), second.some(out), pair.confidence)
-        rows.pairs(name, second.some(~out), first.some(~out), pair.confidence)
+        rows.pairs(name, first.some(sent), second.some(sent), pair.confidence)
+        rows.pairs(name, second.some(~sent), first.some(~sent), pair.confidence)
         _not_in_both_windows(rows, "inferred", a, b, pair.shift)
     _by_ends(rows, parts, [node for k, node in enumerate(nodes) if k not in taken])
 
@@ -177,12 +177,12 @@ def _mirrored(a: Part, b: Part) -> Fit | None:
     in_a, in_b = shift.overlap(a, b)
     timed = a.calls.has[in_a] & b.calls.has[in_b]
     later = (b.calls.end[in_b] - a.calls.end[in_a])[timed]
-    out = a.calls.operation[in_a][timed] == "Send"
-    if not out.any() or out.all():
+    sent = a.calls.operation[in_a][timed] == "Send"
+    if not sent.any() or sent.all():
         return None
-    there, back = later[out], -later[~out]
-    closing = int(there.min() + back.min())
-    at_once = float(np.r_[there - there.min() < _ENDS_NS, back - back.min() < _ENDS_NS].mean())
+    forth, back = later[sent], -later[~sent]
+    closing = int(forth.min() + back.min())
+    at_once = float(np.r_[forth - forth.min() < _ENDS_NS, back - back.min() < _ENDS_NS].mean())
     if not -_ENDS_NS < closing < 2 * _ENDS_NS or at_once < 0.2:
         return None
     return Fit(shift, float(abs(closing)), 0.8 * shift.confidence)
@@ -204,17 +204,17 @@ def _by_ends(rows: MatchedRows, parts: Sequence[Part], nodes: Sequence[Part]) ->
     send, recv = np.flatnonzero(sends & has), np.flatnonzero(~sends & has)
     mate = np.full(len(rank), UNKNOWN, dtype=np.int64)
     if len(send) and len(recv):
-        one, two = _nearest(end[send], end[recv]), _nearest(end[recv], end[send])
-        good = two[one] == np.arange(len(send))
-        good &= np.abs(end[send] - end[recv[one]]) <= _ENDS_NS
-        good &= rank[send] != rank[recv[one]]
-        mate[send[good]], mate[recv[one[good]]] = recv[one[good]], send[good]
-    of = {part.rank: part.whole for part in parts}
+        to_recv, to_send = _nearest(end[send], end[recv]), _nearest(end[recv], end[send])
+        good = to_send[to_recv] == np.arange(len(send))
+        good &= np.abs(end[send] - end[recv[to_recv]]) <= _ENDS_NS
+        good &= rank[send] != rank[recv[to_recv]]
+        mate[send[good]], mate[recv[to_recv[good]]] = recv[to_recv[good]], send[good]
+    whole = {member.rank: member.whole for member in parts}
     paired = np.flatnonzero(sends & (mate >= 0))
     for a, b in sorted({(int(rank[k]), int(rank[mate[k]])) for k in paired}):
-        these = paired[(rank[paired] == a) & (rank[mate[paired]] == b)]
-        rows.pairs(_name(a, b), Part(of[a], row[these]), Part(of[b], row[mate[these]]), 0.5)
-    for a, calls in of.items():
+        pair = paired[(rank[paired] == a) & (rank[mate[paired]] == b)]
+        rows.pairs(_name(a, b), Part(whole[a], row[pair]), Part(whole[b], row[mate[pair]]), 0.5)
+    for a, calls in whole.items():
         left = Part(calls, row[(rank == a) & (mate < 0)])
         rows.unmatched(left, "inferred", "no other rank's call ends with it")
 

@@ -108,15 +108,15 @@ def identified(a: Calls, b: Calls, *, directed: bool = False) -> Identified | No
     two operations one: an id twice on a rank, another order on the other rank, another kind or
     size, or times that no clock offset explains. `directed`: a's Sends against b's Recvs.
     """
-    mine, theirs = (np.flatnonzero(calls.identity != UNKNOWN) for calls in (a, b))
-    if len({*a.source[mine].tolist(), *b.source[theirs].tolist()}) > 1:
+    rows_a, rows_b = (np.flatnonzero(calls.identity != UNKNOWN) for calls in (a, b))
+    if len({*a.source[rows_a].tolist(), *b.source[rows_b].tolist()}) > 1:
         return None
-    for calls, rows in ((a, mine), (b, theirs)):
+    for calls, rows in ((a, rows_a), (b, rows_b)):
         if len(np.unique(calls.identity[rows])) < len(rows):
             raise ContradictoryIdsError(f"rank {calls.rank} has one id on two calls")
-    _, at, beside = np.intersect1d(a.identity[mine], b.identity[theirs], return_indices=True)
-    in_a, place = np.sort(mine[at]), np.argsort(mine[at])
-    in_b = theirs[beside][place]
+    _, at_a, at_b = np.intersect1d(a.identity[rows_a], b.identity[rows_b], return_indices=True)
+    in_a, place = np.sort(rows_a[at_a]), np.argsort(rows_a[at_a])
+    in_b = rows_b[at_b][place]
     if not len(in_a):
         return None
     ranks = f"ranks {a.rank} and {b.rank}"
@@ -128,10 +128,10 @@ def identified(a: Calls, b: Calls, *, directed: bool = False) -> Identified | No
     if offset is None:
         raise ContradictoryIdsError(f"{ranks} have one id on calls that cannot be the same")
     shift = Shift(int(in_a[0] - in_b[0]), 1.0, offset)
-    one, two = (
+    ids_a, ids_b = (
         calls.identity[side] for calls, side in zip((a, b), shift.overlap(a, b), strict=True)
     )
-    whole = bool(_alike(one, two, UNKNOWN).all()) and bool((in_a - in_b == shift.by).all())
+    whole = bool(_alike(ids_a, ids_b, UNKNOWN).all()) and bool((in_a - in_b == shift.by).all())
     return Identified(in_a, in_b, offset, shift if whole else None)
 
 
@@ -305,7 +305,7 @@ def _regular(a: Calls, b: Calls, trials: list[_Trial], directed: bool) -> _Trial
     """The one trial in whose rhythm the calls fit; None where several fit as well."""
     if not trials or min(trial.timed for trial in trials) < _FEW:
         return None
-    known: list[tuple[float, _Trial]] = []
+    rhythms: list[tuple[float, _Trial]] = []
     for trial in trials:
         in_a, in_b = trial.overlap(a, b)
         timed = _timed(a, in_a, b, in_b, directed)
@@ -315,8 +315,8 @@ def _regular(a: Calls, b: Calls, trials: list[_Trial], directed: bool) -> _Trial
         else:
             since = (time - time[0]).astype(np.float64)
             uneven = unevenness((apart - apart[0]).astype(np.float64), since)
-        known.append((uneven, trial))
-    (finest, best), *others = sorted(known, key=lambda each: each[0])
+        rhythms.append((uneven, trial))
+    (finest, best), *others = sorted(rhythms, key=lambda rhythm: rhythm[0])
     # the fewer calls stand side by side, the rather they are regular by chance
     by_chance = max(trial.timed for trial in trials) / best.timed
     if others and others[0][0] < _REGULAR * by_chance * max(finest, _FINEST_NS):
