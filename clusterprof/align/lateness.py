@@ -76,7 +76,7 @@ def shallow(
     widest = _over(calls, np.maximum, np.where(aligned == first, uncertainty, 0))
     lateness = np.where(by_duration, longest - duration, np.where(by_clock, aligned - first, 0))
     bound = np.where(by_clock & (aligned != first), uncertainty + widest, 0)
-    known = by_duration | by_clock
+    determined = by_duration | by_clock
     names = pa.array(
         [words.group(group.name, group.description) for group in calls.flight.groups], pa.string()
     )
@@ -88,8 +88,8 @@ def shallow(
         "bytes": entries["bytes"],
         "enqueue_ns": pa.array(aligned, mask=~placed),
         "duration_ns": entries["duration_ns"],
-        "lateness_ns": pa.array(lateness, mask=~known),
-        "bound_ns": pa.array(bound, mask=~known),
+        "lateness_ns": pa.array(lateness, mask=~determined),
+        "bound_ns": pa.array(bound, mask=~determined),
         "call": pa.array(calls.of_row),
         "step": _steps(integers(entries, "enqueue_ns"), rank, steps or {}),
         "line": entries["frame"],
@@ -108,11 +108,11 @@ def joined(table: pa.Table, called_ns: Ints, placed: pa.Table) -> pa.Table:
     """
     if not placed.num_rows:
         return table
-    shallow_of, deep_of = (rows_by(integers(each, "rank")) for each in (table, placed))
+    shallow_of, deep_of = (rows_by(integers(calls, "rank")) for calls in (table, placed))
     counted = np.flatnonzero(~np.isin(texts(placed, "operation"), ("Send", "Recv", "SendRecv")))
-    known = np.flatnonzero(placed["issue_start_ns"].is_valid().to_numpy())
+    issued_rows = np.flatnonzero(placed["issue_start_ns"].is_valid().to_numpy())
     usable = np.zeros(placed.num_rows, bool)
-    usable[np.intersect1d(counted, known)] = True
+    usable[np.intersect1d(counted, issued_rows)] = True
     numbers, turns = integers(table, "sequence"), integers(placed, "order")
     times, collective = integers(placed, "issue_start_ns"), integers(placed, "collective")
     operations = texts(table, "operation"), texts(placed, "operation")
@@ -120,34 +120,34 @@ def joined(table: pa.Table, called_ns: Ints, placed: pa.Table) -> pa.Table:
     fits: dict[str, Counter[tuple[str, int]]] = {}
     lanes: dict[tuple[int, str, str], tuple[Ints, Ints]] = {}
     for rank in shallow_of.keys() & deep_of.keys():
-        mine, theirs = shallow_of[rank], deep_of[rank]
-        mine = mine[~np.isin(operations[0][mine], ("Send", "Recv"))]
-        theirs = theirs[usable[theirs]]
-        for name in set(communicator[theirs].tolist()):
-            deep = theirs[communicator[theirs] == name]
+        recorded, reported = shallow_of[rank], deep_of[rank]
+        recorded = recorded[~np.isin(operations[0][recorded], ("Send", "Recv"))]
+        reported = reported[usable[reported]]
+        for name in set(communicator[reported].tolist()):
+            deep = reported[communicator[reported] == name]
             deep = deep[np.argsort(turns[deep], kind="stable")]
             best: list[tuple[float, str, int]] = []
-            for one in set(group[mine].tolist()):
-                rows = mine[group[mine] == one]
+            for group_name in set(group[recorded].tolist()):
+                rows = recorded[group[recorded] == group_name]
                 rows = rows[np.argsort(called_ns[rows], kind="stable")]
-                lanes[rank, name, one] = rows, deep
-                found = _first_number(
+                lanes[rank, name, group_name] = rows, deep
+                candidates = _first_number(
                     (numbers[rows], called_ns[rows], operations[0][rows]),
                     (turns[deep], times[deep], operations[1][deep]),
                 )
-                best += [(apart, one, first) for apart, first in found]
+                best += [(apart, group_name, first) for apart, first in candidates]
             if best:
-                _, one, first = min(best)
-                fits.setdefault(name, Counter())[one, first] += 1
-    out = np.full(table.num_rows, -1, np.int64)
-    for (_, name, one), (rows, deep) in lanes.items():
-        if name not in fits or fits[name].most_common(1)[0][0][0] != one:
+                _, group_name, first = min(best)
+                fits.setdefault(name, Counter())[group_name, first] += 1
+    joined_to = np.full(table.num_rows, -1, np.int64)
+    for (_, name, group_name), (rows, deep) in lanes.items():
+        if name not in fits or fits[name].most_common(1)[0][0][0] != group_name:
             continue
         (_, first), _ = fits[name].most_common(1)[0]
         places = _last_places(numbers[rows], turns[deep] + first)
-        out[rows[places[places >= 0]]] = collective[deep[places >= 0]]
-    at = SHALLOW.get_field_index("collective")
-    return table.set_column(at, SHALLOW.field(at), pa.array(out, mask=out < 0))
+        joined_to[rows[places[places >= 0]]] = collective[deep[places >= 0]]
+    column = SHALLOW.get_field_index("collective")
+    return table.set_column(column, SHALLOW.field(column), pa.array(joined_to, mask=joined_to < 0))
 
 
 #: so many numbers of the first call are tried: several calls may be as near as it
@@ -158,25 +158,25 @@ _Lane = tuple[Ints, Ints, Objects]
 _BESIDE_NS = 1_000_000_000
 
 
-def _first_number(mine: _Lane, theirs: _Lane) -> list[tuple[float, int]]:
+def _first_number(recorded: _Lane, reported: _Lane) -> list[tuple[float, int]]:
     """Return how far times are apart (ns), and the number of the first call; [] if nothing fits."""
-    numbers, times, operations = mine
-    turns, issued, names = theirs
+    numbers, times, operations = recorded
+    turns, issued, names = reported
     near = np.searchsorted(times, issued)
     tried = np.concatenate(
         [numbers[np.clip(near + by, 0, times.size - 1)] - turns for by in (-1, 0)]
     )
-    found = []
+    fits = []
     for first, _ in Counter(tried.tolist()).most_common(_TRIED):
         places = _last_places(numbers, turns + first)
-        there, places = places >= 0, places[places >= 0]
-        if 2 * places.size < turns.size or (operations[places] != names[there]).any():
+        has_place, places = places >= 0, places[places >= 0]
+        if 2 * places.size < turns.size or (operations[places] != names[has_place]).any():
             continue
-        apart = (times[places] - issued[there]).astype(float)
+        apart = (times[places] - issued[has_place]).astype(float)
         usual = float(np.median(apart))
         if abs(usual) < _BESIDE_NS:
-            found.append((abs(usual) + float(np.abs(apart - usual).mean()), int(first)))
-    return sorted(found)[:1]
+            fits.append((abs(usual) + float(np.abs(apart - usual).mean()), int(first)))
+    return sorted(fits)[:1]
 
 
 def _last_places(numbers: Ints, wanted: Ints) -> Ints:
@@ -202,23 +202,23 @@ def host_clock(flight: Flight, readings: Mapping[int, RankReadings], probe: obje
             machines.setdefault(readings[rank].machine, []).append(rank)
     # a machine's clock was read at the window's ends in one of its ranks
     first = {
-        max(ranks, key=lambda each: (len(readings[each].readings), -each)): ranks
+        max(ranks, key=lambda rank: (len(readings[rank].readings), -rank)): ranks
         for ranks in machines.values()
     }
-    known = {
+    valid = {
         rank: replace(readings[rank], anchor=(0, 0))
         for rank in sorted(first)
         if stepped(readings[rank].readings) is None
     }
     tables = [
-        _bare(rank, readings[rank].machine, [spans[each] for each in first[rank]]) for rank in known
+        _bare(rank, readings[rank].machine, [spans[peer] for peer in first[rank]]) for rank in valid
     ]
-    clock = align(tables, MATCHED.empty_table(), pair_bounds(known, probe))
+    clock = align(tables, MATCHED.empty_table(), pair_bounds(valid, probe))
     bounded = [
         (rank, place)
-        for place, one in enumerate(clock.ranks)
+        for place, reader in enumerate(clock.ranks)
         if clock.uncertainty_ns[place] < UNBOUNDED_NS
-        for rank in first[one]
+        for rank in first[reader]
     ]
     ranks = tuple(rank for rank, _ in sorted(bounded))
     places = np.array([place for _, place in sorted(bounded)], np.int64)
@@ -241,11 +241,11 @@ def _bare(rank: int, machine: str, spans: list[tuple[int, int]]) -> RankTables:
 
 def _steps(enqueue: Ints, rank: Ints, steps: Mapping[int, pa.Table]) -> pa.Array:
     """Return the step in which each row was called; null outside of its rank's step log."""
-    found = np.full(rank.size, -1, np.int64)
-    for each, mine in rows_by(rank).items():
-        if each in steps:
-            found[mine] = steps_of(steps[each], enqueue[mine])
-    return pa.array(found, mask=found < 0)
+    step_of_row = np.full(rank.size, -1, np.int64)
+    for number, rows in rows_by(rank).items():
+        if number in steps:
+            step_of_row[rows] = steps_of(steps[number], enqueue[rows])
+    return pa.array(step_of_row, mask=step_of_row < 0)
 
 
 def _placed(wall: Ints, rank: Ints, clock: Clock | None) -> tuple[Ints, Ints, Bools]:
@@ -260,11 +260,11 @@ def _placed(wall: Ints, rank: Ints, clock: Clock | None) -> tuple[Ints, Ints, Bo
     return aligned, uncertainty, placed
 
 
-def _over(calls: FlightCalls, what: np.ufunc, values: Ints) -> Ints:
+def _over(calls: FlightCalls, ufunc: np.ufunc, values: Ints) -> Ints:
     """Return of each row what its call's rows come to."""
     if not values.size:
         return values
-    return np.asarray(np.repeat(what.reduceat(values, calls.begins), calls.counts), np.int64)
+    return np.asarray(np.repeat(ufunc.reduceat(values, calls.begins), calls.counts), np.int64)
 
 
 def _of_all(calls: FlightCalls, rows: Bools) -> Bools:

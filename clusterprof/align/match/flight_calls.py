@@ -60,19 +60,19 @@ def match(flight: Flight) -> FlightCalls:
     """Return which entries are one call."""
     lane = _Lanes.of(flight)
     kept = np.flatnonzero(lane.known())
-    sequence, part = (integers(flight.entries, name)[kept] for name in ("sequence", "part"))
+    sequence, part_number = (integers(flight.entries, name)[kept] for name in ("sequence", "part"))
     p2p = np.asarray(flight.entries["p2p"].to_numpy(), bool)[kept]
     lanes = lane.lane[kept]
     pair, turn, tag = _pairs(flight, kept, lanes, p2p, lane.truncated)
     first = np.where(p2p, pair, sequence)
-    second = np.where(p2p, turn, part)
+    second = np.where(p2p, turn, part_number)
     call = _as_one(lanes, p2p, first, second, tag)
     # entries are by rank and record
     order = np.argsort(call, kind="stable")
     begins = np.flatnonzero(np.diff(call[order], prepend=-1))
     entries = flight.entries.take(pa.array(kept[order]))
     group = integers(entries, "group")[begins]
-    sizes = np.array([each.size or 0 for each in flight.groups], np.int64)
+    sizes = np.array([process_group.size or 0 for process_group in flight.groups], np.int64)
     direct = p2p[order][begins]
     return FlightCalls(
         flight,
@@ -124,7 +124,7 @@ class _Lanes:
         first = entries.group_by("rank").aggregate([("record", "min")])
         late = pc.greater(first["record_min"], 0)
         truncated[integers(first.filter(late), "rank")] = True
-        pairs = [divmod(each, span) for each in names.tolist()]
+        pairs = [divmod(name, span) for name in names.tolist()]
         return cls(flight, lane, pairs, truncated)
 
     def known(self) -> Bools:
@@ -144,9 +144,9 @@ class _Lanes:
     def unknown(self) -> dict[tuple[int, int], frozenset[int]]:
         """Return of each lane the ranks whose recorders would not show what they called in it."""
         entries = self.flight.entries
-        there = np.zeros((len(self.names), self.truncated.size), bool)
-        there[self.lane, integers(entries, "rank")] = True
-        silent = ~there & self.truncated
+        has_calls = np.zeros((len(self.names), self.truncated.size), bool)
+        has_calls[self.lane, integers(entries, "rank")] = True
+        silent = ~has_calls & self.truncated
         return {
             name: frozenset(np.flatnonzero(silent[place]).tolist())
             for place, name in enumerate(self.names)
@@ -190,9 +190,9 @@ def _pairs(
 
 def _global_ranks(flight: Flight, group: Ints, peer: Ints) -> Ints:
     """Return the ranks of other sides that are given in their groups' ranks; -1 if unknown."""
-    found = np.full(peer.size, -1, np.int64)
+    ranks = np.full(peer.size, -1, np.int64)
     for number in np.unique(group).tolist():
         members = np.array(flight.groups[number].ranks or (), np.int64)
-        here = (group == number) & (peer >= 0) & (peer < members.size)
-        found[here] = members[peer[here]]
-    return found
+        in_group = (group == number) & (peer >= 0) & (peer < members.size)
+        ranks[in_group] = members[peer[in_group]]
+    return ranks
