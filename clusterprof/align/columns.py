@@ -49,14 +49,14 @@ def coded(table: pa.Table, name: str) -> tuple[Objects, Index]:
     chunks = column.chunks if pa.types.is_dictionary(column.type) else []
     if not chunks:
         chunks = [column.combine_chunks().dictionary_encode()]
-    codes = np.concatenate([each.indices.to_numpy() for each in chunks]).astype(np.intp)
+    codes = np.concatenate([chunk.indices.to_numpy() for chunk in chunks]).astype(np.intp)
     return np.asarray(chunks[0].dictionary.to_numpy(zero_copy_only=False), np.object_), codes
 
 
 def matched(names: Objects, pattern: str) -> Bools:
     """Return in which of `names` a regular expression finds something."""
-    found = pc.match_substring_regex(pa.array(names, pa.string()), pattern)
-    return np.asarray(found.to_numpy(zero_copy_only=False), dtype=np.bool_)
+    matches = pc.match_substring_regex(pa.array(names, pa.string()), pattern)
+    return np.asarray(matches.to_numpy(zero_copy_only=False), dtype=np.bool_)
 
 
 def called(table: pa.Table, pattern: str) -> Bools:
@@ -69,18 +69,18 @@ def places(values: Ints) -> tuple[Ints, Ints]:
     """Return the different values in ascending order, and of each value its place among them."""
     low, high = int(values.min(initial=0)), int(values.max(initial=0))
     if high - low > 2 * values.size:
-        found, place = np.unique(values, return_inverse=True)
-        return found, place.astype(np.int64)
+        distinct, place = np.unique(values, return_inverse=True)
+        return distinct, place.astype(np.int64)
     # they lie close: without sorting
-    there = np.bincount(values - low, minlength=1) > 0
-    return np.flatnonzero(there) + low, (np.cumsum(there) - 1)[values - low]
+    occurs = np.bincount(values - low, minlength=1) > 0
+    return np.flatnonzero(occurs) + low, (np.cumsum(occurs) - 1)[values - low]
 
 
 def first_places(values: Ints, wanted: Ints) -> Ints:
     """Return the place in `values` of each one wanted, of several the first; -1 where none is."""
     order = np.argsort(values, kind="stable")
-    at = np.searchsorted(values[order], wanted)
-    return np.where(np.r_[values[order], -1][at] == wanted, np.r_[order, -1][at], -1)
+    position = np.searchsorted(values[order], wanted)
+    return np.where(np.r_[values[order], -1][position] == wanted, np.r_[order, -1][position], -1)
 
 
 def narrow(values: Ints) -> npt.NDArray[Any]:
@@ -104,22 +104,22 @@ def issue_times(issue: Ints, start: Ints, stream: Ints) -> Ints:
     A stream runs in the order of issue: it was issued by its start, and before the next one on its
     stream.
     """
-    known = issue > 0
-    if known.all():
+    has_time = issue > 0
+    if has_time.all():
         return issue
-    times = np.where(known, issue, start)
-    for number in np.unique(stream[~known]):
+    times = np.where(has_time, issue, start)
+    for number in np.unique(stream[~has_time]):
         rows = np.flatnonzero(stream == number)
         rows = rows[np.argsort(start[rows], kind="stable")]
         earliest = np.minimum.accumulate(times[rows][::-1])[::-1]
-        times[rows] = np.where(known[rows], times[rows], earliest)
+        times[rows] = np.where(has_time[rows], times[rows], earliest)
     return times
 
 
 def rows_by(values: Ints) -> dict[int, Ints]:
     """Return the rows of each value, both in ascending order."""
-    found, place = places(values)
+    distinct, place = places(values)
     # numbers of 16 bits are sorted by their digits, in a tenth of the time
-    order = np.argsort(place.astype(np.uint16) if found.size < 1 << 16 else place, kind="stable")
-    counts = np.bincount(place, minlength=found.size)
-    return dict(zip(found.tolist(), np.split(order, np.cumsum(counts))[:-1], strict=True))
+    order = np.argsort(place.astype(np.uint16) if distinct.size < 1 << 16 else place, kind="stable")
+    counts = np.bincount(place, minlength=distinct.size)
+    return dict(zip(distinct.tolist(), np.split(order, np.cumsum(counts))[:-1], strict=True))

@@ -26,8 +26,8 @@ def place(matched: pa.Table, clock: Clock) -> pa.Table:
     collective, rank = integers(matched, "collective"), integers(matched, "rank")
     has = timed(matched)
     start, end = integers(matched, "start_ns").copy(), integers(matched, "end_ns").copy()
-    for one, at in rows_by(rank).items():
-        start[at], end[at] = clock.align(one, start[at]), clock.align(one, end[at])
+    for member, rows in rows_by(rank).items():
+        start[rows], end[rows] = clock.align(member, start[rows]), clock.align(member, end[rows])
     whole = (texts(matched, "state") == "matched") & has
     columns = _arrivals(collective, rank, start, end, whole)
     columns |= {"aligned_start_ns": start, "aligned_end_ns": end}
@@ -41,24 +41,24 @@ def _arrivals(
     collective: np.ndarray, rank: np.ndarray, start: np.ndarray, end: np.ndarray, whole: np.ndarray
 ) -> dict[str, np.ndarray]:
     """Per row: last arrival, its rank, lateness, wait, transfer; all zero where not `whole`."""
-    out = {
+    columns = {
         name: np.zeros(len(start), dtype=np.int64)
         for name in ("last_arrival_ns", "last_rank", "lateness_ns", "wait_ns", "transfer_ns")
     }
     rows = np.flatnonzero(whole)
     if not len(rows):
-        return out
+        return columns
     order = rows[np.lexsort((start[rows], collective[rows]))]
-    _, first, of, size = np.unique(
+    _, first, call, size = np.unique(
         collective[order], return_index=True, return_inverse=True, return_counts=True
     )
     last = first + size - 1
     late, before = order[last], order[np.maximum(last - 1, first)]
-    out["last_arrival_ns"][order] = start[late][of]
-    out["last_rank"][order] = rank[late][of]
-    out["lateness_ns"][order] = (start[late] - start[before])[of]
+    columns["last_arrival_ns"][order] = start[late][call]
+    columns["last_rank"][order] = rank[late][call]
+    columns["lateness_ns"][order] = (start[late] - start[before])[call]
     length = end[order] - start[order]
-    wait = np.minimum(start[late][of] - start[order], length)
-    out["wait_ns"][order] = wait
-    out["transfer_ns"][order] = length - wait
-    return out
+    wait = np.minimum(start[late][call] - start[order], length)
+    columns["wait_ns"][order] = wait
+    columns["transfer_ns"][order] = length - wait
+    return columns

@@ -55,12 +55,12 @@ def waiting_kernels(ranks: Sequence[RankTables], clock: Clock) -> set[str]:
     if not names:
         return set()
     kernels = [_kernels(tables, clock, names) for tables in ranks]
-    found: set[int] = set()
+    waiting: set[int] = set()
     for by in (1 << k for k in range(len(ranks).bit_length())):
         for k in range(len(ranks) - by):
-            bound = sum(clock.uncertainty(ranks[each].rank) for each in (k, k + by))
-            found |= set(_waiting(kernels[k], kernels[k + by], bound))
-    return {names[code] for code in found}
+            bound = sum(clock.uncertainty(ranks[place].rank) for place in (k, k + by))
+            waiting |= set(_waiting(kernels[k], kernels[k + by], bound))
+    return {names[code] for code in waiting}
 
 
 def _varying(ranks: Sequence[RankTables]) -> list[str]:
@@ -74,8 +74,8 @@ def _varying(ranks: Sequence[RankTables]) -> list[str]:
         first, count = _runs(name[order])
         least, most = length[order][first], length[order][first + count - 1]
         for code, low, high in zip(name[order][first], least.tolist(), most.tolist(), strict=True):
-            known = lengths.get(names[code], (low, high))
-            lengths[names[code]] = min(known[0], low), max(known[1], high)
+            extremes = lengths.get(names[code], (low, high))
+            lengths[names[code]] = min(extremes[0], low), max(extremes[1], high)
     return [name for name, (low, high) in lengths.items() if high - low > _WAITS * _END_SPREAD_NS]
 
 
@@ -97,8 +97,8 @@ def _unknown_operations(tables: RankTables) -> tuple[Ints, Ints]:
     unknown = np.flatnonzero((texts(calls, "operation") == "Unknown") & timed(calls))
     kernels = np.flatnonzero(texts(table, "kind") == "collective") if len(unknown) else unknown
     stream, start = (
-        np.r_[integers(table, each)[kernels], integers(calls, each)[unknown]]
-        for each in ("stream", "start_ns")
+        np.r_[integers(table, column)[kernels], integers(calls, column)[unknown]]
+        for column in ("stream", "start_ns")
     )
     place = combined(stream, start)
     kernel = np.full(len(place), UNKNOWN)
@@ -110,14 +110,14 @@ def _unknown_operations(tables: RankTables) -> tuple[Ints, Ints]:
 def _kernels(tables: RankTables, clock: Clock, wanted: Sequence[str]) -> _Kernels:
     """A rank's kernels of these names that were launched in a step."""
     names, name, rows = _unclear(tables)
-    places = {each: code for code, each in enumerate(wanted)}
-    code = np.array([places.get(each, -1) for each in names.tolist()], np.int64)[name]
+    places = {kernel: code for code, kernel in enumerate(wanted)}
+    code = np.array([places.get(kernel, -1) for kernel in names.tolist()], np.int64)[name]
     rows, code = rows[code >= 0], code[code >= 0]
     launch, *times = (
-        integers(tables.activity, each)[rows] for each in ("launch_start_ns", "start_ns", "end_ns")
+        integers(tables.activity, time)[rows] for time in ("launch_start_ns", "start_ns", "end_ns")
     )
     step = steps_of(tables.steps, launch)
-    start, end = (clock.align(tables.rank, each) for each in times)
+    start, end = (clock.align(tables.rank, time) for time in times)
     order = np.lexsort((start, step, code))
     return _Kernels(code, step, start, end).some(order[step[order] != UNKNOWN])
 
@@ -125,19 +125,19 @@ def _kernels(tables: RankTables, clock: Clock, wanted: Sequence[str]) -> _Kernel
 def _waiting(one: _Kernels, other: _Kernels, bound_ns: int) -> list[int]:
     """The names whose kernels end together on two ranks, but do not begin so."""
     a, b = _same(one, other)
-    out = []
+    waiting = []
     for name in np.unique(one.name[a]).tolist():
-        mine = one.name[a] == name
+        rows = one.name[a] == name
         starts, ends = (
-            x[a[mine]] - y[b[mine]] for x, y in ((one.start, other.start), (one.end, other.end))
+            x[a[rows]] - y[b[rows]] for x, y in ((one.start, other.start), (one.end, other.end))
         )
         at_once = _apart(ends, ends, bound_ns) <= _END_SPREAD_NS
         # by the clock by which they end at once, and by the one by which most begin so
         apart = (_apart(starts, by, bound_ns) for by in (ends, starts))
         waits = np.minimum(*apart) > _WAITS * _END_SPREAD_NS
         if at_once.mean() >= _MOST_FRAC and np.count_nonzero(at_once & waits) >= _FEW:
-            out.append(name)
-    return out
+            waiting.append(name)
+    return waiting
 
 
 def _apart(times: Ints, by: Ints, bound_ns: int) -> Ints:
@@ -147,8 +147,8 @@ def _apart(times: Ints, by: Ints, bound_ns: int) -> Ints:
 
 def _same(one: _Kernels, other: _Kernels) -> tuple[Ints, Ints]:
     """The rows of the same kernels of two ranks, where a step has as many of a name on both."""
-    most = 1 + max(int(each.step.max(initial=0)) for each in (one, other))
-    keys = [each.name * most + each.step for each in (one, other)]
+    most = 1 + max(int(kernels.step.max(initial=0)) for kernels in (one, other))
+    keys = [kernels.name * most + kernels.step for kernels in (one, other)]
     (first, count), (its_first, its_count) = (_runs(key) for key in keys)
     _, a, b = np.intersect1d(keys[0][first], keys[1][its_first], return_indices=True)
     alike = count[a] == its_count[b]
@@ -173,10 +173,10 @@ def as_exchanges(tables: RankTables, names: set[str]) -> RankTables:
     if not len(rows):
         return tables
     table, kinds = tables.activity, texts(tables.activity, "kind")
-    known, kernels = _unknown_operations(tables)
+    unknown, kernels = _unknown_operations(tables)
     made = _calls(table.take(pa.array(rows[kinds[rows] == "compute"])))
     operations = texts(tables.collective_calls, "operation")
-    operations[known[np.isin(kernels, rows)]] = EXCHANGE
+    operations[unknown[np.isin(kernels, rows)]] = EXCHANGE
     calls = _with(tables.collective_calls, "collective_calls", "operation", operations)
     calls = joined("collective_calls", [calls, made])
     number = pa.array(np.arange(calls.num_rows, dtype=np.int32))

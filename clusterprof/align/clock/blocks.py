@@ -125,10 +125,10 @@ def blocks(matched: pa.Table, ranks: tuple[int, ...], base: Ints) -> list[Block]
     table = matched.filter(pa.array(usable & (integers(matched, "message_bytes", -1) != 0)))
     if not table.num_rows:
         return []
-    of, began, ended = (integers(table, name) for name in ("rank", "start_ns", "end_ns"))
-    rank, (_, call) = np.searchsorted(ranks, of), places(integers(table, "collective"))
+    rank_of_row, began, ended = (integers(table, name) for name in ("rank", "start_ns", "end_ns"))
+    rank, (_, call) = np.searchsorted(ranks, rank_of_row), places(integers(table, "collective"))
     start, end = ((time - base[rank]).astype(np.float64) for time in (began, ended))
-    role, kernel = texts(table, "role"), combined(of, began, ended)
+    role, kernel = texts(table, "role"), combined(rank_of_row, began, ended)
     carried, (sort, kind) = np.bincount(kernel)[kernel], _sorts(table)
     split = []
     for rows in _groups(table, call, rank, role):

@@ -316,7 +316,7 @@ def _joined(
     place[solve] = np.arange(len(solve))
     inside = place[row] >= 0
     row, block, share = place[row[inside]], block[inside], share[inside]
-    small, part = _cheapest(row, block, size, len(solve))
+    small, component = _cheapest(row, block, size, len(solve))
     # without the large blocks the ranks fall into parts, each inverted by itself
     _, of_large = np.unique(block[~small], return_inverse=True)
     large = np.zeros((len(solve), of_large.max(initial=-1) + 1))
@@ -324,8 +324,8 @@ def _joined(
     answer = np.concatenate([right[:, None], large], axis=1)
     error = np.zeros(len(solve))
     row, block, share = row[small], block[small], share[small]
-    entries = rows_by(part[row])
-    for number, members in rows_by(part).items():
+    entries = rows_by(component[row])
+    for number, members in rows_by(component).items():
         k = entries.get(number, np.empty(0, dtype=np.int64))
         blocks, column = np.unique(block[k], return_inverse=True)
         means = np.zeros((len(members), len(blocks)))
@@ -344,8 +344,8 @@ def _cheapest(row: Index, block: Index, size: Ints, ranks: int) -> tuple[Bools, 
     best = (np.inf, np.zeros(len(row), dtype=np.bool_), np.arange(ranks))
     for largest in [0, *np.unique(size).tolist()]:
         small = size[block] <= largest
-        part = connected(row[small], block[small], ranks)
+        component = connected(row[small], block[small], ranks)
         count = (size > largest).sum()
-        cost = (np.bincount(part) ** 3.0).sum() + ranks * count**2.0
-        best = min(best, (cost, small, part), key=lambda choice: choice[0])
+        cost = (np.bincount(component) ** 3.0).sum() + ranks * count**2.0
+        best = min(best, (cost, small, component), key=lambda choice: choice[0])
     return best[1], best[2]
