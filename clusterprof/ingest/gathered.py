@@ -70,33 +70,33 @@ def gather(
             case [RankTables() as tables] if not tables.collective_calls.num_rows:
                 text = "the report does not name its rank: the only one is rank 0"
                 outcomes = [[tables.warned(text)]]
-    found: list[RankTables] = []
+    profiled: list[RankTables] = []
     missing: list[MissingRank] = []
     errors: list[ClusterprofError] = []
     for source, ranks_of in zip(sources, outcomes, strict=True):
         for outcome in ranks_of:
             if isinstance(outcome, RankTables):
-                found.append(_named_otherwise(outcome) if len(ranks_of) == 1 else outcome)
+                profiled.append(_named_otherwise(outcome) if len(ranks_of) == 1 else outcome)
             else:
                 errors.append(outcome)
                 rank = source.rank if len(ranks_of) == 1 else None
                 missing.append(MissingRank(rank=rank, source=str(source.path), reason=outcome.what))
     for error in errors:
         _LOG.debug("%s", error.trace)
-    if not found and len(errors) == 1:
+    if not profiled and len(errors) == 1:
         raise errors[0]
-    if not found:
+    if not profiled:
         raise ReportError(
             f"none of the {len(errors)} reports can be read",
             *(error.what for error in errors[:8]),
             *errors[0].details[-1:],
         )
-    found.sort(key=lambda tables: tables.rank)
-    found, left_out = one_window(found)
-    _check_one_job(found)
-    found = _with_world([tables.of_world(world_size) for tables in found])
+    profiled.sort(key=lambda tables: tables.rank)
+    profiled, left_out = one_window(profiled)
+    _check_one_job(profiled)
+    profiled = _with_world([tables.of_world(world_size) for tables in profiled])
     unread = [str(error).replace("\n ", ";") for error in errors]
-    return Gathered(found, missing, [*unread, *left_out, *_common_warnings(found)])
+    return Gathered(profiled, missing, [*unread, *left_out, *_common_warnings(profiled)])
 
 
 def _named_otherwise(tables: RankTables) -> RankTables:
@@ -118,19 +118,19 @@ def _ranked(sources: Sequence[Source], ranks: Mapping[Path, int]) -> list[Source
     if not ranks:
         return list(sources)
     given = {_report_key(path): (path, rank) for path, rank in ranks.items()}
-    used, found = set(), []
+    used, ranked = set(), []
     for source in sources:
         keys = [_report_key(path) for path in (source.path, source.beside) if path is not None]
         for key in (key for key in keys if key in given):
             source = replace(source, rank=given[key][1])
             used.add(key)
-        found.append(source)
+        ranked.append(source)
     for path, rank in (given[key] for key in given if key not in used):
         raise ReportError(
             f"rank {rank} was given for {path}, which is not among the reports",
             f"the reports: {', '.join(str(source.path) for source in sources[:8])}",
         )
-    return found
+    return ranked
 
 
 def _report_key(path: Path) -> Path:
@@ -165,46 +165,46 @@ def _attempt(source: Source) -> list[Rank]:
         ranks = [*read_source(source)]
     except ClusterprofError as error:
         ranks = [error]
-    for each in ranks:
-        if isinstance(each, ClusterprofError):
-            each.trace = "".join(traceback.format_exception(each))
+    for outcome in ranks:
+        if isinstance(outcome, ClusterprofError):
+            outcome.trace = "".join(traceback.format_exception(outcome))
     return ranks
 
 
-def _check_one_job(found: Sequence[RankTables]) -> None:
+def _check_one_job(profiled: Sequence[RankTables]) -> None:
     """Raise `MergeError` where a rank comes twice, or where the reports name different jobs,
     worlds, or far-apart windows.
     """
-    for one, other in pairwise(found):
-        if one.rank == other.rank:
+    for first, second in pairwise(profiled):
+        if first.rank == second.rank:
             raise MergeError(
-                f"rank {one.rank} has two reports",
-                f"one: {one.info.source}",
-                f"other: {other.info.source}",
+                f"rank {first.rank} has two reports",
+                f"one: {first.info.source}",
+                f"other: {second.info.source}",
                 "leave one out, or give its rank: --rank FILE=N",
             )
-    _refuse_groups(found, "different jobs", lambda tables: tables.info.job)
-    _refuse_groups(found, "jobs of different world sizes", lambda tables: tables.info.world_size)
-    captures = {each.rank: (each.info.begin_ns, each.info.end_ns) for each in found}
+    _refuse_groups(profiled, "different jobs", lambda tables: tables.info.job)
+    _refuse_groups(profiled, "jobs of different world sizes", lambda tables: tables.info.world_size)
+    captures = {tables.rank: (tables.info.begin_ns, tables.info.end_ns) for tables in profiled}
     windows = in_time(captures, _APART_NS)
-    if len(set(windows.values())) > 1 and _of_other_jobs(found, windows):
-        _refuse_groups(found, "captures of different times", lambda each: windows[each.rank])
+    if len(set(windows.values())) > 1 and _of_other_jobs(profiled, windows):
+        _refuse_groups(profiled, "captures of different times", lambda tables: windows[tables.rank])
 
 
 def _refuse_groups(
-    found: Sequence[RankTables], what: str, key: Callable[[RankTables], Hashable]
+    profiled: Sequence[RankTables], difference: str, key: Callable[[RankTables], Hashable]
 ) -> None:
     groups: dict[Hashable, list[str]] = {}
-    for tables in found:
+    for tables in profiled:
         if (job := key(tables)) is not None:
             groups.setdefault(job, []).append(f"{tables.info.source} (rank {tables.rank})")
     if len(groups) > 1:
         lines = (f"job {n}: {', '.join(files)}" for n, files in enumerate(groups.values(), 1))
         next_step = "give the reports of one job at a time"
-        raise MergeError(f"the reports are of {what}", *lines, next_step)
+        raise MergeError(f"the reports are of {difference}", *lines, next_step)
 
 
-def _of_other_jobs(found: Sequence[RankTables], windows: Mapping[int, int]) -> bool:
+def _of_other_jobs(profiled: Sequence[RankTables], windows: Mapping[int, int]) -> bool:
     """Return whether captures of different times are of different jobs.
 
     A communicator of NCCL's in common proves one job: a host's clock may be far off. (Names of
@@ -214,7 +214,7 @@ def _of_other_jobs(found: Sequence[RankTables], windows: Mapping[int, int]) -> b
     owned: dict[str, int] = {}
     hosts: dict[str, set[int]] = {}
     silent = False
-    for tables in found:
+    for tables in profiled:
         window, names = windows[tables.rank], nccl_ids(tables)
         if any(owned.setdefault(name, window) != window for name in names):
             return False
@@ -225,16 +225,16 @@ def _of_other_jobs(found: Sequence[RankTables], windows: Mapping[int, int]) -> b
     return one_clock or not silent
 
 
-def _common_warnings(found: Sequence[RankTables]) -> list[str]:
+def _common_warnings(profiled: Sequence[RankTables]) -> list[str]:
     """Return each warning once, with the ranks that gave it."""
-    lines = said_by_ranks((tables.rank, tables.warnings) for tables in found)
-    return [*lines, *_unlike(found), *_ambiguous(found), *apart(found)]
+    lines = said_by_ranks((tables.rank, tables.warnings) for tables in profiled)
+    return [*lines, *_unlike(profiled), *_ambiguous(profiled), *apart(profiled)]
 
 
-def _unlike(found: Sequence[RankTables]) -> list[str]:
+def _unlike(profiled: Sequence[RankTables]) -> list[str]:
     """Return a warning of ranks whose reports name communicators otherwise than most, or not."""
     kinds: dict[str, list[int]] = {}
-    for tables in found:
+    for tables in profiled:
         names = tables.collective_calls["communicator"].drop_null()
         if tables.collective_calls.num_rows:
             kind = "" if not len(names) else "0x" if str(names[0]).startswith("0x") else "group"
@@ -248,23 +248,23 @@ def _unlike(found: Sequence[RankTables]) -> list[str]:
     return [f"{words.ranks(others)}: {odd}: {matched}"]
 
 
-def _with_world(found: Sequence[RankTables]) -> list[RankTables]:
+def _with_world(profiled: Sequence[RankTables]) -> list[RankTables]:
     """Return the ranks of one job with its size, where the reports state none or too few.
 
     It has as many ranks as its largest communicator has members: a warning names that.
     """
-    stated = max((each.info.world_size or 0 for each in found), default=0)
-    largest = max(found, key=_largest, default=None)
-    if largest is None or _largest(largest) <= max(stated, len(found)):
-        return list(found)
+    stated = max((tables.info.world_size or 0 for tables in profiled), default=0)
+    largest = max(profiled, key=_largest, default=None)
+    if largest is None or _largest(largest) <= max(stated, len(profiled)):
+        return list(profiled)
     size = _largest(largest)
     by = f"the job has {size} ranks at least, as the size or members of its communicator tell"
     doubt = f": the report that gives it {stated} is wrong" if stated else ", which no report says"
     return [
-        replace(each, info=replace(each.info, world_size=size)).warned(
-            *([by + doubt] if each is largest else [])
+        replace(tables, info=replace(tables.info, world_size=size)).warned(
+            *([by + doubt] if tables is largest else [])
         )
-        for each in found
+        for tables in profiled
     ]
 
 
@@ -279,20 +279,20 @@ def _largest(tables: RankTables) -> int:
     return max(size, 0 if highest is None else highest + 1)
 
 
-def _ambiguous(found: Sequence[RankTables]) -> list[str]:
+def _ambiguous(profiled: Sequence[RankTables]) -> list[str]:
     """Return a warning of communicators of one name that more ranks have than they have members.
 
     Or fewer, though all ranks are there.
     """
     ranks: dict[str, list[int]] = {}
     sizes: dict[str, int] = {}
-    for tables in found:
+    for tables in profiled:
         calls = tables.collective_calls.filter(pc.is_null(tables.collective_calls["members"]))
         for name in calls["communicator"].unique().drop_null().to_pylist():
-            mine = calls.filter(pc.equal(calls["communicator"], name))["communicator_size"]
+            stated = calls.filter(pc.equal(calls["communicator"], name))["communicator_size"]
             ranks.setdefault(name, []).append(tables.rank)
-            sizes[name] = max(sizes.get(name, 0), pc.max(mine).as_py() or 0)
-    unprofiled = max((t.info.world_size or math.inf for t in found), default=0) - len(found)
+            sizes[name] = max(sizes.get(name, 0), pc.max(stated).as_py() or 0)
+    unprofiled = max((t.info.world_size or math.inf for t in profiled), default=0) - len(profiled)
     ids = any(name.startswith("0x") for name in ranks)
     unprofiled = math.inf if ids else unprofiled
     split = [name for name, having in ranks.items() if sizes[name] - len(having) > unprofiled]

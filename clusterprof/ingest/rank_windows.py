@@ -14,25 +14,25 @@ from clusterprof.ingest.recording import BEGINS, ints
 from clusterprof.tables import RankTables
 
 
-def one_window(found: Sequence[RankTables]) -> tuple[list[RankTables], list[str]]:
+def one_window(profiled: Sequence[RankTables]) -> tuple[list[RankTables], list[str]]:
     """Return the ranks in one window, and a warning that names those left out, if there are any.
 
     A profiler with a schedule records several windows of a rank, in a report each or in one; or
     they are of runs that nothing tells apart. Where nothing tells what belongs together, and where
     they are of different jobs, all are returned as they are.
     """
-    of: dict[int, list[RankTables]] = {}
-    for tables in sorted(found, key=lambda each: (each.rank, each.info.begin_ns)):
-        of.setdefault(tables.rank, []).extend(_windows(tables))
-    every = [each for windows in of.values() for each in windows]
-    pairs = [pair for windows in of.values() for pair in pairwise(windows)]
+    by_rank: dict[int, list[RankTables]] = {}
+    for tables in sorted(profiled, key=lambda report: (report.rank, report.info.begin_ns)):
+        by_rank.setdefault(tables.rank, []).extend(_windows(tables))
+    every = [window for windows in by_rank.values() for window in windows]
+    pairs = [pair for windows in by_rank.values() for pair in pairwise(windows)]
     if not pairs or any(_of_other_jobs(*pair) for pair in pairs):
-        return list(found), []
-    kept = _in_turn([*of.values()]) or _at_one_time(every)
+        return list(profiled), []
+    kept = _in_turn([*by_rank.values()]) or _at_one_time(every)
     if kept is None:
-        return list(found), []
-    merged = next(tables for tables in kept if len(of[tables.rank]) > 1)
-    others = [window for window in of[merged.rank] if window is not merged]
+        return list(profiled), []
+    merged = next(tables for tables in kept if len(by_rank[tables.rank]) > 1)
+    others = [window for window in by_rank[merged.rank] if window is not merged]
     text = (
         f"rank {merged.rank} has {words.counted(len(others) + 1, 'window')}: merged are "
         f"{_shown(merged)} and the other ranks' at that time, left out "
@@ -47,31 +47,31 @@ def nccl_ids(tables: RankTables) -> frozenset[str]:
     return frozenset(name for name in names if name and name.startswith("0x"))
 
 
-def _of_other_jobs(one: RankTables, other: RankTables) -> bool:
+def _of_other_jobs(first: RankTables, second: RankTables) -> bool:
     """Whether two reports of one rank are of two jobs: by fingerprints, or by NCCL's ids."""
-    ids = nccl_ids(one), nccl_ids(other)
-    return one.info.job != other.info.job or (all(ids) and ids[0].isdisjoint(ids[1]))
+    ids = nccl_ids(first), nccl_ids(second)
+    return first.info.job != second.info.job or (all(ids) and ids[0].isdisjoint(ids[1]))
 
 
-def _in_turn(of: Sequence[Sequence[RankTables]]) -> list[RankTables] | None:
+def _in_turn(of_ranks: Sequence[Sequence[RankTables]]) -> list[RankTables] | None:
     """Return a window of each rank's, where all ranks have as many, one after the other.
 
     It is that with most steps, of several such the last; clocks need not agree.
     """
-    pairs = (pair for windows in of for pair in pairwise(windows))
-    if any(one.info.end_ns > other.info.begin_ns for one, other in pairs):
+    pairs = (pair for windows in of_ranks for pair in pairwise(windows))
+    if any(first.info.end_ns > second.info.begin_ns for first, second in pairs):
         return None
-    if len({len(windows) for windows in of}) > 1:
+    if len({len(windows) for windows in of_ranks}) > 1:
         return None
-    each = [*zip(*of, strict=True)]
-    return [*max(reversed(each), key=lambda ranks: min(rank.steps.num_rows for rank in ranks))]
+    turns = [*zip(*of_ranks, strict=True)]
+    return [*max(reversed(turns), key=lambda ranks: min(rank.steps.num_rows for rank in ranks))]
 
 
 def _at_one_time(every: Sequence[RankTables]) -> list[RankTables] | None:
     """Return the windows of the time at which most ranks have one, and those of ranks that have
     one at another time only; None where a rank has two at that time, or two at others.
     """
-    times = {k: (each.info.begin_ns, each.info.end_ns) for k, each in enumerate(every)}
+    times = {k: (window.info.begin_ns, window.info.end_ns) for k, window in enumerate(every)}
     numbers = in_time(times, apart_ns=0)
     ranks: dict[int, set[int]] = {}
     for k, number in numbers.items():
@@ -80,14 +80,14 @@ def _at_one_time(every: Sequence[RankTables]) -> list[RankTables] | None:
     kept = [
         each for k, each in enumerate(every) if numbers[k] == most or each.rank not in ranks[most]
     ]
-    return kept if len({each.rank for each in kept}) == len(kept) else None
+    return kept if len({window.rank for window in kept}) == len(kept) else None
 
 
 def _shown(tables: RankTables) -> str:
     """Return how a warning names a window, by one rank's."""
     info, steps = tables.info, tables.steps["step"]
-    what = f"steps {steps[0]} to {steps[-1]}" if len(steps) else "the events"
-    return f"{what} in {info.source} ({words.period(info.begin_ns, info.end_ns)})"
+    extent = f"steps {steps[0]} to {steps[-1]}" if len(steps) else "the events"
+    return f"{extent} in {info.source} ({words.period(info.begin_ns, info.end_ns)})"
 
 
 def _windows(tables: RankTables) -> list[RankTables]:
@@ -121,19 +121,19 @@ def _between(tables: RankTables, begin: int | None, end: int | None) -> RankTabl
             began = pc.coalesce(table["issue_start_ns"], began)
         inside = pc.and_(pc.greater_equal(began, first), pc.less_equal(began, last))
         tables = tables.changed(name, table.filter(inside))
-    events = [each for each in (tables.activity, tables.host_calls) if each.num_rows]
+    events = [table for table in (tables.activity, tables.host_calls) if table.num_rows]
     begins, ends = (
-        [reach(each[column]).as_py() for each in events]
+        [reach(table[column]).as_py() for table in events]
         for reach, column in ((pc.min, "start_ns"), (pc.max, "end_ns"))
     )
     info = replace(tables.info, begin_ns=min(begins, default=first), end_ns=max(ends, default=last))
     return replace(tables, info=info)
 
 
-def apart(found: Sequence[RankTables]) -> list[str]:
+def apart(profiled: Sequence[RankTables]) -> list[str]:
     """Return a warning, with the times, of ranks whose calls no other's overlap in time."""
     times = {}
-    for tables in found:
+    for tables in profiled:
         calls = tables.collective_calls
         begin, end = pc.min(calls["start_ns"]).as_py(), pc.max(calls["end_ns"]).as_py()
         times[tables.rank] = (begin, end)
@@ -163,7 +163,7 @@ def in_time(times: Mapping[int, tuple[int, int]], apart_ns: int) -> dict[int, in
     """
     windows: dict[int, int] = {}
     number, until = 0, None
-    for rank, (begin, end) in sorted(times.items(), key=lambda each: each[1]):
+    for rank, (begin, end) in sorted(times.items(), key=lambda item: item[1]):
         if until is not None and begin > until + apart_ns:
             number += 1
         until = max(until or 0, end)

@@ -65,7 +65,7 @@ class Source:
 def suffix_of(path: Path) -> str:
     """Return which of `SUFFIXES` the name ends in, empty for none."""
     longest_first = sorted(SUFFIXES, key=len, reverse=True)
-    return next((each for each in longest_first if path.name.endswith(each)), "")
+    return next((suffix for suffix in longest_first if path.name.endswith(suffix)), "")
 
 
 def stem_of(path: Path) -> str:
@@ -102,17 +102,17 @@ def resolved(path: Path) -> Path:
 
 def _in_folder(folder: Path) -> list[Source]:
     try:
-        found = _reports(folder)
-        if not found:
+        sources = _reports(folder)
+        if not sources:
             parent = folder / paths.RANKS if (folder / paths.RANKS).is_dir() else folder
-            below = sorted(each for each in parent.iterdir() if each.is_dir())
-            found = [source for each in below for source in _reports_below(each)]
+            below = sorted(entry for entry in parent.iterdir() if entry.is_dir())
+            sources = [source for entry in below for source in _reports_below(entry)]
     except OSError as error:
         raise unreadable(folder, error) from error
-    if not found:
+    if not sources:
         looked_for = f"looked for: {', '.join('*' + suffix for suffix in SUFFIXES)}"
         raise ReportError(f"{folder} holds no reports", looked_for, *_further_down(folder))
-    return found
+    return sources
 
 
 def _further_down(folder: Path) -> list[str]:
@@ -121,9 +121,9 @@ def _further_down(folder: Path) -> list[str]:
     results: list[Path] = []
     reports: dict[Path, int] = {}
     looked_at = 0
-    for here, below, names in os.walk(folder):
+    for directory, below, names in os.walk(folder):
         looked_at += 1 + len(names)
-        place = Path(here)
+        place = Path(directory)
         if looked_at > _MOST_ENTRIES or len(place.relative_to(folder).parts) >= _DEEPEST:
             below.clear()
         if place.name == paths.MERGED and paths.RESULTS in names:
@@ -140,8 +140,8 @@ def _further_down(folder: Path) -> list[str]:
         places = listed((f"{place} ({count})" for place, count in sorted(reports.items())), 3)
         lines.append(f"further down there may be reports: {places}")
     if lines:
-        one = shlex.quote(str(min(runs or reports)))
-        lines.append(f"merge one of them: clusterprof merge {one}")
+        example = shlex.quote(str(min(runs or reports)))
+        lines.append(f"merge one of them: clusterprof merge {example}")
     elif results:
         shown = shlex.quote(str(min(results)))
         lines.append(f"a merge has left its results there: clusterprof report {shown}")
@@ -159,28 +159,28 @@ def _may_be_report(path: Path) -> bool:
 
 def _reports_below(folder: Path) -> list[Source]:
     try:
-        found = _with_reduced(folder, _reports(folder))
-        logged = len(found) == 1 and (folder / paths.STEPS).is_file()
+        sources = _with_reduced(folder, _reports(folder))
+        logged = len(sources) == 1 and (folder / paths.STEPS).is_file()
     except OSError:
         return [Source(folder)]
     # the one report of a rank, also where it is an export: its steps are those of the rank's log
-    return [replace(found[0], steps=folder / paths.STEPS)] if logged else found
+    return [replace(sources[0], steps=folder / paths.STEPS)] if logged else sources
 
 
-def _with_reduced(folder: Path, found: list[Source]) -> list[Source]:
+def _with_reduced(folder: Path, sources: list[Source]) -> list[Source]:
     """Return the reports, and the one of which only the tables are there, if there are any."""
     kept = folder / paths.REDUCED
     if not (kept / paths.REDUCED_RANK).is_file():
-        return found
+        return sources
     from clusterprof.ingest.reduced import report_of
 
     try:
         report = report_of(kept)
     except ReportError:
-        report = found[0].path if found else folder / paths.REPORT  # its reader says why
-    if os.path.lexists(report) or (found and suffix_of(report) in KINETO):
-        return found
-    traces = [each.path for each in found if suffix_of(each.path) in KINETO]
+        report = sources[0].path if sources else folder / paths.REPORT  # its reader says why
+    if os.path.lexists(report) or (sources and suffix_of(report) in KINETO):
+        return sources
+    traces = [source.path for source in sources if suffix_of(source.path) in KINETO]
     beside = traces[0] if traces else None
     return [Source(report, alone=True, beside=beside, reduced=kept)]
 
@@ -231,9 +231,9 @@ def _is_trace(path: Path) -> bool:
 
 def fresh_export(forms: list[Path]) -> Path:
     """Return which form of one nsys report to read: an export, unless the report is newer."""
-    there = [path for path in forms if path.is_file()] or forms[:1]
-    exports = [path for path in there if suffix_of(path) in NSYS_SQLITE]
-    reports = [path for path in there if path not in exports]
+    existing = [path for path in forms if path.is_file()] or forms[:1]
+    exports = [path for path in existing if suffix_of(path) in NSYS_SQLITE]
+    reports = [path for path in existing if path not in exports]
     if not exports or not reports:
         return (exports or reports)[0]
     recorded = reports[0].stat().st_mtime_ns
