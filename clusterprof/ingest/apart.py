@@ -51,7 +51,7 @@ class Lost(NamedTuple):
     def read_again(self, parts: Iterable[Any]) -> list[Any]:
         """What another process read of it, with a warning of each rank."""
         text = f"its reading process on {self.host} {self.why}: another one on {host()} read it"
-        return [each.warned(text) if isinstance(each, RankTables) else each for each in parts]
+        return [rank.warned(text) if isinstance(rank, RankTables) else rank for rank in parts]
 
 
 def host() -> str:
@@ -82,11 +82,11 @@ class Readers:
         function: Callable[[_Of], list[_Part]],
         things: Sequence[tuple[_Of, float]],
         workers: int,
-        what: str,
+        noun: str,
     ) -> list[list[_Part] | Lost]:
         """Return what `read` does for each thing and its limit, in order, so many at a time.
 
-        Meanwhile it is said how many of `what` are read.
+        Meanwhile it is said how many of `noun` are read.
         """
         with ThreadPoolExecutor(max(workers, 1)) as threads:
             try:
@@ -95,7 +95,7 @@ class Readers:
                     for thing, within_s in things
                 ]
                 for done, _ in enumerate(futures.as_completed(answers), 1):
-                    console.progress(f"reading {what}: {done} of {len(answers)}")
+                    console.progress(f"reading {noun}: {done} of {len(answers)}")
                 return [answer.result() for answer in answers]
             finally:
                 threads.shutdown(wait=False, cancel_futures=True)
@@ -116,7 +116,7 @@ class Readers:
             folder = tempfile.mkdtemp(prefix="clusterprof-")
             pool = ProcessPoolExecutor(1, self._context)
             pid = pool.submit(_begin, folder, dict(os.environ)).result(within_s)
-            process = next(each for each in active_children() if each.pid == pid)
+            process = next(child for child in active_children() if child.pid == pid)
             self._running.add(process)
             if self._over:
                 _end(process)
@@ -210,7 +210,7 @@ def _end_with_who_asked() -> None:
 def _answer(function: Callable[[_Of], list[Any]], thing: _Of, folder: str) -> list[Any]:
     """What was read, put down. Raises MemoryError, also where a reader has hidden it."""
     parts = function(thing)
-    if any(_wants_memory(getattr(each, "__cause__", None)) for each in parts):
+    if any(_wants_memory(getattr(outcome, "__cause__", None)) for outcome in parts):
         raise MemoryError
     return put_down(parts, folder)
 
@@ -218,5 +218,5 @@ def _answer(function: Callable[[_Of], list[Any]], thing: _Of, folder: str) -> li
 def _wants_memory(cause: object) -> bool:
     """Whether an error is for want of memory: a library that is loaded then has one of its own."""
     if isinstance(cause, ImportError):
-        return any(each in str(cause) for each in _NOT_MAPPED)
+        return any(text in str(cause) for text in _NOT_MAPPED)
     return isinstance(cause, MemoryError) or getattr(cause, "errno", None) == errno.ENOMEM

@@ -109,20 +109,20 @@ class Tasks:
 
     def _over(self, read: Read, sources: Sequence[Source]) -> list[list[Rank] | Lost]:
         """What the tasks made of the sources; all that they did not answer is lost."""
-        found: list[list[Rank] | Lost] = [Lost("was lost with MPI", host())] * len(sources)
+        answers: list[list[Rank] | Lost] = [Lost("was lost with MPI", host())] * len(sources)
         longest_s = max((_limit_s(source) for source in sources), default=0.0) + ON_ITS_WAY_S
         with (
             suppress(EOFError, OSError),
             tempfile.TemporaryDirectory(prefix="clusterprof-") as folder,
         ):
-            self.calls.send((read, [(each, _limit_s(each)) for each in sources], folder))
+            self.calls.send((read, [(source, _limit_s(source)) for source in sources], folder))
             for done in range(len(sources)):
                 console.progress(f"reading reports: {done} of {len(sources)}")
                 if not self.calls.poll(longest_s):
                     break
                 place, answer = self.calls.recv()
-                found[place] = answer if isinstance(answer, Lost) else taken_up(answer)
-        return found
+                answers[place] = answer if isinstance(answer, Lost) else taken_up(answer)
+        return answers
 
 
 def once_more(
@@ -154,10 +154,10 @@ def _apart(read: Read, sources: Sequence[Source], workers: int) -> list[list[Ran
     return Readers().read_each(read, limited, workers, "reports")
 
 
-def _is_whole(found: list[Rank] | Lost | None) -> bool:
-    if isinstance(found, list):
-        return all(isinstance(each, RankTables) for each in found)
-    return found is not None
+def _is_whole(answer: list[Rank] | Lost | None) -> bool:
+    if isinstance(answer, list):
+        return all(isinstance(rank, RankTables) for rank in answer)
+    return answer is not None
 
 
 def _limit_s(source: Source) -> float:

@@ -34,39 +34,39 @@ def put_down(parts: Iterable[Any], folder: str) -> list[Any]:
 
     Tables for which there is no space stay as they are. Raises OSError for those of `packed`.
     """
-    return [_put_down(each, Path(folder, f"{next(_numbers)}.arrow")) for each in parts]
+    return [_put_down(outcome, Path(folder, f"{next(_numbers)}.arrow")) for outcome in parts]
 
 
-def _put_down(part: Any, file: Path) -> Any:
-    if isinstance(part, _Split) and isinstance(part.large, bytes):
-        file.write_bytes(part.large)
-        return part._replace(large=file)
-    if not isinstance(part, RankTables):
-        return part
+def _put_down(outcome: Any, file: Path) -> Any:
+    if isinstance(outcome, _Split) and isinstance(outcome.large, bytes):
+        file.write_bytes(outcome.large)
+        return outcome._replace(large=file)
+    if not isinstance(outcome, RankTables):
+        return outcome
     try:
         with file.open("wb") as opened:
-            mapped.write([getattr(part, name) for name in _LARGE], opened)
+            mapped.write([getattr(outcome, name) for name in _LARGE], opened)
     except OSError:
         file.unlink(missing_ok=True)
-        return part
-    return _Split(replace(part, **{name: empty(name) for name in _LARGE}), file)
+        return outcome
+    return _Split(replace(outcome, **{name: empty(name) for name in _LARGE}), file)
 
 
 def packed(parts: Iterable[Any]) -> list[Any]:
     """Return what was put down as bytes, for another host to put down. Raises OSError."""
     return [
-        part._replace(large=part.large.read_bytes())
-        if isinstance(part, _Split) and isinstance(part.large, Path)
-        else part
-        for part in parts
+        outcome._replace(large=outcome.large.read_bytes())
+        if isinstance(outcome, _Split) and isinstance(outcome.large, Path)
+        else outcome
+        for outcome in parts
     ]
 
 
 def taken_up(parts: Iterable[Any]) -> list[Any]:
     """Return what was put down on this host, whose files may be removed. Raises OSError."""
     return [
-        replace(part.others, **dict(zip(_LARGE, mapped.read(part.large), strict=True)))
-        if isinstance(part, _Split) and isinstance(part.large, Path)
-        else part
-        for part in parts
+        replace(outcome.others, **dict(zip(_LARGE, mapped.read(outcome.large), strict=True)))
+        if isinstance(outcome, _Split) and isinstance(outcome.large, Path)
+        else outcome
+        for outcome in parts
     ]

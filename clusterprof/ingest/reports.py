@@ -121,10 +121,10 @@ def _reading(path: Path) -> Iterator[Callable[[], None]]:
 def _stamp(path: Path) -> tuple[int, int, int] | None:
     """Return what differs once a file is written to or replaced; None where it is not there."""
     try:
-        there = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return there.st_ino, there.st_size, there.st_mtime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _kept(path: Path, kept: Path | None) -> tuple[list[RankTables], str]:
@@ -186,8 +186,8 @@ def _read(path: Path, alone: bool) -> list[Recording]:
     if suffix in NSYS_SQLITE:
         return _read_export(path, alone)
     if suffix in NSYS_REPORT:
-        exports = (path.with_suffix(each) for each in NSYS_SQLITE)
-        chosen = fresh_export([path, *(each for each in exports if each.is_file())])
+        exports = (path.with_suffix(ending) for ending in NSYS_SQLITE)
+        chosen = fresh_export([path, *(export for export in exports if export.is_file())])
         if chosen != path:
             return _read_export(chosen, alone)
     if suffix in (*NSYS_REPORT, *NSYS_RAW):
@@ -202,7 +202,7 @@ def _read(path: Path, alone: bool) -> list[Recording]:
         raise other_tools.by_name(path)
     raise ReportError(
         f"{path} is no report that clusterprof knows",
-        f"it reads: {', '.join('*' + each for each in SUFFIXES)}",
+        f"it reads: {', '.join('*' + ending for ending in SUFFIXES)}",
     )
 
 
@@ -216,7 +216,7 @@ def _read_export(path: Path, alone: bool) -> list[Recording]:
     from clusterprof.ingest.nsys.sqlite import read as read_sqlite
 
     forms = [path.with_name(stem_of(path) + suffix) for suffix in NSYS_REPORT]
-    report = next((each for each in forms if each.is_file()), None)
+    report = next((form for form in forms if form.is_file()), None)
     try:
         recordings = read_sqlite(path, alone=alone)
     except ReportError as damaged:
@@ -227,7 +227,7 @@ def _read_export(path: Path, alone: bool) -> list[Recording]:
         except ReportError as error:
             raise damaged from error
         instead = f"{damaged.what}: the report beside it was read instead"
-        return [each.warned(instead) for each in recordings]
+        return [recording.warned(instead) for recording in recordings]
     columns = (recording.collectives["source"] for recording in recordings)
     sources = {source for column in columns for source in column.unique().to_pylist()}
     if report is None or "nvtx_name" not in sources or "nvtx_payload" in sources:
