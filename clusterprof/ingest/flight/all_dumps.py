@@ -83,32 +83,32 @@ def find_dumps(folder: Path, *, hang: bool = False) -> list[tuple[Path, int | No
     try:
         ranks = folder / paths.RANKS
         if ranks.is_dir():
-            numbered = sorted(each for each in ranks.iterdir() if each.name.isdecimal())
-            found = [
-                (_last_of_rank(each, "hang" if hang else "flight"), int(each.name))
-                for each in numbered
-                if each.is_dir()
+            numbered = sorted(entry for entry in ranks.iterdir() if entry.name.isdecimal())
+            last_dumps = [
+                (_last_of_rank(entry, "hang" if hang else "flight"), int(entry.name))
+                for entry in numbered
+                if entry.is_dir()
             ]
-            return [(path, rank) for path, rank in found if path is not None]
-        there = sorted(each for each in folder.iterdir() if each.name not in OUR_OWN)
-        dumps = {each for each in there if each.is_file() and is_dump(each)}
-        series = {_series(each) for each in dumps}
+            return [(path, rank) for path, rank in last_dumps if path is not None]
+        files = sorted(path for path in folder.iterdir() if path.name not in OUR_OWN)
+        dumps = {path for path in files if path.is_file() and is_dump(path)}
+        series = {_series(path) for path in dumps}
         return [
-            (each, None)
-            for each in there
-            if each in dumps or (_series(each) in series and _is_lost(each))
+            (path, None)
+            for path in files
+            if path in dumps or (_series(path) in series and _is_lost(path))
         ]
     except OSError as error:
         raise unreadable(folder, error) from error
 
 
 def _last_of_rank(folder: Path, name: str) -> Path | None:
-    found = [
-        (int(match[2] or 1), each)
-        for each in folder.iterdir()
-        if (match := OF_A_RUN.fullmatch(each.name)) and match[1] == name
+    numbered = [
+        (int(match[2] or 1), path)
+        for path in folder.iterdir()
+        if (match := OF_A_RUN.fullmatch(path.name)) and match[1] == name
     ]
-    return max(found)[1] if found else None
+    return max(numbered)[1] if numbered else None
 
 
 def _series(path: Path) -> str:
@@ -247,16 +247,16 @@ def _of_other_worlds(dumps: Sequence[FlightDump]) -> list[FlightDump]:
 
 def _chosen(parts: Sequence[list[FlightDump]]) -> list[FlightDump]:
     """Return the newest part that has half of the ranks: with fewer a hang is not diagnosed."""
-    ranks = [{each.rank for each in part} for part in parts]
+    ranks = [{dump.rank for dump in period} for period in parts]
     half = len(set().union(*ranks)) / 2
-    newest = [max(each.until_ns for each in part) for part in parts]
+    newest = [max(dump.until_ns for dump in period) for period in parts]
     places = sorted(range(len(parts)), key=lambda n: (len(ranks[n]) >= half, newest[n]))
     return parts[places[-1]] if parts else []
 
 
 def _without(dumps: Sequence[FlightDump], others: Sequence[FlightDump]) -> list[FlightDump]:
-    gone = {id(each) for each in others}
-    return [each for each in dumps if id(each) not in gone]
+    gone = {id(dump) for dump in others}
+    return [dump for dump in dumps if id(dump) not in gone]
 
 
 def _of_other_attempts(dumps: Sequence[FlightDump]) -> list[FlightDump]:
@@ -267,9 +267,9 @@ def _of_other_attempts(dumps: Sequence[FlightDump]) -> list[FlightDump]:
     kept = parts.index(_chosen(parts))
     return [
         dump
-        for n, part in enumerate(parts)
+        for n, period in enumerate(parts)
         if n != kept and _contradict(parts[min(n, kept)], parts[max(n, kept)])
-        for dump in part
+        for dump in period
     ]
 
 
@@ -281,7 +281,7 @@ def _in_time(dumps: Sequence[FlightDump]) -> list[list[FlightDump]]:
     directory each attempt has a folder of its own: clocks may differ by more there, and only what
     lies further apart than ranks wait for each other is of another time.
     """
-    of_a_run = all(OF_A_RUN.fullmatch(each.source.name) for each in dumps)
+    of_a_run = all(OF_A_RUN.fullmatch(dump.source.name) for dump in dumps)
     apart_ns = _USUAL_TIMEOUT_NS if of_a_run else _APART_NS
     times = {
         n: (_since(dump), dump.until_ns) for n, dump in enumerate(dumps) if dump.entries.num_rows
@@ -347,10 +347,10 @@ def _collectives(dumps: Sequence[FlightDump]) -> dict[Hashable, Ints]:
 def _doubts(dumps: Sequence[FlightDump]) -> list[str]:
     """Return a warning where other dumps may be of another attempt and nothing tells."""
     parts = _in_time(dumps)
-    others = _without([each for part in parts for each in part], _chosen(parts))
+    others = _without([dump for period in parts for dump in period], _chosen(parts))
     if not others:
         return []
-    whose = words.ranks(each.rank for each in others)
+    whose = words.ranks(dump.rank for dump in others)
     text = "no collective tells whether they are of the same attempt of the job"
     return [f"{whose} called nothing while the other ranks did, and {text}: the dumps are merged"]
 
@@ -413,8 +413,8 @@ def _with_members(group: Group, observed: tuple[int, ...], world: int) -> Group:
     """Return the group with its members: of all ranks every one, else those that took part."""
     ranks = group.ranks or (tuple(range(world)) if group.is_world else observed)
     size = max(len(ranks), group.size or 0)
-    known = group.ranks is not None or group.is_world or group.size is not None
-    return replace(group, ranks=ranks, size=size, complete=known and len(ranks) == size)
+    stated = group.ranks is not None or group.is_world or group.size is not None
+    return replace(group, ranks=ranks, size=size, complete=stated and len(ranks) == size)
 
 
 def _common_warnings(dumps: Sequence[FlightDump]) -> list[str]:

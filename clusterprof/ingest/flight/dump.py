@@ -218,29 +218,29 @@ def _document(path: Path) -> Mapping[str, Any]:
     if not content:
         raise ReportError(f"{path} is empty", "copy it again, or dump it again")
     try:
-        found = unpickled(content) if content[:1] == b"\x80" else orjson.loads(content)
+        document = unpickled(content) if content[:1] == b"\x80" else orjson.loads(content)
     except (PickleError, orjson.JSONDecodeError) as error:
         raise ReportError(
             f"{path} is neither JSON nor a pickle of numbers, strings and containers alone",
             str(error),
             "where it is cut short, copy it again; nothing of it was executed",
         ) from error
-    if isinstance(found, list) and found:
-        found = {"version": _OF_A_LIST, "entries": found}
-    if isinstance(found, dict) and "entries" not in found and "pg_config" in found:
+    if isinstance(document, list) and document:
+        document = {"version": _OF_A_LIST, "entries": document}
+    if isinstance(document, dict) and "entries" not in document and "pg_config" in document:
         raise ReportError(
             f"the program has made no collective that torch's flight recorder records ({path})",
             "it records those of process groups, none of symmetric memory",
         )
-    if not isinstance(found, dict) or not isinstance(found.get("entries"), (list, tuple)):
+    if not isinstance(document, dict) or not isinstance(document.get("entries"), (list, tuple)):
         raise ReportError(f"{path} is no dump of a flight recorder: it has no entries")
-    version = found.get("version")
+    version = document.get("version")
     if not isinstance(version, str) or not version.startswith(("1.", "2.")):
         raise ReportError(
             f"{path} is of version {str(version)[:20]!r} of the flight recorder's dumps",
             "versions 1.x and 2.x are read, which torch 2.2 and later write",
         )
-    return found
+    return document
 
 
 def _content(path: Path) -> bytes:
@@ -320,14 +320,14 @@ _Listed = Mapping[str, tuple[str | None, tuple[int, ...]]]
 
 def _listed_ranks(config: object) -> _Listed:
     """Return the ranks of those groups that the dump lists."""
-    found = {}
+    groups = {}
     for name, group in (config if isinstance(config, dict) else {}).items():
         ranks = group.get("ranks", "") if isinstance(group, dict) else ""
         listed = orjson.loads(ranks) if isinstance(ranks, str) and ranks else ranks
-        if listed and all(type(each) is int and 0 <= each <= HIGHEST_RANK for each in listed):
+        if listed and all(type(rank) is int and 0 <= rank <= HIGHEST_RANK for rank in listed):
             text = group.get("desc")
-            found[str(name)] = (None if text is None else str(text)), tuple(sorted(set(listed)))
-    return found
+            groups[str(name)] = (None if text is None else str(text)), tuple(sorted(set(listed)))
+    return groups
 
 
 def _listed_beside(path: Path) -> tuple[_Listed, list[str]]:
@@ -351,19 +351,19 @@ def _table(
 ) -> pa.Table:
     """Return the entries as `ENTRIES`; `kind` is the place of each one's kind among `kinds`."""
     place_of = {(group.name, group.description): place for place, group in enumerate(groups)}
-    group = np.array([place_of[each["called"]] for each in kinds], np.int32)[kind]
+    group = np.array([place_of[entry["called"]] for entry in kinds], np.int32)[kind]
     alike = pa.Table.from_pylist(kinds, schema=_ALIKE).take(pa.array(kind))
-    p2p = np.array([each["p2p"] for each in kinds], bool)[kind]
+    p2p = np.array([entry["p2p"] for entry in kinds], bool)[kind]
     collective, direct = (_numbers(entries, name) for name in ("collective_seq_id", "p2p_seq_id"))
     sequence = np.where(p2p, direct, collective)
-    restarts, part = np.zeros_like(sequence), np.zeros_like(sequence)
+    restarts, part_number = np.zeros_like(sequence), np.zeros_like(sequence)
     lanes = 2 * group.astype(np.int64) + p2p
     for lane in np.unique(lanes):
         rows = np.flatnonzero(lanes == lane)
         change = np.diff(sequence[rows], prepend=sequence[rows[0]])
         restarts[rows] = np.count_nonzero(change < 0) - np.cumsum(change < 0)
         row = np.arange(rows.size)
-        part[rows] = row - np.maximum.accumulate(np.where(change != 0, row, 0))
+        part_number[rows] = row - np.maximum.accumulate(np.where(change != 0, row, 0))
     given = [entry.get("duration_ms") for entry in entries]
     ms = pa.array(given, pa.float64()).to_numpy(zero_copy_only=False)
     timed = np.isfinite(ms) & (ms >= 0) & (ms < FARTHEST / 1e6)
@@ -373,7 +373,7 @@ def _table(
         "group": group,
         "restarts": restarts,
         "sequence": sequence,
-        "part": part,
+        "part": part_number,
         "record": _numbers(entries, "record_id"),
         "enqueue_ns": _numbers(entries, "time_created_ns"),
         "duration_ns": nullable(np.where(timed, ms * 1e6, 0).round().astype(np.int64), timed),
@@ -455,8 +455,8 @@ def _groups(kinds: Sequence[Mapping[str, Any]], listed: _Listed) -> tuple[Group,
     groups = []
     for (name, text), size in sizes.items():
         text_there, ranks = listed.get(name, (None, None))
-        here = ranks if text_there in (None, text) else None
-        groups.append(Group(name, text, here, len(here) if here else size))
+        members = ranks if text_there in (None, text) else None
+        groups.append(Group(name, text, members, len(members) if members else size))
     return tuple(groups)
 
 
@@ -464,7 +464,7 @@ def _own_rank(path: Path, given: int | None, groups: Sequence[Group]) -> tuple[i
     """Return whose dump it is, and a warning where its name says otherwise."""
     rank = named_rank(path) if given is None else given
     common = (
-        set.intersection(*known) if (known := [{*g.ranks} for g in groups if g.ranks]) else None
+        set.intersection(*ranks) if (ranks := [{*g.ranks} for g in groups if g.ranks]) else None
     )
     if common is not None and len(common) == 1 and rank not in common:
         (only,) = common

@@ -29,16 +29,16 @@ def as_version_2(path: Path, document: Mapping[str, Any]) -> tuple[Mapping[str, 
 
     Raises ReportError where its recorder has dropped what the calls' numbers could be counted by.
     """
-    entries = [{"record_id": place, **each} for place, each in enumerate(document["entries"])]
-    if all("process_group" in each for each in entries):
+    entries = [{"record_id": place, **entry} for place, entry in enumerate(document["entries"])]
+    if all("process_group" in entry for entry in entries):
         return document, []
     config = document.get("pg_config") or {}
     groups = _groups({int(number): sorted(ranks) for number, ranks in config.items()})
-    made = [_entry(each, *groups[each["pg_id"]][:2]) for each in entries if each["pg_id"] in groups]
-    of: dict[int, list[dict[str, Any]]] = {}
-    for each in made:
-        of.setdefault(each["pg_id"], []).append(each)
-    for calls in of.values():
+    made = [_entry(call, *groups[call["pg_id"]][:2]) for call in entries if call["pg_id"] in groups]
+    by_group: dict[int, list[dict[str, Any]]] = {}
+    for call in made:
+        by_group.setdefault(call["pg_id"], []).append(call)
+    for calls in by_group.values():
         _count(path, calls)
     listed = {
         name: {"name": name, "desc": text, "ranks": ranks} for name, text, ranks in groups.values()
@@ -54,13 +54,13 @@ def as_version_2(path: Path, document: Mapping[str, Any]) -> tuple[Mapping[str, 
 def _groups(ranks: Mapping[int, list[int]]) -> dict[int, tuple[str, str, list[int]]]:
     """Return name, description and ranks of each group of a rank, by its number."""
     made: Counter[tuple[int, ...]] = Counter()
-    found = {_WORLD: ("0", "default_pg", ranks.get(_WORLD, []))}
+    described = {_WORLD: ("0", "default_pg", ranks.get(_WORLD, []))}
     for number in sorted({*ranks} - {_WORLD}):
         members = ranks[number]
         made[tuple(members)] += 1
         which = f" ({made[tuple(members)]})" if made[tuple(members)] > 1 else ""
-        found[number] = (words.numbers(members) + which, "", members)
-    return found
+        described[number] = (words.numbers(members) + which, "", members)
+    return described
 
 
 def _entry(entry: Mapping[str, Any], name: str, text: str) -> dict[str, Any]:
@@ -75,8 +75,8 @@ def _entry(entry: Mapping[str, Any], name: str, text: str) -> dict[str, Any]:
 
 def _count(path: Path, entries: Sequence[dict[str, Any]]) -> None:
     """Number the collectives of one group, and apart from them its sends and receives."""
-    numbers = np.array([each["seq_id"] for each in entries], np.int64)
-    directed = np.array([each["is_p2p"] for each in entries], bool)
+    numbers = np.array([entry["seq_id"] for entry in entries], np.int64)
+    directed = np.array([entry["is_p2p"] for entry in entries], bool)
     # what ends a batch has the number of its parts
     directed |= np.isin(numbers, numbers[directed])
     if directed.any() and numbers.min() > 1:
@@ -87,8 +87,8 @@ def _count(path: Path, entries: Sequence[dict[str, Any]]) -> None:
             " or later",
         )
     own = numbers.copy()
-    for mine in (directed, ~directed) if directed.any() else ():
-        own[mine] = np.unique(numbers[mine], return_inverse=True)[1].reshape(-1) + 1
+    for rows in (directed, ~directed) if directed.any() else ():
+        own[rows] = np.unique(numbers[rows], return_inverse=True)[1].reshape(-1) + 1
     for entry, number, p2p in zip(entries, own.tolist(), directed.tolist(), strict=True):
         entry["is_p2p"] = p2p
         entry["collective_seq_id"], entry["p2p_seq_id"] = (0, number) if p2p else (number, 0)
