@@ -50,8 +50,8 @@ def _spans(trace: Trace) -> Ints:
     spans = trace.spans["user_annotation"]
     codes = spans.column("name")
     is_gloo = [name.startswith("gloo:") for name in trace.names]
-    found = np.array([place for place in spans.args if is_gloo[codes[place]]], np.int64)
-    return found[np.argsort(spans.start[found], kind="stable")]
+    places = np.array([place for place in spans.args if is_gloo[codes[place]]], np.int64)
+    return places[np.argsort(spans.start[places], kind="stable")]
 
 
 def activity(trace: Trace) -> pa.Table:
@@ -80,7 +80,7 @@ def read(trace: Trace, groups: Mapping[str, ProcessGroup]) -> tuple[pa.Table, li
     args = [spans.args[place] for place in chosen.tolist()]
     owners, lanes, warnings = _owners(trace, spans.column("thread")[chosen], groups)
     issue, issue_end, issued = _issues(trace, operations, start)
-    ended = np.array([str(each.finished).lower() != "false" for each in args], bool)
+    ended = np.array([str(arguments.finished).lower() != "false" for arguments in args], bool)
     table = fill(
         "collective_calls",
         chosen.size,
@@ -129,17 +129,17 @@ def _issues(trace: Trace, operations: list[str], start: Ints) -> tuple[Ints, Int
     """
     spans = trace.spans["cpu_op"]
     issue, until = np.zeros(start.size, np.int64), np.zeros(start.size, np.int64)
-    known = np.zeros(start.size, bool)
+    issued = np.zeros(start.size, bool)
     kinds = np.array(operations)
     for kind in set(operations):
         names = [f"c10d::{name}" for name in _ISSUED_BY.get(kind, ())]
         wanted = [place for place, name in enumerate(trace.names) if name in names]
         handed = np.flatnonzero(np.isin(spans.column("name"), wanted))
         handed = handed[np.argsort(spans.start[handed], kind="stable")]
-        mine = np.flatnonzero(kinds == kind)
-        if handed.size == mine.size and (spans.start[handed] <= start[mine]).all():
-            issue[mine], until[mine], known[mine] = spans.start[handed], spans.end[handed], True
-    return issue, until, known
+        rows = np.flatnonzero(kinds == kind)
+        if handed.size == rows.size and (spans.start[handed] <= start[rows]).all():
+            issue[rows], until[rows], issued[rows] = spans.start[handed], spans.end[handed], True
+    return issue, until, issued
 
 
 def _bytes(kind: str, args: Arguments) -> int | None:

@@ -41,8 +41,8 @@ _ANYTHING = msgspec.json.Decoder()
 class NotAList(ValueError):  # noqa: N818 - a state, not a fault
     """The JSON has no list of that name; `keys` are those at its top, as far as it was read."""
 
-    def __init__(self, what: str, keys: tuple[str, ...] = ()) -> None:
-        super().__init__(what)
+    def __init__(self, message: str, keys: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
         self.keys = keys
 
 
@@ -171,10 +171,10 @@ class _Text:
         """Return some `size` bytes, fewer only at the end."""
         more = self.file.read(size)
         self.ended = len(more) < size
-        found, self.start = self.start + more, b""
+        content, self.start = self.start + more, b""
         if self.decoder is not None:
-            found = self.decoder.decode(found, self.ended).encode()
-        return found
+            content = self.decoder.decode(content, self.ended).encode()
+        return content
 
 
 def _head(source: _Text, key: str) -> tuple[bytes | None, bytes]:

@@ -132,16 +132,16 @@ def read(
     given = [
         spans.args.get(place) or args for place, args in zip(order.tolist(), given, strict=True)
     ]
-    stated = [_stated(*each, groups) for each in zip(given, operators, strict=True)]
+    stated = [_stated(*launch, groups) for launch in zip(given, operators, strict=True)]
     names = [trace.names[code] for code in spans.column("name")[order].tolist()]
     streams = spans.column("stream")[order].tolist()
-    members = _agreed([each["group"] for each in stated], streams)
-    stated_sizes = _agreed([each["size"] for each in stated], streams)
+    members = _agreed([call["group"] for call in stated], streams)
+    stated_sizes = _agreed([call["size"] for call in stated], streams)
     sizes = [
         len(group.ranks) if group and group.ranks else size
         for group, size in zip(members, stated_sizes, strict=True)
     ]
-    operations = _operations([each["operation"] for each in stated], names, streams)
+    operations = _operations([call["operation"] for call in stated], names, streams)
     described = [
         args != NO_ARGUMENTS or bool(name) for args, name in zip(given, operators, strict=True)
     ]
@@ -153,12 +153,12 @@ def read(
             "operation": pa.array(operations, pa.string()),
             "communicator_size": sizes,
             "stream": streams,
-            "message_bytes": [each["bytes"] for each in stated],
-            "peer": [each["peer"] for each in stated],
+            "message_bytes": [call["bytes"] for call in stated],
+            "peer": [call["peer"] for call in stated],
             "operation_id": [
                 # of sends and receives it counts the rank's own: it is not the other side's
-                None if operation in ("Send", "Recv", "SendRecv") else each["number"]
-                for each, operation in zip(stated, operations, strict=True)
+                None if operation in ("Send", "Recv", "SendRecv") else call["number"]
+                for call, operation in zip(stated, operations, strict=True)
             ],
             "issue_start_ns": nullable(launched.start, launched.known),
             "issue_end_ns": nullable(launched.end, launched.known),
@@ -182,8 +182,8 @@ def read(
 
 def member_columns(groups: Sequence[ProcessGroup | None]) -> dict[str, pa.Array]:
     """Return the columns that name the process group of each call; null where it is unknown."""
-    ids = [each.communicator if each else None for each in groups]
-    ranks = [list(each.ranks) if each and each.ranks else None for each in groups]
+    ids = [group.communicator if group else None for group in groups]
+    ranks = [list(group.ranks) if group and group.ranks else None for group in groups]
     return {
         "communicator": pa.array(ids, pa.string()),
         "members": pa.array(ranks, pa.list_(pa.int32())),
@@ -257,14 +257,14 @@ def _stated(args: Arguments, operator: str, groups: Mapping[str, ProcessGroup]) 
     operations = map(_operation, (str(args.collective or ""), operator))
     directed = _DIRECTED.search(operator)
     peers = (args.to_rank, args.from_rank, directed[1] if directed else -1)
-    peer = int(next(each for each in peers if each is not None))
+    peer = int(next(number for number in peers if number is not None))
     counts = (_count(args.elements_in), _count(args.elements_out))
     elements = min((count for count in counts if count is not None), default=None)
     width = DTYPE_BYTES.get(str(args.dtype).lower())
     name, size = str(args.group), _count(args.group_size) or 0
     group = groups.get(name) or ProcessGroup(name, listed(args.group_ranks))
     return {
-        "operation": next((each for each in operations if each != "Unknown"), None),
+        "operation": next((stated for stated in operations if stated != "Unknown"), None),
         "peer": peer if peer >= 0 else None,
         "bytes": None if elements is None or width is None else elements * width,
         "group": None if args.group is None else group,
@@ -275,8 +275,8 @@ def _stated(args: Arguments, operator: str, groups: Mapping[str, ProcessGroup]) 
 
 def _operation(name: str) -> str:
     """Return the operation of an operator's name, of torch.distributed or of another library."""
-    known = operation(name)
-    return known if known != "Unknown" else exchange_of(name) or known
+    named = operation(name)
+    return named if named != "Unknown" else exchange_of(name) or named
 
 
 def _count(number: object) -> int | None:

@@ -84,7 +84,7 @@ def read(path: Path, *, alone: bool = False) -> list[Recording]:
     else:
         return [_read(path, trace)]
     gpus = 0 if trace.ranks or len(processes) > 1 else len(devices)
-    return [_of_several(_read(path, part), number, gpus) for number, part in parts.items()]
+    return [_of_several(_read(path, of_rank), number, gpus) for number, of_rank in parts.items()]
 
 
 def _frequent(numbers: Ints) -> list[int]:
@@ -116,9 +116,9 @@ def _by_process(
             "tells which kernels are whose",
             "give the traces as they were before they were merged, one for each rank",
         )
-    of = drives.argmax(axis=1) if alone else range(len(order))
+    device_of = drives.argmax(axis=1) if alone else range(len(order))
     return {
-        ranks[process] if labelled else k: trace.of_device(devices[of[k]], process)
+        ranks[process] if labelled else k: trace.of_device(devices[device_of[k]], process)
         for k, process in enumerate(order)
     }
 
@@ -138,13 +138,13 @@ def _of_several(recording: Recording, rank: int, gpus: int) -> Recording:
 
     A process's `gpus` (0: ranks' traces were merged) come after those of the processes before it.
     """
-    info, what = recording.info, "several ranks, by the labels or the order of their processes"
+    info, origin = recording.info, "several ranks, by the labels or the order of their processes"
     world = info.world_size
     if gpus:
-        what = f"a process with {gpus} GPUs: each is a rank"
+        origin = f"a process with {gpus} GPUs: each is a rank"
         rank += gpus * info.rank if isinstance(info.rank, int) else 0
         world = gpus * world if isinstance(world, int) else None
-    warnings = (*info.warnings, f"the trace is of {what}")
+    warnings = (*info.warnings, f"the trace is of {origin}")
     return replace(recording, info=replace(info, rank=rank, world_size=world, warnings=warnings))
 
 
@@ -186,7 +186,7 @@ def _read(path: Path, trace: Trace) -> Recording:
         marks=calls["range"],
         marked_by="profiler" if by_profiler else "nvtx",
         step_ends=_step_ends(trace),
-        devices={each.get("id"): str(each.get("name", "")) for each in devices},
+        devices={device.get("id"): str(device.get("name", "")) for device in devices},
     )
     if not recording.has_events:
         raise other_tools.by_events(path, trace.unread, trace.processes)
@@ -195,13 +195,13 @@ def _read(path: Path, trace: Trace) -> Recording:
 
 def _versions(meta: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, str]:
     """What the trace says of versions; CUDA's are numbers such as 13000."""
-    found = {}
+    versions = {}
     for name, key in (("CUDA driver", "cuda_driver_version"), ("CUDA", "cuda_runtime_version")):
         number = meta.get(key)
         if isinstance(number, int) and not isinstance(number, bool) and 0 < number < 10**6:
-            found[name] = f"{number // 1000}.{number % 1000 // 10}"
+            versions[name] = f"{number // 1000}.{number % 1000 // 10}"
     nccl = job.get("nccl_version")
-    return found | ({"NCCL": nccl} if isinstance(nccl, str) and nccl else {})
+    return versions | ({"NCCL": nccl} if isinstance(nccl, str) and nccl else {})
 
 
 def _work(trace: Trace, cuda: Calls, exchanging: Bools) -> list[pa.Table]:
@@ -228,7 +228,7 @@ def _work(trace: Trace, cuda: Calls, exchanging: Bools) -> list[pa.Table]:
         ),
         _on_gpu(trace, "gpu_memset", cuda, kind="memset", name="memset"),
     ]
-    if any(each.num_rows for each in work):
+    if any(table.num_rows for table in work):
         return work
     return [_cpu_compute(trace), gloo.activity(trace)]
 
@@ -289,7 +289,7 @@ def _cpu_compute(trace: Trace) -> pa.Table:
 def _event_waits(trace: Trace) -> Calls:
     """Return the waits for events: what no thread recorded before it asked for events' times."""
     asked, recorded = (
-        any(name.startswith(each) for name in trace.names) for each in (_EVENT_TIME, _EVENT_WAIT)
+        any(name.startswith(call) for name in trace.names) for call in (_EVENT_TIME, _EVENT_WAIT)
     )
     if recorded or not asked:
         none = np.zeros(0, np.int64)
@@ -297,17 +297,17 @@ def _event_waits(trace: Trace) -> Calls:
     kinds = ("cuda", "op", "range")
     calls = [trace.calls(kind, *_HOST_CALLS[kind]) for kind in kinds]
     start, end, thread, name = (
-        np.concatenate([getattr(each, column) for each in calls])
+        np.concatenate([getattr(host_calls, column) for host_calls in calls])
         for column in ("start", "end", "thread", "name")
     )
     asks = with_names(matching(trace.names, f"^{_EVENT_TIME}"), name)
-    mine = np.isin(thread, thread[asks])
-    at, on = np.r_[start[mine], end[mine]], np.r_[thread[mine], thread[mine]]
-    asking = np.r_[asks[mine], np.zeros(int(mine.sum()), dtype=bool)]
-    order = np.lexsort((asking, at, on))
-    at, on, asking = at[order], on[order], asking[order]
+    rows = np.isin(thread, thread[asks])
+    time, on = np.r_[start[rows], end[rows]], np.r_[thread[rows], thread[rows]]
+    asking = np.r_[asks[rows], np.zeros(int(rows.sum()), dtype=bool)]
+    order = np.lexsort((asking, time, on))
+    time, on, asking = time[order], on[order], asking[order]
     ends = np.flatnonzero(asking[1:] & (on[1:] == on[:-1])) + 1
-    return Calls("cuda", at[ends - 1], at[ends], on[ends], np.zeros_like(ends), [_EVENT_WAIT])
+    return Calls("cuda", time[ends - 1], time[ends], on[ends], np.zeros_like(ends), [_EVENT_WAIT])
 
 
 def _outermost(start: Ints, end: Ints, thread: Ints) -> Ints:

@@ -137,8 +137,8 @@ class Spans:
     def some(self, rows: Ints) -> Spans:
         """Return those in these rows."""
         arrays = {
-            name: array(each.typecode, self.column(name)[rows].tobytes() if each else b"")
-            for name, each in self.arrays.items()
+            name: array(values.typecode, self.column(name)[rows].tobytes() if values else b"")
+            for name, values in self.arrays.items()
         }
         kept = enumerate(rows.tolist())
         return Spans(arrays, {new: self.args[old] for new, old in kept if old in self.args})
@@ -218,8 +218,8 @@ def read(path: Path) -> Trace:
         with opened_ahead(path) as file:
             for events in pieces(file, "traceEvents", trace.meta, _EVENTS):
                 _take_ranks(events, trace, codes)
-        for each in (trace, *trace.ranks.values()):
-            _check_times(each)
+        for rank_trace in (trace, *trace.ranks.values()):
+            _check_times(rank_trace)
     except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
         raise _damaged(path, f"not a whole {path.suffix[1:]} file: {error}") from error
     except _NO_TRACE as error:
@@ -271,17 +271,17 @@ def _take_ranks(events: list[Event], trace: Trace, codes: dict[str, int]) -> Non
         labels = [str(rank) if type(rank) is int else "" for rank in ranks]
         if 2 * labels.count("") >= len(labels):
             return _take(events, trace, codes)
-    of: dict[str, list[Event]] = {}
+    by_label: dict[str, list[Event]] = {}
     for label, event in zip(labels, events, strict=True):
-        of.setdefault(label, []).append(event)
-    _take(of.pop("", []), trace, codes)
-    if len(of.keys() | trace.ranks.keys()) > _MOST_RANKS:
+        by_label.setdefault(label, []).append(event)
+    _take(by_label.pop("", []), trace, codes)
+    if len(by_label.keys() | trace.ranks.keys()) > _MOST_RANKS:
         raise ValueError("its events are labelled with more ranks than one trace can hold")
-    for label, labelled in of.items():
-        part = trace.ranks.setdefault(label, _of(trace.meta))
-        names = {name: code for code, name in enumerate(part.names)}
-        _take(labelled, part, names)
-        part.names = list(names)
+    for label, labelled in by_label.items():
+        rank_trace = trace.ranks.setdefault(label, _of(trace.meta))
+        names = {name: code for code, name in enumerate(rank_trace.names)}
+        _take(labelled, rank_trace, names)
+        rank_trace.names = list(names)
     return None
 
 
@@ -329,7 +329,7 @@ def _number(thread: Any) -> int:
     return int(thread) if thread.isdecimal() else _NAMED_THREADS + zlib.crc32(thread.encode())
 
 
-def _functions(events: list[Event], known: dict[int, str]) -> list[Event]:
+def _functions(events: list[Event], names: dict[int, str]) -> list[Event]:
     """Return the Python functions that took long, those of C with the function that called them.
 
     A caller comes before what it calls, and took at least as long.
@@ -339,8 +339,8 @@ def _functions(events: list[Event], known: dict[int, str]) -> list[Event]:
         args = event.args or NO_ARGUMENTS
         # the address of an object would make a name of its own of each
         name = _ADDRESS.sub("", event.name)
-        known[args.function] = name
-        caller = known.get(args.caller or -1)
+        names[args.function] = name
+        caller = names.get(args.caller or -1)
         event.name = f"{name} in {caller}" if name.startswith("<") and caller else name
     return kept
 
@@ -357,14 +357,14 @@ def _extend(spans: Spans, events: list[Event], codes: dict[str, int], category: 
     for name in CATEGORIES[category]:
         numbers = map(attrgetter(name), args)
         arrays[name].extend([-1 if number is None else number for number in numbers])
-    for place, (event, each) in enumerate(zip(events, args, strict=True), first):
-        if event.name.startswith("gloo:") or each.collective is not None:
+    for place, (event, arguments) in enumerate(zip(events, args, strict=True), first):
+        if event.name.startswith("gloo:") or arguments.collective is not None:
             # apart from the piece of text that their JSON lies in
             spans.args[place] = msgspec.structs.replace(
-                each,
-                finished=each.finished if event.finished is None else event.finished,
-                shapes=each.shapes.copy(),
-                types=each.types.copy(),
+                arguments,
+                finished=arguments.finished if event.finished is None else event.finished,
+                shapes=arguments.shapes.copy(),
+                types=arguments.types.copy(),
             )
 
 
