@@ -44,15 +44,15 @@ def is_advanced(ranges: Ranges) -> bool:
 
 def operations(ranges: Ranges, payloads: Payloads) -> DeviceOperations:
     """Return the operations on the GPU: the channels of one have one `localId`."""
-    number, there = payloads.at(ranges.row, "on_device")
-    rows = np.flatnonzero(there & (ranges.end >= ranges.start))
-    _, first, of = np.unique(number[rows], return_index=True, return_inverse=True)
+    number, on_device = payloads.at(ranges.row, "on_device")
+    rows = np.flatnonzero(on_device & (ranges.end >= ranges.start))
+    _, first, place = np.unique(number[rows], return_index=True, return_inverse=True)
     start = np.full(first.size, np.iinfo(np.int64).max)
     end = np.full(first.size, np.iinfo(np.int64).min)
-    np.minimum.at(start, of, ranges.start[rows])
-    np.maximum.at(end, of, ranges.end[rows])
-    api, known = payloads.at(ranges.row[rows[first]], "api")
-    return DeviceOperations(rows[first], start, end, api, known)
+    np.minimum.at(start, place, ranges.start[rows])
+    np.maximum.at(end, place, ranges.end[rows])
+    api, has_api = payloads.at(ranges.row[rows[first]], "api")
+    return DeviceOperations(rows[first], start, end, api, has_api)
 
 
 def calls(ranges: Ranges, payloads: Payloads) -> Ints:
@@ -65,12 +65,12 @@ def calls(ranges: Ranges, payloads: Payloads) -> Ints:
     for name in _SCHEDULING:
         outer = np.flatnonzero(ranges.named(name))
         is_call &= inside(ranges, outer, ranges.thread, ranges.start) < 0
-    found = np.flatnonzero(is_call)
-    api, known = payloads.at(ranges.row[found], "api")
-    order = np.argsort(ranges.start[found], kind="stable")
-    once = np.zeros(found.size, bool)
+    rows = np.flatnonzero(is_call)
+    api, has_api = payloads.at(ranges.row[rows], "api")
+    order = np.argsort(ranges.start[rows], kind="stable")
+    once = np.zeros(rows.size, bool)
     once[order[np.unique(api[order], return_index=True)[1]]] = True
-    return found[once | ~known]
+    return rows[once | ~has_api]
 
 
 def groups(ranges: Ranges, calls: Ints) -> tuple[Ints, Ints]:

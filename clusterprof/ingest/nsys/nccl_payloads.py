@@ -182,18 +182,18 @@ def _places(payloads: pa.ChunkedArray) -> tuple[Ints, Ints, npt.NDArray[np.uint8
 
 def decoded(bodies: Bodies, layouts: Mapping[int, Layout] | None = None) -> Payloads:
     """Return what the bytes hold, by `layouts` (schema id -> fields), else as NCCL's are known."""
-    found = Payloads.of(bodies.row)
+    payloads = Payloads.of(bodies.row)
     kinds = np.stack([bodies.schema, bodies.length], axis=1)
     for number, length in np.unique(kinds, axis=0).tolist() if bodies.row.size else ():
-        mine = np.flatnonzero((bodies.schema == number) & (bodies.length == length))
-        body = bodies.content[bodies.begin[mine][:, None] + np.arange(length)]
+        rows = np.flatnonzero((bodies.schema == number) & (bodies.length == length))
+        body = bodies.content[bodies.begin[rows][:, None] + np.arange(length)]
         for name, begin, kind in (layouts or {}).get(number) or _known_layout(number, length):
             stop = begin + np.dtype(kind).itemsize
             if stop <= length:
                 column = np.ascontiguousarray(body[:, begin:stop]).view(kind)[:, 0]
-                found.values[name][mine] = column.astype(np.int64)
-                found.present[name][mine] = True
-    return found
+                payloads.values[name][rows] = column.astype(np.int64)
+                payloads.present[name][rows] = True
+    return payloads
 
 
 def _known_layout(schema_id: int, length: int) -> Layout:
@@ -203,28 +203,28 @@ def _known_layout(schema_id: int, length: int) -> Layout:
     """
     number = schema_id - _FIRST_STATIC
     if number == _COMMUNICATOR_INIT:
-        known = ("communicator", 0, "<u8"), ("ranks", 8, "<i4"), ("rank", 12, "<i4")
-        return known if length == 24 else ()
+        fields = ("communicator", 0, "<u8"), ("ranks", 8, "<i4"), ("rank", 12, "<i4")
+        return fields if length == 24 else ()
     followed = number in _FOLLOWED_BY
     size_alone = length == (16 if followed else 8)
-    at = 0 if size_alone and (followed or number in _NOT_FOLLOWED) else 8
-    layout: Layout = (("bytes", at, "<u8"),)
-    if at:
+    offset = 0 if size_alone and (followed or number in _NOT_FOLLOWED) else 8
+    layout: Layout = (("bytes", offset, "<u8"),)
+    if offset:
         layout = (("communicator", 0, "<u8"), *layout)
     last = _FOLLOWED_BY.get(number, "")
-    return (*layout, (last, at + 8, "<i4")) if last else layout
+    return (*layout, (last, offset + 8, "<i4")) if last else layout
 
 
 def _from_json(export: Export, limits: str) -> Payloads:
     text, join = export.text(schema.NVTX, "jsonText", "jsonTextId")
-    found = export.rows(
+    rows = export.rows(
         f"SELECT n.rowid, {text} FROM {{0}} n {join}"
         f" WHERE {text} IS NOT NULL AND {limits} ORDER BY n.rowid",
         schema.NVTX,
         schema.STRINGS,
     )
-    payloads = Payloads.of(np.array([row for row, _ in found], np.int64))
-    for place, (_, content) in enumerate(found):
+    payloads = Payloads.of(np.array([row for row, _ in rows], np.int64))
+    for place, (_, content) in enumerate(rows):
         for name, value in _numbers(content).items():
             payloads.values[name][place] = value
             payloads.present[name][place] = True
@@ -237,7 +237,7 @@ def _numbers(content: str) -> dict[str, int]:
         payload = orjson.loads(content)
     except orjson.JSONDecodeError:
         return {}
-    found = {}
+    fields = {}
     for name, value in payload.items() if isinstance(payload, dict) else ():
         try:
             # Some versions write large numbers as text, with separators or in hexadecimal.
@@ -245,11 +245,11 @@ def _numbers(content: str) -> dict[str, int]:
         except (ValueError, TypeError):
             continue
         if name in FIELDS:
-            found[FIELDS[name]] = _signed(number)
+            fields[FIELDS[name]] = _signed(number)
     kind = str(payload.get("dataType")).lower() if isinstance(payload, dict) else ""
-    if "count" in found and (size := _ELEMENT_BYTES.get(kind.removeprefix("nccl"))):
-        found["bytes"] = found["count"] * size
-    return found
+    if "count" in fields and (size := _ELEMENT_BYTES.get(kind.removeprefix("nccl"))):
+        fields["bytes"] = fields["count"] * size
+    return fields
 
 
 def _signed(number: Any) -> int:
@@ -266,7 +266,7 @@ def read_json(path: Path, ranges: Ranges) -> Payloads:
     or is no such export.
     """
     try:
-        found = pa.concat_tables([_events([]), *map(_events, _lines(path))])
+        events = pa.concat_tables([_events([]), *map(_events, _lines(path))])
     except OSError as error:
         raise unreadable(path, error) from error
     except (KeyError, IndexError, TypeError, ValueError) as error:
@@ -274,11 +274,11 @@ def read_json(path: Path, ranges: Ranges) -> Payloads:
             f"{path} is not as nsys writes JSON: {type(error).__name__} {error}"
         ) from error
     keys = ["start", "process", "thread", "domain"]
-    mine = pa.table({name: getattr(ranges, name) for name in (*keys, "row")})
-    theirs = found.select(keys).append_column("place", pa.array(np.arange(found.num_rows)))
-    both = mine.join(theirs, keys, join_type="inner")
+    range_keys = pa.table({name: getattr(ranges, name) for name in (*keys, "row")})
+    event_keys = events.select(keys).append_column("place", pa.array(np.arange(events.num_rows)))
+    both = range_keys.join(event_keys, keys, join_type="inner")
     row, once = np.unique(ints(both, "row"), return_index=True)
-    chosen = found.take(pa.array(ints(both, "place")[once]))
+    chosen = events.take(pa.array(ints(both, "place")[once]))
     return decoded(Bodies(row, ints(chosen, "schema"), *_places(chosen["body"])))
 
 
@@ -295,12 +295,12 @@ def _lines(path: Path) -> Iterator[list[bytes]]:
 
 def _events(lines: list[bytes]) -> pa.Table:
     """Return the payloads in these lines: whose they are, their schema's id, and their bytes."""
-    events = [each["NvtxEvent"] for each in orjson.loads(b"[" + b",".join(lines) + b"]")]
-    payloads = [each["Payload"]["BinaryData"][0] for each in events]
+    events = [line["NvtxEvent"] for line in orjson.loads(b"[" + b",".join(lines) + b"]")]
+    payloads = [event["Payload"]["BinaryData"][0] for event in events]
 
-    def numbers(found: list[Any], name: str) -> Ints:
+    def numbers(objects: list[Any], name: str) -> Ints:
         # A number that is 0 is left out.
-        return np.array([_signed(each.get(name, 0)) for each in found], np.int64)
+        return np.array([_signed(item.get(name, 0)) for item in objects], np.int64)
 
     tid = numbers(events, "GlobalTid")
     return pa.table(
@@ -310,6 +310,6 @@ def _events(lines: list[bytes]) -> pa.Table:
             "thread": schema.thread_of(tid),
             "domain": numbers(events, "DomainId"),
             "schema": numbers(payloads, "SchemaId"),
-            "body": pa.array([a2b_base64(each["Data"]) for each in payloads], pa.binary()),
+            "body": pa.array([a2b_base64(payload["Data"]) for payload in payloads], pa.binary()),
         }
     )

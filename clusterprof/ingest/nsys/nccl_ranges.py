@@ -145,8 +145,8 @@ def _exchanges(
         return keep, exchange
     count = int(group.max()) + 1
     sent, received, others = (
-        np.bincount(group[inside & each], minlength=count)
-        for each in (sends, receives, ~sends & ~receives)
+        np.bincount(group[inside & of_kind], minlength=count)
+        for of_kind in (sends, receives, ~sends & ~receives)
     )
     whole = (sent > 0) & (received > 0) & (sent + received > 2) & (others == 0)
     members = inside & whole[np.maximum(group, 0)]
@@ -195,8 +195,8 @@ def _executing(
     it is.
     """
     left = np.flatnonzero(inside < 0)
-    api, known = payloads.at(rows, "api")
-    empty = known & (launcher >= 0) & ~np.isin(launcher, inside)
+    api, has_api = payloads.at(rows, "api")
+    empty = has_api & (launcher >= 0) & ~np.isin(launcher, inside)
     if not left.size or not empty.any() or not on_device.known.any():
         return inside
     wanted = dict(zip(api[empty].tolist(), launcher[empty].tolist(), strict=True))
@@ -204,12 +204,12 @@ def _executing(
     middle = (on_device.start[ours] + on_device.end[ours]) // 2
     place = left[np.maximum(np.searchsorted(kernels.start[left], middle, side="right") - 1, 0)]
     within = (kernels.start[place] <= middle) & (middle <= kernels.end[place])
-    found: Ints = inside.copy()
+    executing: Ints = inside.copy()
     for kernel in np.unique(place[within]).tolist():
-        those = on_device.api[ours[within & (place == kernel)]].tolist()
-        launchers = {wanted[each] for each in those}
-        found[kernel] = launchers.pop() if len(launchers) == 1 else -1
-    return found
+        calls = on_device.api[ours[within & (place == kernel)]].tolist()
+        launchers = {wanted[call] for call in calls}
+        executing[kernel] = launchers.pop() if len(launchers) == 1 else -1
+    return executing
 
 
 def _ids(
@@ -221,23 +221,23 @@ def _ids(
     `operationId`, or NCCL's `seqNumber` of a collective. That counts each function of a
     communicator apart (`seqNumber[NCCL_NUM_FUNCTIONS]` in its comm.h): the function is put beside.
     """
-    api, known = payloads.at(rows, "api")
+    api, has_api = payloads.at(rows, "api")
     order = np.argsort(on_device.api, kind="stable")
     order = order[on_device.known[order]]
-    place = np.where(known, place_of(on_device.api[order], api), -1)
+    place = np.where(has_api, place_of(on_device.api[order], api), -1)
     beside = np.where(place >= 0, np.append(ranges.row[on_device.first[order]], -1)[place], rows)
-    found, present = _of_either(payloads, "operation", rows, beside)
+    ids, present = _of_either(payloads, "operation", rows, beside)
     if not present.any():
-        found, present = _of_either(payloads, "sequence", rows, beside)
+        ids, present = _of_either(payloads, "sequence", rows, beside)
         number_of = {function: number for number, function in enumerate(FUNCTIONS)}
-        number = np.array([number_of.get(each, -1) for each in operations.tolist()], np.int64)
-        found, present = found * len(FUNCTIONS) + number, present & (number >= 0)
-    return nullable(found, present)
+        number = np.array([number_of.get(name, -1) for name in operations.tolist()], np.int64)
+        ids, present = ids * len(FUNCTIONS) + number, present & (number >= 0)
+    return nullable(ids, present)
 
 
-def _of_either(payloads: Payloads, name: str, one: Ints, other: Ints) -> tuple[Ints, Bools]:
-    (first, known), (second, present) = payloads.at(one, name), payloads.at(other, name)
-    return np.where(known, first, second), known | present
+def _of_either(payloads: Payloads, name: str, rows: Ints, beside: Ints) -> tuple[Ints, Bools]:
+    (first, given), (second, present) = payloads.at(rows, name), payloads.at(beside, name)
+    return np.where(given, first, second), given | present
 
 
 def _link(launcher: Ints, inside: Ints, communicator: Ints, kernels: NcclKernels) -> dict[str, Any]:
@@ -257,29 +257,29 @@ def _link(launcher: Ints, inside: Ints, communicator: Ints, kernels: NcclKernels
     last[inside[used]] = np.flatnonzero(used)
     kernel = last[launcher]
     columns = (kernels.start, kernels.end, kernels.stream)
-    start, end, stream = (np.r_[each, -1][kernel] for each in columns)
-    found, unclear = kernel >= 0, np.zeros(kernel.size, bool)
+    start, end, stream = (np.r_[column, -1][kernel] for column in columns)
+    has_kernel, unclear = kernel >= 0, np.zeros(kernel.size, bool)
     several = launching[counts > 1]
-    single = found & ~np.isin(launcher, several) & (communicator != 0)
+    single = has_kernel & ~np.isin(launcher, several) & (communicator != 0)
     owner = dict(zip(stream[single].tolist(), communicator[single].tolist(), strict=True))
-    for each in several.tolist():
-        mine = np.flatnonzero(inside == each)
-        owners = np.array([owner.get(lane, 0) for lane in kernels.stream[mine].tolist()])
-        members = np.flatnonzero(launcher == each)
+    for group in several.tolist():
+        launched = np.flatnonzero(inside == group)
+        owners = np.array([owner.get(lane, 0) for lane in kernels.stream[launched].tolist()])
+        members = np.flatnonzero(launcher == group)
         ids = np.unique(communicator[members]).tolist()
         for wanted in ids:
             theirs = members[communicator[members] == wanted]
-            chosen = mine if len(ids) == 1 else mine[owners == wanted]
+            chosen = launched if len(ids) == 1 else launched[owners == wanted]
             if not chosen.size or wanted == 0:
-                chosen = mine
-                unclear[theirs] = len(ids) > 1 or np.unique(kernels.stream[mine]).size > 1
+                chosen = launched
+                unclear[theirs] = len(ids) > 1 or np.unique(kernels.stream[launched]).size > 1
             start[theirs], end[theirs] = kernels.start[chosen].min(), kernels.end[chosen].max()
             stream[theirs] = kernels.stream[chosen[0]]
-    reasons = np.select([found & unclear, found, launcher < 0], [2, -1, 1], 0)
+    reasons = np.select([has_kernel & unclear, has_kernel, launcher < 0], [2, -1, 1], 0)
     return {
         "stream": stream,
-        "start_ns": nullable(start, found),
-        "end_ns": nullable(end, found),
+        "start_ns": nullable(start, has_kernel),
+        "end_ns": nullable(end, has_kernel),
         "reason": encoded(reasons, [NO_KERNEL, NO_GROUP_END, UNCLEAR]).cast(pa.string()),
     }
 

@@ -34,15 +34,15 @@ class Ranges:
     def where(self, chosen: Bools | Ints) -> Ranges:
         """Return the ranges for which `chosen` is true, or those at the places `chosen`."""
         columns = ("start", "end", "process", "thread", "domain", "row", "name")
-        return replace(self, **{each: getattr(self, each)[chosen] for each in columns})
+        return replace(self, **{column: getattr(self, column)[chosen] for column in columns})
 
     def in_domains(self, *wanted: str) -> Bools:
         """Return for each range whether its domain has one of the names."""
-        found = np.zeros(self.start.size, bool)
+        is_wanted = np.zeros(self.start.size, bool)
         for (process, domain), name in self.domains.items():
             if name in wanted:
-                found |= (self.process == process) & (self.domain == domain)
-        return found
+                is_wanted |= (self.process == process) & (self.domain == domain)
+        return is_wanted
 
     def named(self, pattern: str) -> Bools:
         """Return for each range whether its name has the regular expression `pattern` in it."""
@@ -68,8 +68,8 @@ def read(export: Export) -> Ranges:
         schema.NVTX,
     )
     tid, start, end, of_domain, row, named, elsewhere = (
-        export.integers(result, each)
-        for each in ("tid", "start", "end", "domain", "row", "named", "elsewhere")
+        export.integers(result, column)
+        for column in ("tid", "start", "end", "domain", "row", "named", "elsewhere")
     )
     name, names = _names(export, result.column("name"), np.where(elsewhere, named, -1))
     created = export.rows(
@@ -87,7 +87,7 @@ def read(export: Export) -> Ranges:
         row=row,
         name=name,
         names=names,
-        domains={(schema.process_of(tid), int(each)): str(name) for tid, each, name in created},
+        domains={(schema.process_of(tid), int(number)): str(name) for tid, number, name in created},
     )
 
 
@@ -99,11 +99,11 @@ def _names(export: Export, own: pa.ChunkedArray, ids: Ints) -> tuple[Ints, list[
     texts = own.cast(pa.binary()).combine_chunks().dictionary_encode()
     codes = texts.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     # A program may name its ranges in any encoding.
-    both = [each.decode(errors="replace") for each in texts.dictionary.to_pylist()]
+    both = [text.decode(errors="replace") for text in texts.dictionary.to_pylist()]
     of_strings, more = export.names(ids)
     codes = np.where(ids >= 0, of_strings + len(both), codes)
     numbers: dict[str, int] = {}
-    same = np.array([numbers.setdefault(each, len(numbers)) for each in (*both, *more)], np.int64)
+    same = np.array([numbers.setdefault(text, len(numbers)) for text in (*both, *more)], np.int64)
     in_order = pa.array(same[codes]).dictionary_encode()
     texts_of = [*numbers]
     names = [texts_of[number] for number in in_order.dictionary.to_pylist()]
