@@ -125,12 +125,12 @@ def _copies(raw: Mapping[str, Ints], cuda: Calls) -> pa.Table:
     direction_of[list(schema.DIRECTION_OF_KIND)] = list(schema.DIRECTION_OF_KIND.values())
     direction = direction_of[np.clip(raw["copyKind"], 0, 63)]
     host_memory = np.select([direction == 1, direction == 2], [raw["srcKind"], raw["dstKind"]], -1)
-    known = (host_memory == schema.PAGEABLE) | (host_memory == schema.PINNED)
+    stated = (host_memory == schema.PAGEABLE) | (host_memory == schema.PINNED)
     return _work(
         raw,
         cuda,
         kind="copy",
-        name=encoded(direction, [f"memcpy {each}" for each in schema.DIRECTIONS]),
+        name=encoded(direction, [f"memcpy {label}" for label in schema.DIRECTIONS]),
         direction=encoded(direction, schema.DIRECTIONS),
-        pageable=nullable(host_memory == schema.PAGEABLE, known),
+        pageable=nullable(host_memory == schema.PAGEABLE, stated),
     )

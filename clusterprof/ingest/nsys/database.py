@@ -118,10 +118,10 @@ class Export:
         triggers = self._small.execute(
             "SELECT tbl_name, name FROM sqlite_master WHERE type = 'trigger'"
         ).fetchone()
-        if found := computed or triggers:
-            what = "computes its column" if computed else "has a trigger"
+        if odd := computed or triggers:
+            does = "computes its column" if computed else "has a trigger"
             raise ReportError(
-                f"{self.origin} is not as nsys writes it: its table {found[0]} {what} {found[1]}",
+                f"{self.origin} is not as nsys writes it: its table {odd[0]} {does} {odd[1]}",
                 "export the report again: nsys export -t sqlite REPORT.nsys-rep",
             )
         if schema.STRINGS not in self.tables:
@@ -151,16 +151,16 @@ class Export:
         if any(table not in self.tables for table in tables):
             return []
         names = [f'"{self.tables[table]}"' for table in tables]
-        found, left = [], self._most
+        fetched, left = [], self._most
         try:
             for row in self._small.execute(sql.format(*names)):
                 left -= sum(len(cell) if isinstance(cell, (str, bytes)) else 8 for cell in row)
                 if left < 0:
                     raise self._damaged(_TOO_MUCH)
-                found.append(row)
+                fetched.append(row)
         except sqlite3.Error as error:
             raise self._damaged(str(error)) from error
-        return found
+        return fetched
 
     def arrow(self, sql: str, *tables: str) -> pa.Table:
         """Return a large query's result. Its columns must not begin with NULLs (see `numbers`)."""
@@ -205,10 +205,10 @@ class Export:
                 owners = schema.process_of(self.integers(result, table.owner))
                 result = result.filter(owners == process)
             return {name: self.integers(result, name) for name in columns}
-        there = self.columns(table.name)
+        present = self.columns(table.name)
         chosen = [
-            f'"{name}"' if name == "start" and name in there
-            else f'coalesce("{name}", -1) AS "{name}"' if name in there
+            f'"{name}"' if name == "start" and name in present
+            else f'coalesce("{name}", -1) AS "{name}"' if name in present
             else f'-1 AS "{name}"'
             for name in columns
         ]  # fmt: skip
@@ -219,14 +219,14 @@ class Export:
     def _of_file(self, file: Path, columns: Collection[str]) -> pa.Table:
         """Return these columns of a table of Arrow's, with -1 as in `numbers`; no other is read."""
         with self._mapped(file) as mapped:
-            there = pa.ipc.open_stream(mapped).schema.names
+            present = pa.ipc.open_stream(mapped).schema.names
             mapped.seek(0)
-            chosen = [place for place, name in enumerate(there) if name in columns]
+            chosen = [place for place, name in enumerate(present) if name in columns]
             options = pa.ipc.IpcReadOptions(included_fields=chosen)
             result = pa.ipc.open_stream(mapped, options=options).read_all()
             result.validate()
         for name in columns:
-            if name not in there:
+            if name not in present:
                 result = result.append_column(name, pa.array(np.full(result.num_rows, -1)))
             elif name != "start":
                 # as in SQLite, 64 bits have a sign
@@ -286,7 +286,7 @@ class Export:
     def names(self, ids: Ints) -> tuple[Ints, list[str]]:
         """Return codes and names for string ids: `names[codes[i]]` is the string of `ids[i]`."""
         present = np.unique(ids)
-        names = [self.strings.get(int(each), "") for each in present]
+        names = [self.strings.get(int(string_id), "") for string_id in present]
         return np.searchsorted(present, ids), names
 
     def _damaged(self, why: str) -> ReportError:
@@ -305,16 +305,16 @@ def gathered(folder: Path, database: Path) -> dict[str, Path]:
     """
     import adbc_driver_manager
 
-    found = {path.stem: path for path in sorted(folder.glob("*.arrow"))}
-    logical = {name: schema.VERSIONED.sub(r"\g<name>", name) for name in found}
-    copied = {name: found[name] for name in found if logical[name] in schema.COPIED}
+    arrow_files = {path.stem: path for path in sorted(folder.glob("*.arrow"))}
+    logical = {name: schema.VERSIONED.sub(r"\g<name>", name) for name in arrow_files}
+    copied = {name: arrow_files[name] for name in arrow_files if logical[name] in schema.COPIED}
     try:
-        if cut_short := next((each for each in found.values() if not _is_whole(each)), None):
+        if cut_short := next((path for path in arrow_files.values() if not _is_whole(path)), None):
             raise ReportError(f"{cut_short} is truncated")
         _copy(copied, database)
     except (adbc_driver_manager.Error, pa.ArrowInvalid, OSError) as error:
         raise ReportError(f"{folder} cannot be read: {error}") from error
-    return {name: found[name] for name in found if logical[name] in schema.OF_NUMBERS}
+    return {name: arrow_files[name] for name in arrow_files if logical[name] in schema.OF_NUMBERS}
 
 
 def _is_whole(stream: Path) -> bool:

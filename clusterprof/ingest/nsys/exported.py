@@ -66,8 +66,8 @@ def read(path: Path, *, alone: bool = False) -> list[Recording]:
         raise ReportError(
             f"{path} is empty", "nsys was killed before it wrote the report: record again"
         )
-    found = [_known(each.path) for each in installed()]
-    if not found:
+    tools = [_known(tool.path) for tool in installed()]
+    if not tools:
         raise ReportError(
             f"{path} cannot be read without nsys, which is not installed on this host",
             "install Nsight Systems (package nsight-systems), or export it on a host that has it:",
@@ -75,7 +75,7 @@ def read(path: Path, *, alone: bool = False) -> list[Recording]:
         )
     with tempfile.TemporaryDirectory(prefix="clusterprof-") as folder:
         try:
-            return _read(path, found, Path(folder), alone)
+            return _read(path, tools, Path(folder), alone)
         except ReportError as error:
             if shutil.disk_usage(folder).free < max(_LEAST_FREE, size):
                 raise ReportError(
@@ -85,10 +85,10 @@ def read(path: Path, *, alone: bool = False) -> list[Recording]:
             raise
 
 
-def _read(path: Path, found: Sequence[Nsys], folder: Path, alone: bool) -> list[Recording]:
+def _read(path: Path, tools: Sequence[Nsys], folder: Path, alone: bool) -> list[Recording]:
     database = folder / f"{path.stem}.sqlite"
     errors: list[ReportError] = []
-    for nsys in found:
+    for nsys in tools:
         try:
             report = _imported(nsys, path, folder) if path.suffix == QDSTRM else path
             numbers = _tables(nsys, report, path, database)
@@ -96,12 +96,12 @@ def _read(path: Path, found: Sequence[Nsys], folder: Path, alone: bool) -> list[
         except ReportError as error:
             errors.append(error)
     else:
-        tried = [f"tried: {', '.join(each.path for each in found)}"] if len(found) > 1 else []
+        tried = [f"tried: {', '.join(tool.path for tool in tools)}"] if len(tools) > 1 else []
         raise ReportError(errors[0].what, *errors[0].details, *tried) from errors[0]
     # A newer nsys may have left them out too, of a report that an older one made.
     beside = JsonBeside(nsys, report, database.with_suffix(".json"))
     ranks = sqlite.read(database, origin=path, elsewhere=beside, alone=alone, numbers=numbers)
-    return [each.warned(*beside.warnings) for each in ranks]
+    return [recording.warned(*beside.warnings) for recording in ranks]
 
 
 def _tables(nsys: Nsys, report: Path, path: Path, database: Path) -> dict[str, Path]:

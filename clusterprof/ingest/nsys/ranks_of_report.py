@@ -64,7 +64,7 @@ def origin(export: Export) -> tuple[ReportInfo, Identity | None]:
     system = dict(export.rows(named, schema.SYSTEM))
     driver = str(system.get("NvDriverVersion") or "")
     epochs = export.rows('SELECT "utcEpochNs" FROM {0}', schema.SESSION_START)
-    epoch = next((int(each) for (each,) in epochs if each), 0)
+    epoch = next((int(utc_ns) for (utc_ns,) in epochs if utc_ns), 0)
     sql = "SELECT value FROM {0} WHERE name = 'EXPORT_PRODUCT_VERSION'"
     exporters = [row for table in schema.EXPORTED_BY for row in export.rows(sql, table)]
     untimed = "the report does not state when it was recorded: only collectives can align it"
@@ -96,8 +96,8 @@ def environment(export: Export) -> dict[str, str]:
         ("SELECT value FROM {0} WHERE name = 'DeviceEnvironment'", schema.SYSTEM),
         ("SELECT value FROM {0} WHERE instr(CAST(value AS BLOB), x'00')", schema.STRINGS),
     ):
-        found = [_wanted(str(value).split("\0")) for (value,) in export.rows(sql, table)]
-        of_ranks = [environ for environ in found if identify(environ) is not None]
+        environs = [_wanted(str(value).split("\0")) for (value,) in export.rows(sql, table)]
+        of_ranks = [environ for environ in environs if identify(environ) is not None]
         if len({identify(environ) for environ in of_ranks}) == 1:
             return of_ranks[0]
     return {}
@@ -135,15 +135,15 @@ def rank_processes(
     steps = ranges.process[with_names(names_steps(ranges.names), ranges.name)]
     inner = {launcher.name for launcher in identities.LAUNCHERS if launcher.inner}
     is_rank = who is not None and who.source in inner and (who.world_size or 1) > 1
-    for found in (
-        {each["process"] for each in work if each["nccl_sum"]} | set(calls.tolist()),
+    for candidates in (
+        {row["process"] for row in work if row["nccl_sum"]} | set(calls.tolist()),
         _computing(work),
         set() if work else set(steps.tolist()),
     ):
-        if found:
-            ordered = sorted(found, key=lambda process: (_device(work, process), process))
+        if candidates:
+            ordered = sorted(candidates, key=lambda process: (_device(work, process), process))
             # a rank's children come after it
-            return [min(found)] if alone or is_rank else list(ordered)
+            return [min(candidates)] if alone or is_rank else list(ordered)
     return [_busiest(export, ranges)]
 
 
@@ -177,8 +177,8 @@ def _busiest(export: Export, ranges: Ranges) -> int | None:
         else:
             continue
         if processes.size:
-            known, counts = np.unique(processes, return_counts=True)
-            return int(known[np.argmax(counts)])
+            distinct, counts = np.unique(processes, return_counts=True)
+            return int(distinct[np.argmax(counts)])
     return None
 
 
@@ -194,16 +194,16 @@ def numbered(
     where the environment names the node.
     """
     count = len(communicators)
-    sizes = {each.largest for each in communicators}
+    sizes = {process.largest for process in communicators}
     world = max(sizes) if len(sizes) == 1 and max(sizes) >= count else None
-    known = [rank for each in communicators if (rank := each.world_rank(world)) is not None]
-    if world is not None and len(set(known)) == count:
-        return known, world, []
+    named = [rank for process in communicators if (rank := process.world_rank(world)) is not None]
+    if world is not None and len(set(named)) == count:
+        return named, world, []
     first = who.rank * count if who is not None else 0
     ranks = list(range(first, first + count))
-    each = ", ".join(f"process {p} as rank {r}" for p, r in zip(processes, ranks, strict=True))
+    order = ", ".join(f"process {p} as rank {r}" for p, r in zip(processes, ranks, strict=True))
     doubt = (
         "the report holds several ranks and does not name them: they are numbered in the order of"
-        f" their GPUs, else of their process ids ({each}); give the first with --rank FILE=FIRST"
+        f" their GPUs, else of their process ids ({order}); give the first with --rank FILE=FIRST"
     )
     return ranks, world, [doubt]

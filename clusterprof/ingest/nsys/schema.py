@@ -57,7 +57,7 @@ CAPTURE = "META_DATA_CAPTURE"
 EXPORTED_BY = ("META_DATA_EXPORT", "EXPORT_META_DATA")
 
 #: all that is read: tables of events that hold numbers only, and those that are small or hold text
-OF_NUMBERS = {each.name for each in (KERNEL, MEMCPY, MEMSET, GRAPH, RUNTIME, OS_RUNTIME)}
+OF_NUMBERS = {table.name for table in (KERNEL, MEMCPY, MEMSET, GRAPH, RUNTIME, OS_RUNTIME)}
 COPIED = {
     NVTX, PAYLOAD_ENTRIES, STRINGS, DIAGNOSTICS, GPUS, SESSION_START, SYSTEM, CAPTURE, *EXPORTED_BY,
 }  # fmt: skip

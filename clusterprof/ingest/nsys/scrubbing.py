@@ -92,9 +92,9 @@ def is_ours(path: Path) -> bool:
 
 
 def _clean(database: sqlite3.Connection) -> None:
-    found = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+    tables = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
     columns = {}
-    for (name,) in found:
+    for (name,) in tables:
         described = database.execute(f"PRAGMA table_info({_quoted(name.decode())})")
         columns[name.decode()] = [row[1].decode() for row in described]
     for table in columns.keys() & _FACTS.keys():

@@ -54,14 +54,14 @@ def read(
         info, who = ranks_of_report.origin(export)
         processes = ranks_of_report.rank_processes(export, ranges, who, alone=alone)
         read = [
-            _read_process(export, info, each, processes, ranges, elsewhere, alone)
-            for each in processes
+            _read_process(export, info, process, processes, ranges, elsewhere, alone)
+            for process in processes
         ]
     recordings = [recording for recording, _ in read]
     if len(read) == 1:
         return recordings
     # the environment is of the command that started them all: it names none of them
-    communicators = [each for _, each in read]
+    communicators = [of_process for _, of_process in read]
     ranks, world, doubts = ranks_of_report.numbered(communicators, who, processes)
     several = []
     for local, (recording, rank) in enumerate(zip(recordings, ranks, strict=True)):
@@ -110,7 +110,7 @@ def _read_process(
     work = activity.read(export, process, cuda)
     odd = list(_odd_work(export, work, alone))
     collectives, communicators, on_device = nccl_ranges.read(export, ranges, work.nccl, elsewhere)
-    others = [each for each in processes if each != process]
+    others = [other for other in processes if other != process]
     info = replace(
         info.warned(
             *odd,
@@ -166,14 +166,14 @@ def _odd_work(export: Export, work: Activity, alone: bool) -> Iterator[str]:
     kernels, graphs, *_ = work.work
     gpus = ranks_of_report.driven(kernels)
     if len(gpus) > 1:
-        what = f"one process drives {len(gpus)} GPUs ({words.numbers(gpus)})"
+        text = f"one process drives {len(gpus)} GPUs ({words.numbers(gpus)})"
         if not alone:
             raise ReportError(
-                f"{export.origin} cannot be read: {what}, and nsys does not tell their ranks apart",
+                f"{export.origin} cannot be read: {text}, and nsys does not tell their ranks apart",
                 "start a process for each GPU (torchrun), or record with torch.profiler: of its"
                 " traces each GPU is read as a rank",
             )
-        yield f"{what}: they are read as one, whose work is that of all of them"
+        yield f"{text}: they are read as one, whose work is that of all of them"
     if graphs.num_rows:
         yield (
             f"{graphs.num_rows} CUDA graphs were traced as a whole: the kernels and NCCL inside"
@@ -191,13 +191,13 @@ def _diagnostics(export: Export, process: int | None, others: Sequence[int | Non
     the `others`, the report's other ranks.
     """
     owner = '"globalPid"' if export.has(schema.DIAGNOSTICS, "globalPid") else "NULL"
-    found = export.rows(
+    rows = export.rows(
         f"SELECT text, CAST({owner} AS INTEGER) FROM {{0}}"
         f" WHERE severity IN ({schema.WARNING}, {schema.ERROR}) ORDER BY timestamp",
         schema.DIAGNOSTICS,
     )
     texts: dict[str, None] = {}
-    for text, whose in found:
+    for text, whose in rows:
         about = schema.process_of(int(whose)) if whose else 0
         if not text or _BOILERPLATE.match(str(text).strip()) or about in others:
             continue
