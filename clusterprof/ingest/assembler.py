@@ -87,10 +87,10 @@ def _calls(calls: Calls) -> pa.Table:
 
 def _device(devices: Ints, names: Mapping[int, str]) -> str:
     """Return the name of the GPU that did most of the work."""
-    known, counts = np.unique(devices, return_counts=True)
-    if not known.size or not names:
+    distinct, counts = np.unique(devices, return_counts=True)
+    if not distinct.size or not names:
         return ""
-    return names.get(max(int(known[counts.argmax()]), 0), next(iter(names.values())))
+    return names.get(max(int(distinct[counts.argmax()]), 0), next(iter(names.values())))
 
 
 def combine(nsys: RankTables, kineto: RankTables) -> RankTables:
@@ -102,22 +102,22 @@ def combine(nsys: RankTables, kineto: RankTables) -> RankTables:
     """
     first, second = (nsys, kineto) if nsys.activity.num_rows else (kineto, nsys)
     communicating = nsys if nsys.collective_calls.num_rows else kineto
-    one, other = nsys.info, kineto.info
+    nsys_info, kineto_info = nsys.info, kineto.info
     info = replace(
-        one,
-        profiler=f"{one.profiler} + {other.profiler}",
-        rank=one.rank if one.rank is not None else other.rank,
-        world_size=one.world_size or other.world_size,
-        host=one.host or other.host,
-        device=one.device or other.device,
-        versions={**other.versions, **one.versions},
-        begin_ns=min(one.begin_ns, other.begin_ns),
-        end_ns=max(one.end_ns, other.end_ns),
-        backend=one.backend or other.backend,
-        groups={**other.groups, **one.groups},
-        warnings=tuple(dict.fromkeys((*one.warnings, *other.warnings))),
+        nsys_info,
+        profiler=f"{nsys_info.profiler} + {kineto_info.profiler}",
+        rank=nsys_info.rank if nsys_info.rank is not None else kineto_info.rank,
+        world_size=nsys_info.world_size or kineto_info.world_size,
+        host=nsys_info.host or kineto_info.host,
+        device=nsys_info.device or kineto_info.device,
+        versions={**kineto_info.versions, **nsys_info.versions},
+        begin_ns=min(nsys_info.begin_ns, kineto_info.begin_ns),
+        end_ns=max(nsys_info.end_ns, kineto_info.end_ns),
+        backend=nsys_info.backend or kineto_info.backend,
+        groups={**kineto_info.groups, **nsys_info.groups},
+        warnings=tuple(dict.fromkeys((*nsys_info.warnings, *kineto_info.warnings))),
     )
-    is_os = [pc.equal(each.host_calls["kind"].cast(pa.string()), "os") for each in (first, nsys)]
+    is_os = [pc.equal(side.host_calls["kind"].cast(pa.string()), "os") for side in (first, nsys)]
     calls = [first.host_calls.filter(pc.invert(is_os[0])), nsys.host_calls.filter(is_os[1])]
     return RankTables(
         info=info,
@@ -201,7 +201,7 @@ def _check_columns(info: ReportInfo, name: str, table: pa.Table) -> None:
     odd = _impossible(pa.chunked_array(every, pa.int64()), *near) is not None
     limits = dict.fromkeys(times, near) if odd else {}
     limits |= {"step": (0, _HIGHEST_STEP), "communicator_size": (0, HIGHEST_RANK)}
-    for column in (each for each in table.schema.names if each in limits):
+    for column in (field for field in table.schema.names if field in limits):
         value = _impossible(table[column], *limits[column])
         if value is not None:
             raise _odd(info, value, column, name)

@@ -78,11 +78,11 @@ def exchange_of(name: str) -> str | None:
     ('Broadcast', None)
     """
     function = _function(name)
-    found = next((stated for pattern, stated in _FAMILIES if pattern.search(function)), None)
-    if found == "":
+    of_family = next((stated for pattern, stated in _FAMILIES if pattern.search(function)), None)
+    if of_family == "":
         return kernel_operation(function)
     word = None if _FUSED.search(function) else _WORDS.search(function)
-    return operation(word[0]) if word else found
+    return operation(word[0]) if word else of_family
 
 
 def exchanging_names(names: Sequence[str], codes: Ints) -> Bools:

@@ -119,8 +119,8 @@ def check_regular(path: Path) -> None:
     except OSError as error:
         raise unreadable(path, error) from error
     if not stat.S_ISREG(mode):
-        what = "a folder" if stat.S_ISDIR(mode) else "no regular file (a pipe or a device)"
-        raise ReportError(f"{path} is {what}, not a report", "copy the report into a file")
+        kind = "a folder" if stat.S_ISDIR(mode) else "no regular file (a pipe or a device)"
+        raise ReportError(f"{path} is {kind}, not a report", "copy the report into a file")
 
 
 def unreadable(path: Path, error: OSError) -> ReportError:

@@ -68,9 +68,9 @@ FOREIGN = {
 
 def by_keys(path: Path, keys: Collection[str]) -> ReportError | None:
     """Return the error for JSON with these keys at its top; None where they are of no tool."""
-    for marks, what, instead in _KEYS:
+    for marks, content, instead in _KEYS:
         if marks <= set(keys):
-            return ReportError(f"{path} is {what}", instead)
+            return ReportError(f"{path} is {content}", instead)
     return None
 
 
@@ -78,9 +78,9 @@ def by_events(path: Path, categories: Mapping[str, int], processes: Collection[s
     """Return the error for a trace without any event of torch.profiler that is read."""
     if unread := accelerators(categories):
         return accelerator_error(path, unread)
-    for mark, what, instead in _PROCESSES:
+    for mark, content, instead in _PROCESSES:
         if any(name.startswith(mark) for name in processes):
-            return ReportError(f"{path} is {what}, which is not read", instead)
+            return ReportError(f"{path} is {content}, which is not read", instead)
     if categories:
         most = ", ".join(name for name, _ in Counter(categories).most_common(5))
         return ReportError(
@@ -91,11 +91,11 @@ def by_events(path: Path, categories: Mapping[str, int], processes: Collection[s
 
 def accelerators(categories: Mapping[str, int]) -> dict[str, int]:
     """Return device -> number of its events, of those devices that are not read."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for category, count in categories.items():
         if device := _ACCELERATORS.get(category):
-            found[device] += count
-    return dict(found)
+            counts[device] += count
+    return dict(counts)
 
 
 def accelerator_error(path: Path, unread: Mapping[str, int]) -> ReportError:
@@ -109,8 +109,8 @@ def accelerator_error(path: Path, unread: Mapping[str, int]) -> ReportError:
 
 def suffix_of_foreign(path: Path) -> str:
     """Return which of `FOREIGN` a file is, "" for none; a ZIP only if it holds reports."""
-    found = next((each for each in FOREIGN if path.name.endswith(each)), "")
-    return found if found != ".zip" or _reports_in(path) else ""
+    suffix = next((foreign for foreign in FOREIGN if path.name.endswith(foreign)), "")
+    return suffix if suffix != ".zip" or _reports_in(path) else ""
 
 
 def by_name(path: Path) -> ReportError:

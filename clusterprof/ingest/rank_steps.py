@@ -100,9 +100,9 @@ def from_ends(ends: Ints, begin_ns: int) -> pa.Table:
 
 def names_steps(names: Sequence[str]) -> Bools:
     """Return for each of `names` whether it numbers a step, in the kind of name that counts."""
-    found = np.zeros(len(names), bool)
-    found[list(_step_numbers(names))] = True
-    return found
+    numbered = np.zeros(len(names), bool)
+    numbered[list(_step_numbers(names))] = True
+    return numbered
 
 
 def steps_table(step: Ints, begin: Ints, end: Ints, source: str) -> pa.Table:
@@ -150,8 +150,8 @@ def ends_of_updates(launch_start: Ints, launch_end: Ints, of_optimizer: Bools) -
     size = np.diff(np.r_[-1, breaks, len(place) - 1])
     if len(ends) < _LEAST_STEPS or not _alike(size) or not _alike(between[breaks]):
         return none
-    found: Ints = launch_end[order][ends]
-    return found
+    update_ends: Ints = launch_end[order][ends]
+    return update_ends
 
 
 def _alike(counts: Ints) -> bool:
@@ -238,12 +238,12 @@ def stretches(log: pa.Table, pace: Mapping[str, Ints]) -> Ints:
     (ns), [4, n]: a step of the log is a block of one.
     """
     step, begin, end = (log[name].to_numpy() for name in STEP_COLUMNS)
-    out = np.stack([step, np.ones_like(step), end - begin, end - begin])
+    entries = np.stack([step, np.ones_like(step), end - begin, end - begin])
     if pace:
         taken = pace["end_ns"] - pace["begin_ns"]
         blocks = np.stack([pace["first_step"], pace["count"], taken, pace["median_ns"]])
-        out = np.concatenate([out, blocks], axis=1)
-    return np.asarray(out[:, np.argsort(out[0], kind="stable")])
+        entries = np.concatenate([entries, blocks], axis=1)
+    return np.asarray(entries[:, np.argsort(entries[0], kind="stable")])
 
 
 def with_collections(tables: RankTables, path: Path) -> RankTables:
@@ -274,7 +274,7 @@ def _thread(tables: RankTables) -> int:
     """The thread that launches most, or has most calls; 0 where there is none."""
     for column in (tables.activity["launch_thread"], tables.host_calls["thread"]):
         if counted := pc.value_counts(column.drop_null()).to_pylist():
-            return int(max(counted, key=lambda each: each["counts"])["values"])
+            return int(max(counted, key=lambda thread: thread["counts"])["values"])
     return 0
 
 

@@ -80,11 +80,11 @@ class Calls:
         """Return the call that has each correlation id."""
         order, ids = self._by_correlation
         place = place_of(ids, correlation)
-        known = (place >= 0) & (correlation > 0)
-        call = order[place[known]]
-        launched = not_launched(correlation.size)._replace(known=known)
+        linked = (place >= 0) & (correlation > 0)
+        call = order[place[linked]]
+        launched = not_launched(correlation.size)._replace(known=linked)
         for column, of_call in zip(launched, (self.start, self.end, self.thread), strict=False):
-            column[known] = of_call[call]
+            column[linked] = of_call[call]
         return launched
 
 
@@ -173,7 +173,7 @@ def fill(table: str, rows: int, columns: Mapping[str, Column]) -> pa.Table:
     unknown = set(columns) - set(schema.names)
     if unknown:
         raise KeyError(f"{table} has no column {sorted(unknown)}")
-    arrays = [_column(columns.get(each.name), each.type, rows) for each in schema]
+    arrays = [_column(columns.get(field.name), field.type, rows) for field in schema]
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
@@ -206,14 +206,14 @@ def place_of(values: Ints, wanted: Ints) -> Ints:
     return np.where(values[place] == wanted, place, -1)
 
 
-def span_around(begin: Ints, end: Ints, of: Ints, thread: Ints, time: Ints) -> Ints:
+def span_around(begin: Ints, end: Ints, span_thread: Ints, thread: Ints, time: Ints) -> Ints:
     """Return for each time the place of the innermost span of its thread around it, else -1.
 
-    `of` are the spans' threads, `thread` those of the times. Innermost is what began last.
+    `span_thread` are the spans' threads, `thread` those of the times. Innermost is what began last.
     """
     place = np.full(len(time), -1, np.int64)
     for lane in np.unique(thread):
-        rows = np.flatnonzero(of == lane)
+        rows = np.flatnonzero(span_thread == lane)
         rows = rows[np.lexsort((-end[rows], begin[rows]))]
         if not rows.size:
             continue
@@ -240,8 +240,8 @@ def ints(table: pa.Table, name: str) -> Ints:
 def matching(names: Sequence[str] | pa.Array, pattern: str) -> Bools:
     """Return for each of `names` whether the regular expression `pattern` is found in it."""
     texts = names if isinstance(names, pa.Array) else pa.array(names, pa.string())
-    found: Bools = pc.match_substring_regex(texts, pattern).to_numpy(zero_copy_only=False)
-    return found.astype(np.bool_)
+    matches: Bools = pc.match_substring_regex(texts, pattern).to_numpy(zero_copy_only=False)
+    return matches.astype(np.bool_)
 
 
 def with_names(matches: Bools, codes: Ints) -> Bools:

@@ -39,7 +39,7 @@ _SORTED_BY = BEGINS | {"collective_calls": "call"}
 
 def _texts_by_text(value: object) -> bool:
     return isinstance(value, dict) and all(
-        isinstance(each, str) for pair in value.items() for each in pair
+        isinstance(text, str) for pair in value.items() for text in pair
     )
 
 
