@@ -56,7 +56,7 @@ def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
     """
     if not dataset.ranks:
         return []
-    measures = (_stalls, _longer_steps, _desynchronised, _slower_hosts)
+    measures = (_stalls_and_steps, _desynchronised, _slower_hosts)
     clauses = [clause for measure in measures for clause in measure(dataset)]
     texts = [text for text, _ in clauses if text]
     if not texts:
@@ -97,19 +97,25 @@ def stay(times: StepTimes) -> bool | None:
     return True if chance is not None and after - before > chance else None
 
 
-def _stalls(dataset: Dataset) -> Parts:
-    if not (cost := dataset.capture):
-        return
-    stalls = {"start": cost["stall_start_ns"], "stop": cost["stall_stop_ns"] or 0}
-    if long := {when: ns for when, ns in stalls.items() if ns >= limits.PAUSE_NS}:
-        text = " and ".join(f"{ns / 1e6:.0f} ms at its {when}" for when, ns in long.items())
-        row = {f"stall_{when}_ns": ns for when, ns in long.items()}
-        yield f"a profiled rank stalled once for {text}", [row]
-
-
-def _longer_steps(dataset: Dataset) -> Parts:
-    """Steps inside the window and around it, of profiled ranks and of others."""
-    for whose, times in _groups(dataset).items():
+def _stalls_and_steps(dataset: Dataset) -> Parts:
+    """By the step logs of a run; else only what the reports know of the steps before."""
+    groups: dict[str, StepTimes | None] = {}
+    if cost := dataset.capture:
+        groups = {"profiled ranks": cost["profiled"], "unprofiled ranks": cost["unprofiled"]}
+        stalls = {"start": cost["stall_start_ns"], "stop": cost["stall_stop_ns"] or 0}
+        if long := {when: ns for when, ns in stalls.items() if ns >= limits.PAUSE_NS}:
+            text = " and ".join(f"{ns / 1e6:.0f} ms at its {when}" for when, ns in long.items())
+            rows: Evidence = [{f"stall_{when}_ns": ns for when, ns in long.items()}]
+            yield f"a profiled rank stalled once for {text}", rows
+    else:
+        before, lasted = dataset.usual_step_ns, dataset.durations
+        inside = round(float(np.median(lasted))) if len(lasted) else None
+        groups["profiled ranks"] = StepTimes(
+            before_ns=before, inside_ns=inside, after_ns=None, after_uncertainty_ns=None
+        )
+    for whose, times in groups.items():
+        if times is None:
+            continue
         before, inside, after = times["before_ns"], times["inside_ns"], times["after_ns"]
         around = [ns for ns in (before, after) if ns is not None]
         if inside is None or not around:
@@ -126,18 +132,6 @@ def _longer_steps(dataset: Dataset) -> Parts:
             longer = f"{ms(after - before)} ({percent(after / before - 1)}) longer"
             texts.append(f"steps of {whose} stay {longer} after the window")
         yield "; ".join(texts), [row]
-
-
-def _groups(dataset: Dataset) -> dict[str, StepTimes]:
-    """By the step logs of a run; else only what the reports know of the steps before."""
-    if cost := dataset.capture:
-        unprofiled = {"unprofiled ranks": cost["unprofiled"]} if cost["unprofiled"] else {}
-        return {"profiled ranks": cost["profiled"], **unprofiled}
-    inside = round(float(np.median(dataset.durations))) if len(dataset.durations) else None
-    times = StepTimes(
-        before_ns=dataset.usual_step_ns, inside_ns=inside, after_ns=None, after_uncertainty_ns=None
-    )
-    return {"profiled ranks": times}
 
 
 def _desynchronised(dataset: Dataset) -> Parts:
