@@ -70,19 +70,15 @@ def all_findings(dataset: Dataset) -> tuple[list[Finding], list[str]]:
     for module in MODULES if job else [all_ranks, profiler_overhead]:
         if hasattr(module, "find"):
             every += module.find(dataset, every)
-    return sorted(_each_once(every), key=lambda f: -f["saved_ns_per_step"]), warnings
-
-
-def _each_once(every: list[Finding]) -> list[Finding]:
-    """The findings without what flight recorders show better: the rank that is waited for."""
+    # flight recorders show better than reports which rank it is that is waited for
     shown = [f for f in every if f["code"] == all_ranks.CODE and f["severity"] != "info"]
     same = unprofiled.CODES[0].code
-    if not shown:
-        return every
-    for repaired in (r for f in every if f["saving"] for r in f["saving"]["net_of"]):
-        if repaired["code"] == same:
-            repaired["code"], repaired["ranks"] = all_ranks.CODE, shown[0]["ranks"]
-    return [f for f in every if f["code"] != same]
+    if shown:
+        every = [f for f in every if f["code"] != same]
+        for repaired in (r for f in every if f["saving"] for r in f["saving"]["net_of"]):
+            if repaired["code"] == same:
+                repaired["code"], repaired["ranks"] = all_ranks.CODE, shown[0]["ranks"]
+    return sorted(every, key=lambda f: -f["saved_ns_per_step"]), warnings
 
 
 def weigh(dataset: Dataset) -> list[tuple[Repair, Saved]]:
