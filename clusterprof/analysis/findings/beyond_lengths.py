@@ -41,7 +41,12 @@ def beyond_lengths(dataset: Dataset) -> Floats:
     net = more.sum(axis=1).clip(0.0) / np.maximum(more.clip(0.0).sum(axis=1), 1.0)
     added = net * np.where(more > 0, longer, 0.0).sum(axis=1).clip(0.0)
     added[job.alone] = 0.0
-    return job.by_steady_step(slower + added + _slower_copies(job))
+    # copies of as many bytes as the middle peer's
+    rows = job.work[job.job.kind[job.work] == COPY]
+    values = job.base.run[rows], job.dataset.activities.size[job.job.activity[rows]]
+    one_kind = np.zeros_like(rows)
+    longer, size = (job.peers.differences(_sums(job, rows, v, one_kind, 1))[:, 0] for v in values)
+    return job.by_steady_step(slower + added + np.where(size == 0, longer.clip(0.0), 0.0))
 
 
 def by_name(job: WhatIfs, rows: Ints, lengths: Ints) -> tuple[list[str], Floats, Floats]:
@@ -63,15 +68,6 @@ def _sums(job: WhatIfs, rows: Ints, values: Ints | None, kind: Ints, count: int)
     """The sums of `values` of the activities `rows`, or how many, [ranks, `count` kinds, steps]."""
     shape = len(job.dataset.ranks), count, len(job.job.steps)
     return sums(shape, (job.job.rank[rows], kind, job.job.step[rows]), values)
-
-
-def _slower_copies(job: WhatIfs) -> Floats:
-    """What copies of as many bytes as the middle peer's take longer, [ranks, steps] (ns)."""
-    rows = job.work[job.job.kind[job.work] == COPY]
-    values = job.base.run[rows], job.dataset.activities.size[job.job.activity[rows]]
-    kind = np.zeros_like(rows)
-    took, size = (job.peers.differences(_sums(job, rows, v, kind, 1))[:, 0] for v in values)
-    return np.asarray(np.where(size == 0, took.clip(0.0), 0.0))
 
 
 def _slower(job: WhatIfs, took: Floats, calls: Floats, alike: Bools) -> Floats:
