@@ -197,7 +197,14 @@ def _causes(job: WhatIfs, lengths: Lengths) -> Iterator[_Cause]:
     share = np.divide(lengths.own, np.maximum(replay.lengths.own, 1))
     for code, named_ns in job.named.items():
         yield _Cause(job, code, (named_ns * share).astype(np.int64), none)
-    yield _Cause(job, "host.sync", nothing, _value_waits(job))
+    # hosts wait for small copies to the host: the moments at which such a wait ends
+    a, axis = job.dataset.activities, job.dataset.axis
+    values = a.to_host & (a.size < limits.LARGE_BYTES)
+    stop = np.sort(axis.of(a.rank[values], a.stop[values]))
+    ends = np.setdiff1d(np.flatnonzero(replay.host_root), replay.first_of_host)
+    end = axis.of(replay.host_rank[ends], replay.host_at[ends])
+    last = np.r_[stop, NEVER][np.searchsorted(stop, end + STAMP_NS) - 1]
+    yield _Cause(job, "host.sync", nothing, ends[last >= end - limits.REACTS_NS])
     if job.dataset.on_host:
         return
     rest = replay.lengths.own - sum(job.named.values())
@@ -211,17 +218,6 @@ def _causes(job: WhatIfs, lengths: Lengths) -> Iterator[_Cause]:
     yield _Cause(job, "host.busy", np.where(long, more, 0), none)
     yield _Cause(job, "host.launch_bound", np.where(long, 0, more), none)
     yield _Cause(job, "gpu.idle", nothing, none)
-
-
-def _value_waits(job: WhatIfs) -> Ints:
-    """The host moments at which a wait for a small copy to the host ends."""
-    replay, a, axis = job.job, job.dataset.activities, job.dataset.axis
-    values = a.to_host & (a.size < limits.LARGE_BYTES)
-    stop = np.sort(axis.of(a.rank[values], a.stop[values]))
-    ends = np.setdiff1d(np.flatnonzero(replay.host_root), replay.first_of_host)
-    end = axis.of(replay.host_rank[ends], replay.host_at[ends])
-    last = np.r_[stop, NEVER][np.searchsorted(stop, end + STAMP_NS) - 1]
-    return np.asarray(ends[last >= end - limits.REACTS_NS])
 
 
 def _words(cause: _Cause, saved: Saved) -> Words:
