@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from clusterprof.align.columns import Objects, integers, rows_by
+from clusterprof.align.columns import integers, rows_by
 from clusterprof.analysis.findings.finding import Code, Repair, Tier, Words, named
 from clusterprof.analysis.findings.follow_up import capture
 from clusterprof.analysis.findings.pace import job_of, of_saving
@@ -86,16 +86,25 @@ class _Siblings:
 
 
 def repairs(dataset: Dataset, *_: object) -> list[Repair]:
-    """Propose `straggler.link`, one for each kind of communicators of which some are slow."""
+    """Propose `straggler.link`, one for each kind of communicators of which some are slow.
+
+    Siblings are as many ranks, equally far apart, that lie over as many nodes in the same way.
+    """
     c, rows = dataset.collectives, _transfers(dataset)
-    communicator, place = c.communicators[0][rows], np.empty(len(rows), dtype=np.int64)
+    codes, names = c.communicators
+    shapes = np.full(len(names), "", dtype=object)
+    for code, members in rows_by(codes).items():
+        ranks = np.unique(c.rank[members]).tolist()
+        hosts = [dataset.tables[dataset.place[rank]].info.host for rank in ranks]
+        shapes[code] = f"{np.diff(ranks).tolist()} {[*map(hosts.index, hosts)]}"
+    communicator, place = codes[rows], np.empty(len(rows), dtype=np.int64)
     operation = np.unique(c.operation[rows].astype(str), return_inverse=True)[1]
     alike = combined(c.step[rows], operation, c.size[rows])
     repeated = combined(communicator, alike)
     order = np.lexsort((integers(dataset.placed, "order")[rows], repeated))
     place[order] = np.arange(len(rows)) - first_of(np.diff(repeated[order], prepend=-1) != 0)
     call = combined(alike, place)
-    kinds = parts(np.arange(len(rows)), _shapes(dataset)[communicator])
+    kinds = parts(np.arange(len(rows)), shapes[communicator])
     siblings = [_Siblings(dataset, rows[kind], call[kind]) for kind in kinds]
     questions = sum(len(kind.communicators) for kind in siblings)
     slow = [(kind, kind.slow(questions)) for kind in siblings]
@@ -116,20 +125,6 @@ def _transfers(dataset: Dataset) -> Ints:
     # members of an uneven exchange have unlike sizes
     most, least = (extreme.reduceat(c.size[rows], first) for extreme in (np.maximum, np.minimum))
     return np.asarray(rows[first][most == least])
-
-
-def _shapes(dataset: Dataset) -> Objects:
-    """One text for communicators that are siblings, by the communicator's number.
-
-    Of as many ranks, equally far apart, that lie over as many nodes in the same way.
-    """
-    codes, names = dataset.collectives.communicators
-    shapes = np.full(len(names), "", dtype=object)
-    for code, rows in rows_by(codes).items():
-        ranks = np.unique(dataset.collectives.rank[rows]).tolist()
-        hosts = [dataset.tables[dataset.place[rank]].info.host for rank in ranks]
-        shapes[code] = f"{np.diff(ranks).tolist()} {[*map(hosts.index, hosts)]}"
-    return shapes
 
 
 def _repair(dataset: Dataset, siblings: _Siblings, slow: Bools) -> Repair:
