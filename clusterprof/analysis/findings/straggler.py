@@ -357,13 +357,20 @@ class _Late:
         both = [dataset.ranks[first], dataset.ranks[0 if first else 1]]
         closer = capture(dataset, both, *operators(dataset), "--cpu-sampling")
         steady = (excess > limits.HALF * excess.mean()).mean() >= limits.STEADY_FRAC
+        # the collective of each steady-state step at which it was latest
+        c, rank = dataset.collectives, dataset.ranks[first]
+        last = (c.rank == rank) & (c.last_rank == rank) & c.synchronising
+        calls = np.flatnonzero(last & np.isin(c.step, dataset.steady_steps))
+        latest = [call[np.argmax(c.lateness[call])] for call in parts(calls, c.step[calls])]
         return Words(
             " ".join(texts),
             [
                 *({"rank": dataset.ranks[k], "part": part, much: round(float(more_ns.mean()))}
                   for k, part, more_ns, _ in self._shown),
                 *rows,
-                *_latest(dataset, dataset.ranks[first]),
+                *({"rank": rank, "step": int(c.step[call]), "time_ns": int(c.aligned_start[call]),
+                   "operation": str(c.operation[call]), "communicator": str(c.communicator[call]),
+                   "late_ns": int(c.lateness[call])} for call in latest[: limits.MOST]),
                 *(row for *_, reason in self._shown for row in reason.evidence),
             ],
             limits.MEASURED if steady else limits.ASSUMED,
@@ -442,19 +449,3 @@ def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
 def overlapped(straggler: Finding) -> bool:
     """Whether a finding is a straggler whose lateness the other ranks' compute covers."""
     return any("overlapped_ns_per_step" in row for row in straggler["evidence"])
-
-
-def _latest(dataset: Dataset, rank: int) -> Evidence:
-    """The collective of each steady-state step at which the rank was latest."""
-    c = dataset.collectives
-    last = (c.rank == rank) & (c.last_rank == rank) & c.synchronising
-    rows = np.flatnonzero(last & np.isin(c.step, dataset.steady_steps))
-    worst = [calls[np.argmax(c.lateness[calls])] for calls in parts(rows, c.step[rows])]
-    return [
-        {
-            "rank": rank, "step": int(c.step[r]), "time_ns": int(c.aligned_start[r]),
-            "operation": str(c.operation[r]), "communicator": str(c.communicator[r]),
-            "late_ns": int(c.lateness[r]),
-        }
-        for r in worst[: limits.MOST]
-    ]  # fmt: skip
