@@ -260,7 +260,11 @@ def _summary(cause: _Cause, worst: int, saved: str) -> str:
     few = len(ranks) <= limits.HALF * len(dataset.ranks)
     who = f"The hosts of {rank_list(ranks, limits.FEW)}" if few else "Hosts"
     theirs = np.isin(replay.host_rank[cause.waits], [dataset.place[r] for r in ranks])
-    often = _often(int(theirs.sum()) / len(ranks), len(replay.steps))
+    times = int(theirs.sum()) / len(ranks)
+    per_step = round(times / len(replay.steps))
+    count = per_step or max(round(times), 1)
+    often = "once" if count == 1 else counted(count, "time")
+    often += " per step" if per_step else f" in {counted(len(replay.steps), 'step')}"
     kernels = replay.lengths.run[replay.kind == COMPUTE]
     launched = len(kernels) // (len(replay.steps) * max(len(replay.ranks), 1))
     typical = duration(float(np.median(kernels)) if len(kernels) else 0.0)
@@ -276,14 +280,6 @@ def _summary(cause: _Cause, worst: int, saved: str) -> str:
         "cannot be determined: what they wait for is not in the reports. They idle "
         f"{idle} per step in all.",
     }[cause.code]
-
-
-def _often(times: float, steps: int) -> str:
-    """How often something is done, `times` in so many steps: `once per step`, `once in 4 steps`."""
-    per_step = round(times / steps)
-    count = per_step or max(round(times), 1)
-    often = "once" if count == 1 else counted(count, "time")
-    return f"{often} per step" if per_step else f"{often} in {counted(steps, 'step')}"
 
 
 def _paused(cause: _Cause, worst: int, saved: str) -> str:
