@@ -91,18 +91,23 @@ def late_host(dataset: Dataset, k: int, late_ns: Floats) -> Reason:
     `late_ns` is by how much it was late in each steady-state step. Those in which it was tell.
     """
     late = np.flatnonzero(late_ns > limits.WARNING_FRAC * late_ns.max(initial=0.0))
-    spans, time = step_spans(dataset, k), host_time(dataset, k)
+    job, spans, time = job_of(dataset), step_spans(dataset, k), host_time(dataset, k)
     if len(spans[0]) != len(late_ns):
         return Reason("cannot be determined: its report has not all of the steps", [])
-    others = job_of(dataset).peers.others(k)[: limits.MOST].tolist()
+    others = job.peers.others(k)[: limits.MOST].tolist()
     own, *theirs = (
         _spent(dataset, place, time.names, k)[:, late] for place in (k, *others)
         if len(step_spans(dataset, place)[0]) == len(late_ns)
     )  # fmt: skip
     usual = np.median(theirs, axis=0)
     cause = time.cause((own - usual).mean(axis=1), float(late_ns[late].mean()))
-    if cause is None and len(dataset.profilers([k, *others])) > 1:
-        return _later(dataset, k)
+    if cause is None and job.unlike and len(dataset.profilers([k, *others])) > 1:
+        # of its peers another profiler records other calls: a pause of its own may still tell
+        own_ns = job.base.own
+        length, where = pause(dataset, k, own_ns - job.unlike.in_time(own_ns, np.array([k])))
+        if not where:
+            return Reason("cannot be determined: another profiler records its peers", [])
+        return Reason(f"its host pauses {where} ({ms(length)})", [])
     if cause is None:
         return Reason("cannot be determined: no call, range or operator explains half of it", [])
     began = [time.when(cause, *span) for span in np.stack(spans, axis=1)[late].tolist()]
@@ -120,16 +125,6 @@ def late_host(dataset: Dataset, k: int, late_ns: Floats) -> Reason:
     why, advice = _SPECIAL.get(call.name, (f"its host {' '.join(_where(call))}", ""))
     numbers = f"{ms(took.mean())}, its peers {ms(peers_took.mean())}"
     return Reason(f"{why} ({numbers})", rows, advice)
-
-
-def _later(dataset: Dataset, k: int) -> Reason:
-    """Where a host is later than its peers, of which another profiler records other calls."""
-    own, unlike = job_of(dataset).base.own, job_of(dataset).unlike
-    assert unlike is not None
-    length, where = pause(dataset, k, own - unlike.in_time(own, np.array([k])))
-    if not where:
-        return Reason("cannot be determined: another profiler records its peers", [])
-    return Reason(f"its host pauses {where} ({ms(length)})", [])
 
 
 def _spent(dataset: Dataset, k: int, names: list[Named], like: int) -> Floats:
