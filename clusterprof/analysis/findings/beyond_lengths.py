@@ -19,8 +19,6 @@ from clusterprof.analysis.model.timeline import COMPUTE, COPY
 from clusterprof.analysis.model.what_if import WhatIfs
 from clusterprof.words import base_name
 
-#: shorter kernels take what it takes to start one, however fast the GPU is
-_START_NS = 10_000
 #: what names of copies begin with
 COPIES = re.compile("(?i)mem(cpy|set)")
 
@@ -83,7 +81,8 @@ def _slower(job: WhatIfs, took: Floats, calls: Floats, alike: Bools) -> Floats:
     mean, apart = longer.mean(axis=2), longer.var(axis=2, ddof=1) / steps
     weight = np.where(alike, took.sum(axis=2), 0.0)
     slower = ((weight * mean).sum(axis=1) / np.maximum(weight.sum(axis=1), 1.0)).clip(0.0)
-    asked = alike & (took.sum(axis=2) >= _START_NS * count)
+    # shorter kernels take what it takes to start one, however fast the GPU is
+    asked = alike & (took.sum(axis=2) >= 10_000 * count)
     enough = np.log(np.maximum(asked.sum(axis=1), 1) / limits.CHANCE)
     # the logarithm of how much likelier, times `apart`
     likelier = slower[:, None] * (slower[:, None] / 2 - mean)

@@ -34,8 +34,6 @@ CODES = (
     ),
 )
 
-_WAITED_FOR = ["AllReduce", "AllGather", "ReduceScatter", "AllToAll"]
-
 
 def _beyond_quickest(dataset: Dataset) -> Floats:
     """How much longer than the quickest of its kind each row lasts after its last arrival (ns).
@@ -46,7 +44,8 @@ def _beyond_quickest(dataset: Dataset) -> Floats:
     c = dataset.collectives
     extra = np.zeros(len(c.rank))
     usable = c.has & ~c.point_to_point & (c.matched | (c.wait == 0)) & ~whole(dataset)
-    usable &= np.isin(c.operation.astype(str), _WAITED_FOR)
+    waited_for = ["AllReduce", "AllGather", "ReduceScatter", "AllToAll"]
+    usable &= np.isin(c.operation.astype(str), waited_for)
     large, transfer = c.size >= limits.LARGE_BYTES, (c.end - c.start - c.wait).astype(float)
     scale = np.where(large, c.size, 1.0)
     kinds = (c.communicator + "\0" + c.operation)[usable].astype(str)
