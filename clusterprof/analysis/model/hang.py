@@ -8,7 +8,6 @@ calls wait for each other in a circle, each of them that lacks a member is one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from itertools import chain
@@ -99,7 +98,13 @@ class _Job:
         self.rank, self.record = (integers(calls.entries, name) for name in ("rank", "record"))
         self.of_row = calls.of_row
         self.finished = np.asarray(calls.entries["finished"].to_numpy(), bool)
-        self.kinds, self.kind = _kinds(calls.entries)
+        names = ("operation", "input_sizes", "output_sizes", "input_types", "output_types")
+        #: of each row the place of its kind in `kinds`: what members must agree in
+        self.kind = combined(*(coded(calls.entries, name)[1] for name in names))
+        _, first = np.unique(self.kind, return_index=True)
+        self.kinds = calls.entries.select(names).take(pa.array(first)).to_pylist()
+        for kind in self.kinds:
+            kind.update(dict.fromkeys(_UNEVEN.get(kind["operation"], ()), ""))
         self.absent = {*self.flight.absent}
         last_first = np.where(self.finished, -self.record, self.record)
         order = np.lexsort((last_first, self.finished, self.rank))
@@ -256,7 +261,14 @@ class _Job:
                 members = {*self.rank[rows].tolist(), self._other_side(int(rows[0]))}
             waiting = members.difference(self.rank[rows[self.finished[rows]]].tolist())
             after[call] = {self.stuck_in[k] for k in self.stuck_in.keys() & waiting} - {call}
-        reached = {call: _reached(call, after) for call in {*after, *chain(*after.values())}}
+        # what each waits for, near or far
+        reached: dict[int, set[int]] = {}
+        for call in {*after, *chain(*after.values())}:
+            reached[call], pending = set(), [call]
+            while pending:
+                fresh = after.get(pending.pop(), set()) - reached[call]
+                reached[call] |= fresh
+                pending.extend(fresh)
         return [
             call
             for call in calls
@@ -267,24 +279,3 @@ class _Job:
                 or self._unlike(call)
             )
         ]
-
-
-def _reached(call: int, after: Mapping[int, set[int]]) -> set[int]:
-    """Return what a call waits for, near or far."""
-    reached, waiting = set[int](), [call]
-    while waiting:
-        fresh = after.get(waiting.pop(), set()) - reached
-        reached |= fresh
-        waiting.extend(fresh)
-    return reached
-
-
-def _kinds(entries: pa.Table) -> tuple[list[dict[str, str]], Ints]:
-    """Return the different calls with what members must agree in, and which of them each row is."""
-    names = ("operation", "input_sizes", "output_sizes", "input_types", "output_types")
-    kind = combined(*(coded(entries, name)[1] for name in names))
-    _, first = np.unique(kind, return_index=True)
-    kinds = entries.select(names).take(pa.array(first)).to_pylist()
-    for row in kinds:
-        row.update(dict.fromkeys(_UNEVEN.get(row["operation"], ()), ""))
-    return kinds, kind
