@@ -50,9 +50,6 @@ _UNEVEN = {
     "Broadcast": ("input_types",),
 }
 
-#: mistakes even where no rank waits: NCCL ends some, with wrong numbers
-_CERTAIN = (*_UNLIKE, Cause.NO_RECEIVE)
-
 
 @dataclass(frozen=True)
 class Diagnosis:
@@ -77,11 +74,13 @@ def diagnose(calls: FlightCalls) -> Diagnosis:
         count = len(entry["waiting"])
         return not count, doubt.get(entry["cause"], 1), -count, entry["sequence"]
 
+    # even where no rank waits: NCCL ends some, with wrong numbers
+    mistakes = (*_UNLIKE, Cause.NO_RECEIVE)
     causes = [
         entry
         for call, causes in by_call.items()
         for entry in causes
-        if (call in roots if entry["waiting"] else entry["cause"] in _CERTAIN)
+        if (call in roots if entry["waiting"] else entry["cause"] in mistakes)
     ]
     return Diagnosis(sorted(causes, key=order), sorted(job.stuck_in))
 
@@ -139,11 +138,6 @@ class _Job:
         rows = self.calls.rows(call)
         joined = {*self.rank[rows].tolist()}
         waiting = {rank for rank in joined if self.stuck_in.get(rank) == call}
-        reasons = (
-            self._direct(rows, joined, waiting)
-            if self.calls.p2p[call]
-            else self._collective(call, joined, waiting)
-        )
         return [
             HangEntry(
                 cause=cause.value,
@@ -156,11 +150,25 @@ class _Job:
                 waiting=sorted(waiting - ranks or waiting),
                 called=[self._called(k, rows) for k in sorted((joined | ranks) - self.absent)],
             )
-            for cause, ranks, one_of in reasons
+            for cause, ranks, one_of in self._reasons(call, joined, waiting)
         ]
 
-    def _collective(self, call: int, joined: set[int], waiting: set[int]) -> list[_Reason]:
-        """Return why a collective is open, who makes it so, and whether one of those does."""
+    def _reasons(self, call: int, joined: set[int], waiting: set[int]) -> list[_Reason]:
+        """Return why a call is open, who makes it so, and whether one of those does."""
+        stalled: _Reason = (Cause.STALLED, set(), False)
+        if self.calls.p2p[call]:
+            row, *second = self.calls.rows(call).tolist()
+            if second:
+                return [stalled] if joined == waiting else []
+            other = self._other_side(row)
+            # without a later call that has both ranks the other dump may only be older
+            later = self.of_row[(self.rank == self.rank[row]) & (self.record > self.record[row])]
+            certain = waiting or np.isin(later, self.of_row[self.rank == other]).any()
+            if other is None or not certain:
+                return []
+            sends = self.kinds[self.kind[row]]["operation"] == "Send"
+            present = Cause.NO_RECEIVE if sends else Cause.NO_SEND
+            return [(Cause.NO_DUMP if other in self.absent else present, {other}, False)]
         if unlike := self._unlike(call):
             return [unlike]
         if not waiting:
@@ -173,22 +181,7 @@ class _Job:
             (Cause.NEVER_JOINED, lacking - self.absent, False),
             (Cause.NO_DUMP, absent, len(absent) > 1),
         ]
-        return [reason for reason in reasons if reason[1]] or [(Cause.STALLED, set(), False)]
-
-    def _direct(self, rows: Ints, joined: set[int], waiting: set[int]) -> list[_Reason]:
-        """Return what a send or a receive lacks, and whose it would be."""
-        if rows.size > 1:
-            return [(Cause.STALLED, set(), False)] if joined == waiting else []
-        row = int(rows[0])
-        other = self._other_side(row)
-        # without a later call that has both ranks the other dump may only be older
-        later = self.of_row[(self.rank == self.rank[row]) & (self.record > self.record[row])]
-        certain = waiting or np.isin(later, self.of_row[self.rank == other]).any()
-        if other is None or not certain:
-            return []
-        sends = self.kinds[self.kind[row]]["operation"] == "Send"
-        present = Cause.NO_RECEIVE if sends else Cause.NO_SEND
-        return [(Cause.NO_DUMP if other in self.absent else present, {other}, False)]
+        return [reason for reason in reasons if reason[1]] or [stalled]
 
     def _other_side(self, row: int) -> int | None:
         """Return the rank to which a row sends or from which it receives, if that is known."""
@@ -210,29 +203,24 @@ class _Job:
             return None
         (usual, most), (_, as_many) = counts.most_common(2)
         tie = most == as_many
-        if tie and (expected := self._expected(call)) in counts:
-            usual, tie = expected, False
+        if tie:
+            # Training repeats itself: what most called is what came the last time after the same
+            # calls. Of the earlier places those are taken that agree longest with what came right
+            # before, and of these the last.
+            calls = self.calls
+            lane = (calls.group == calls.group[call]) & (calls.restarts == calls.restarts[call])
+            before = self.kind[calls.begins[np.flatnonzero((lane & ~calls.p2p)[:call])]]
+            agreeing, expected = np.arange(before.size - 1), None
+            for back in range(before.size - 1):
+                agreeing = agreeing[agreeing >= back]
+                agreeing = agreeing[before[agreeing - back] == before[-1 - back]]
+                if not agreeing.size:
+                    break
+                expected = int(before[agreeing[-1] + 1])
+            if expected in counts:
+                usual, tie = expected, False
         odd = rows if tie else rows[kinds != usual]
         return cause, {*self.rank[odd].tolist()}, tie
-
-    def _expected(self, call: int) -> int | None:
-        """Return the kind of call that came the last time after the same calls in this group.
-
-        Training repeats itself: of the earlier places those are taken that agree longest with what
-        came right before, and of these the last.
-        """
-        calls = self.calls
-        lane = (calls.group == calls.group[call]) & (calls.restarts == calls.restarts[call])
-        before = np.flatnonzero(lane[:call] & ~calls.p2p[:call])
-        kinds = self.kind[calls.begins[before]]
-        agreeing, expected = np.arange(kinds.size - 1), None
-        for back in range(kinds.size - 1):
-            agreeing = agreeing[agreeing >= back]
-            agreeing = agreeing[kinds[agreeing - back] == kinds[-1 - back]]
-            if not agreeing.size:
-                break
-            expected = int(kinds[agreeing[-1] + 1])
-        return expected
 
     def _called(self, rank: int, rows: Ints) -> CalledEntry:
         """Return a rank's part of a call; where it has none, what it waits in, or its last call."""
