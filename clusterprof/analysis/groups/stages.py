@@ -93,34 +93,24 @@ def stages(dataset: Dataset) -> Stages | None:
     rank_and_step = np.stack([sent.rank[inside], sent.step[inside]])
     first = inside[np.unique(rank_and_step, axis=1, return_index=True)[1]]
     first = first[sent.other[first] >= 0]
-    return (_laid_out(dataset, sent, first) or _chained(sent, first)) if len(first) else None
-
-
-def _laid_out(dataset: Dataset, sent: Traffic, first: Ints) -> Stages | None:
-    """Stages where each is so many ranks behind the one before it, as frameworks lay them out.
-
-    Believed only if one distance fits all ranks, divides the world, and puts exactly those ranks
-    into the first stage that begin with a Send.
-    """
+    if not len(first):
+        return None
     rank, sends, other = sent.rank[first], sent.sends[first], sent.other[first]
+    # Frameworks lay a stage out so many ranks behind the one before it. Believed only if one
+    # distance fits all ranks, divides the world, and puts exactly those ranks into the first stage
+    # that begin with a Send.
     apart, world = np.unique(np.where(sends, other - rank, rank - other)), dataset.world_size or 0
-    size = int(apart[0])
-    if len(apart) > 1 or size <= 0 or world % size or world < 2 * size:
-        return None
-    if bool(((rank < size) != sends).any()):
-        return None
-    ranks = np.unique(rank)
-    return Stages(ranks, ranks // size, ranks % size, world // size, size)
-
-
-def _chained(sent: Traffic, first: Ints) -> Stages | None:
-    """Stages by the chain of matched calls: one more than the stage that is received from."""
-    ranks = np.unique(sent.rank)
-    into = first[~sent.sends[first] & np.isin(sent.other[first], ranks)]
+    size, ranks = int(apart[0]), np.unique(rank)
+    fits = len(apart) == 1 and size > 0 and world >= 2 * size and world % size == 0
+    if fits and np.array_equal(rank < size, sends):
+        return Stages(ranks, ranks // size, ranks % size, world // size, size)
+    # else by the chain of matched calls: a stage is one more than that which it receives from;
     # where a rank's own first calls are unknown, so is its stage, and those behind it: a circle
-    unknown = np.setdiff1d(ranks, sent.rank[first])
-    waits = np.stack([np.r_[sent.other[into], unknown], np.r_[sent.rank[into], unknown]])
-    edges = np.searchsorted(ranks, waits)
+    ranks = np.unique(sent.rank)
+    receives, unknown = ~sends & np.isin(other, ranks), np.setdiff1d(ranks, rank)
+    edges = np.searchsorted(
+        ranks, np.stack([np.r_[other[receives], unknown], np.r_[rank[receives], unknown]])
+    )
     depth = depths(len(ranks), *edges)
     if depth.max() < 1:
         return None
