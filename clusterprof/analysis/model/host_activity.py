@@ -49,12 +49,9 @@ class HostCalls:
         times = np.stack([self.table[name].to_numpy() for name in ("start_ns", "end_ns")])
         self.start, self.stop = dataset.aligned(self.rank, times)
 
-    def called(self, *wanted: tuple[str, str]) -> Bools:
-        """Which calls are of one of these kinds, with a name in which its pattern matches."""
-        return _called(self.table, *wanted)
-
 
 def _called(calls: pa.Table, *wanted: tuple[str, str]) -> Bools:
+    """Which calls are of one of these kinds, with a name in which its pattern matches."""
     (kinds, kind), (names, name) = coded(calls, "kind"), coded(calls, "name")
     named = np.zeros(calls.num_rows, dtype=bool)
     for of, pattern in wanted:
@@ -77,11 +74,17 @@ def wait_calls(dataset: Dataset, k: int, until: int) -> tuple[Ints, Ints, Ints]:
     here = slice(*np.searchsorted(calls.rank[rows], (k, until)))
     rows, waits = rows[here], waits[here].copy()
     begin, end = (axis.of(calls.rank[rows], t[rows]) for t in (calls.start, calls.stop))
-    waits |= _queued(dataset, k, until, begin) >= _QUEUE
+    # how many launches of these ranks had not ended as each call began
+    mine = a.lines.rows(k, until)
+    launched, stop = (axis.of(a.rank[mine], t) for t in (a.launches(k, until)[0], a.stop[mine]))
+    launched, launch = places(launched)
+    finished = np.zeros_like(launched)
+    np.maximum.at(finished, launch, stop)
+    queued = np.searchsorted(launched, begin) - np.searchsorted(np.sort(finished), begin)
+    waits |= queued >= _QUEUE
     found = union(begin[waits], end[waits])
     (rank, start), (_, stop) = axis.back(found.start), axis.back(found.end)
     # a host without CUDA calls waits in its collectives, in each of several at once
-    mine = a.lines.rows(k, until)
     own = mine.start + np.flatnonzero((a.kind[mine] == COLLECTIVE) & ~calls.has_cuda[a.rank[mine]])
     return np.r_[rank, a.rank[own]], np.r_[start, a.start[own]], np.r_[stop, ends(dataset)[own]]
 
@@ -91,19 +94,8 @@ def long_calls(dataset: Dataset) -> tuple[Ints, Bools]:
     """The CUDA calls that are long, and which of them wait by their nature or their length."""
     calls = host_calls(dataset)
     length = calls.stop - calls.start
-    rows = np.flatnonzero(calls.called(("cuda", "")) & (length >= limits.WAITING_CALL_NS))
-    return rows, calls.called(("cuda", WAITS))[rows] | (length[rows] >= limits.PAUSE_NS)
-
-
-def _queued(dataset: Dataset, k: int, until: int, time: Ints) -> Ints:
-    """How many launches of a rank of `k` to before `until` have not ended at times on the axis."""
-    a, axis = dataset.activities, dataset.axis
-    rows = a.lines.rows(k, until)
-    launched, stop = (axis.of(a.rank[rows], t) for t in (a.launches(k, until)[0], a.stop[rows]))
-    launched, launch = places(launched)
-    finished = np.zeros_like(launched)
-    np.maximum.at(finished, launch, stop)
-    return np.searchsorted(launched, time) - np.searchsorted(np.sort(finished), time)
+    rows = np.flatnonzero(_called(calls.table, ("cuda", "")) & (length >= limits.WAITING_CALL_NS))
+    return rows, _called(calls.table, ("cuda", WAITS))[rows] | (length[rows] >= limits.PAUSE_NS)
 
 
 @once
@@ -121,7 +113,7 @@ def ends(dataset: Dataset) -> Ints:
     rows = np.flatnonzero(on_host & (a.kind == COLLECTIVE) & (a.stop > a.start))
     if not len(rows):
         return out
-    does, op = on_host & (a.kind == COMPUTE), calls.called(("op", ""))
+    does, op = on_host & (a.kind == COMPUTE), _called(calls.table, ("op", ""))
     of, marks = np.r_[d.rank, d.rank], np.r_[d.host_begin, d.host_end]
     marks = axis.of(of, dataset.aligned(of, marks))
     # steps, and operators that hand a call over or wait for one, are no work: they only begin
@@ -174,7 +166,7 @@ def named_time(dataset: Dataset, place: Ints, begin: Ints, end: Ints) -> dict[st
     begin, end = (axis.of(place, time) for time in (begin, end))
     named, before, times = np.zeros(len(calls.rank), dtype=bool), np.zeros_like(begin), {}
     for code, wanted in NAMED.items():
-        named |= calls.called(*wanted)
+        named |= _called(calls.table, *wanted)
         covered = union(start[named], stop[named]).within(begin, end)
         times[code], before = covered - before, covered
     return times

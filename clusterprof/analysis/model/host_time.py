@@ -22,6 +22,8 @@ from clusterprof.tables import RankTables
 STEP_RANGES = r"^(step\b|ProfilerStep|nccl|gloo|clusterprof:)"
 #: what waits for the interpreter's lock are called together, whatever the profiler calls each
 LOCKED = "the GIL"
+#: what calls of Python are summed up as, by a pattern of their names
+_ALIKE = {COLLECTING: COLLECTOR, GIL_WAIT: LOCKED}
 #: the kind of what no range covers: it lies between two
 BETWEEN = "between"
 
@@ -54,8 +56,11 @@ class HostTime:
         table = pa.concat_tables([calls, _between(calls.filter(pc.equal(calls["kind"], "range")))])
         (kinds, kind), (names, name) = coded(table, "kind"), coded(table, "name")
         codes, of = places(kind * np.int64(len(names)) + name)
-        pairs = (divmod(code, len(names)) for code in codes.tolist())
-        summed_up = [_summed_up(kinds[first], names[second]) for first, second in pairs]
+        summed_up = []
+        for first, second in (divmod(code, len(names)) for code in codes.tolist()):
+            alike = _ALIKE if kinds[first] == "python" else {}
+            labels = (alike[pattern] for pattern in alike if re.search(pattern, names[second]))
+            summed_up.append(Named(kinds[first], next(labels, names[second])))
         self.names = list(dict.fromkeys(summed_up))
         number = {call: place for place, call in enumerate(self.names)}
         of = np.asarray([number[call] for call in summed_up], dtype=np.int64)[of]
@@ -126,12 +131,6 @@ def step_spans(dataset: Dataset, k: int) -> tuple[Ints, Ints]:
     d = dataset.timelines
     rows = d.steps_of(k, dataset.steady_steps)
     return d.host_begin[rows], d.host_end[rows]
-
-
-def _summed_up(kind: str, name: str) -> Named:
-    """The name by which calls of one sort are summed up."""
-    of_all = ((COLLECTING, COLLECTOR), (GIL_WAIT, LOCKED)) if kind == "python" else ()
-    return Named(kind, next((each for pattern, each in of_all if re.search(pattern, name)), name))
 
 
 def _between(ranges: pa.Table) -> pa.Table:
