@@ -187,37 +187,35 @@ def waits(table: pa.Table, disturbed: Sequence[int] = ()) -> Waits:
 
 
 def suspects(job: Waits, step_ns: float) -> list[Suspect]:
-    """Return the ranks that keep others waiting, worst first; [] where none stands out."""
-    every = [suspect for name in job.groups for suspect in _in_group(job, name, step_ns)]
+    """Return the ranks that keep others waiting, worst first; [] where none stands out.
+
+    Of a group those who are late in all known steps; where that is surer, in all but one; else in
+    some. One step of five in which a machine stalls would hide who is late in the others. Half of
+    the chance is for all steps, the other half for all without one: shared among the ways to leave
+    one out (Bonferroni), as the waits themselves tell which it is.
+    """
+    every: list[Suspect] = []
+    for name, members in job.groups.items():
+        known = np.flatnonzero(job.known[members].all(axis=0))
+        if members.size < 2 or known.size < limits.FEW:
+            continue
+        group, least_ns = job.of(members, known), limits.LEAST_FRAC * step_ns
+        chance = limits.CHANCE / job.ranks.size / 2
+        in_all = _late(group, name, chance, least_ns)
+        in_some = _now_and_then(group, name, step_ns)
+        if known.size == limits.FEW:
+            every += in_all or in_some
+            continue
+        own = group.own_ns
+        far = np.abs(own - np.median(own, axis=1, keepdims=True)).sum(axis=0).argmax()
+        others = group.of(slice(None), np.delete(np.arange(known.size), far))
+        but_one = _late(others, name, chance / known.size, least_ns)
+        ways = (in_all, but_one, in_some)
+        every += max(ways, key=lambda named: max((1 + s["delays"] for s in named), default=0))
     best: dict[int, Suspect] = {}
     for suspect in sorted(every, key=lambda s: (not s["delays"], -s["lateness_ns"], s["rank"])):
         best.setdefault(suspect["rank"], suspect)
     return list(best.values())
-
-
-def _in_group(job: Waits, name: str, step_ns: float) -> list[Suspect]:
-    """Return who is late in all known steps; where that is surer, in all but one; else in some.
-
-    One step of five in which a machine stalls would hide who is late in the others. Half of the
-    chance is for all steps, the other half for all without one: shared among the ways to leave
-    one out (Bonferroni), as the waits themselves tell which it is.
-    """
-    members = job.groups[name]
-    known = np.flatnonzero(job.known[members].all(axis=0))
-    if members.size < 2 or known.size < limits.FEW:
-        return []
-    group, least_ns = job.of(members, known), limits.LEAST_FRAC * step_ns
-    chance = limits.CHANCE / job.ranks.size / 2
-    in_all = _late(group, name, chance, least_ns)
-    in_some = _now_and_then(group, name, step_ns)
-    if known.size == limits.FEW:
-        return in_all or in_some
-    own = group.own_ns
-    far = np.abs(own - np.median(own, axis=1, keepdims=True)).sum(axis=0).argmax()
-    others = group.of(slice(None), np.delete(np.arange(known.size), far))
-    but_one = _late(others, name, chance / known.size, least_ns)
-    ways = (in_all, but_one, in_some)
-    return max(ways, key=lambda named: max((1 + s["delays"] for s in named), default=0))
 
 
 def _late(group: Waits, name: str, chance: float, least_ns: float) -> list[Suspect]:
