@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -46,13 +45,18 @@ def _peers(parts: Sequence[Part], world_size: int | None) -> list[Ints]:
 
 def _imbalance(parts: Sequence[Part], peers: Sequence[Ints]) -> int:
     """How many Sends and Recvs between ranks with a report would lack their other side."""
-    sends, recvs = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
+    by_rank = {member.rank: place for place, member in enumerate(parts)}
+    missing = 0
     for member, peer in zip(parts, peers, strict=True):
-        sent = member.calls.operation == "Send"
-        sends.update((member.rank, other) for other in peer[sent].tolist())
-        # one to itself is no other side
-        recvs.update((other, member.rank) for other in peer[~sent & (peer != member.rank)].tolist())
-    return ((sends - recvs) + (recvs - sends)).total()
+        for other in np.unique(peer).tolist():
+            sends = int(((member.calls.operation == "Send") & (peer == other)).sum())
+            back = 0
+            if other != member.rank and other in by_rank:
+                place = by_rank[other]
+                theirs = parts[place].calls.operation == "Recv"
+                back = int((theirs & (peers[place] == member.rank)).sum())
+            missing += abs(sends - back)
+    return missing
 
 
 def pair_by_id(
