@@ -164,24 +164,27 @@ def dataset_of(
     """Align the ranks' clocks and match their collectives. Arguments as for `study`."""
     ordered, rank_clocks = tuple(sorted(ranks, key=lambda t: t.rank)), clocks or KnownClocks()
     numbers = [t.rank for t in ordered]
-    # they are in order
+    # two reports of one rank are neighbours in this order
     twice = [rank for rank, following in pairwise(numbers) if rank == following]
     if twice:
         files = [str(t.info.source) for t in ordered if t.rank == twice[0]]
         raise MergeError(
             f"rank {twice[0]} has more than one report", *files, "merge only one of them"
         )
+    # one number for one step on all ranks, whatever their programs count
     ordered = tuple(numbered([t for t in ordered if t.rank not in rank_clocks.unusable]))
     progress(f"matching the collectives of {counted(len(ordered), 'rank')}")
     matched = match(ordered)
     progress("aligning the clocks")
     measured = (*rank_clocks.bounds, *of_one_report(ordered))
     clock = align(ordered, matched, measured)
+    # on one clock kernels show by their ends that they wait for other ranks, whatever their names:
+    # they are collectives as well, and tell more of the clocks
     if names := waiting_kernels(ordered, clock):
         ordered = tuple(as_exchanges(t, names) for t in ordered)
         matched = match(ordered)
         clock = align(ordered, matched, measured)
-    trim()
+    trim()  # matching has freed much that the C library keeps
     placed = place(matched, clock)
     lines = Timelines(ordered)
     account = accounts(lines, [t.rank for t in ordered], placed, clock)

@@ -42,6 +42,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         parser(verb).parse_known_args(["--help"])
     own_parser = _without_the_launchers(verb)
     arguments, options = own_parser.parse_known_args(words)
+    # what is no option of ours goes to the launcher, unless it is one of ours misspelt
     theirs = Parser()
     _add_the_launchers(theirs, verb)
     own_parser.check_passed_on(options, theirs)
@@ -49,10 +50,12 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     origins = settings.settle(arguments, own_parser, words, verb)
     if wrong := wrong_codes(arguments.fail_on):
         return wrong
+    # what the user gave stands in a finding's next command, but for what that decides anew
     by_default = {name for name, origin in origins.items() if origin == "default"}
     arguments.given = settings.as_words(own_parser, arguments, _ANEW | by_default)
 
     def planned(turn: int = 1) -> planning.LaunchPlan:
+        """The plan, once more where another run took its directory in the same second."""
         return planning.make_plan(verb, arguments, origins, options, command, turn)
 
     plan = planned()

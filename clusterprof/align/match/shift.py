@@ -253,10 +253,11 @@ def find_shift(
     """Return how `b` is displaced against `a`, or None if no displacement explains the two.
 
     `expected_ns` is a's clock minus b's where other calls determine it, to a few milliseconds.
-    Confidence: 1.0 where steps agree, 0.9 where only one displacement is possible, or regular,
-    0.8 where the expected offset had to decide between several, 0.5 where the wall clocks or the
-    greatest overlap had to: that adds nothing about the clocks. Where by these the windows do not
-    overlap in time nothing decides, and there is none.
+    Confidence: 1.0 where the steps' numbers, operations and sizes all agree, 0.8 where by these
+    numbers some calls are others; 0.9 where most steps agree, or only one displacement is possible,
+    or regular; 0.8 where the expected offset had to decide between several, 0.5 where the wall
+    clocks or the greatest overlap had to: that adds nothing about the clocks. Where by these the
+    windows do not overlap in time nothing decides, and there is none.
     """
     if not len(a) or not len(b):
         return None
@@ -267,6 +268,7 @@ def find_shift(
             return Shift(by_steps, 1.0 if trial.agreement == 1.0 else 0.8, trial.offset_ns)
     around = by_steps or 0
     shorter = min(len(a), len(b))
+    # at least a quarter of the shorter window's calls stand beside one of the other's
     least = -(-shorter // 4)
     low = max(least - len(b), min(around, len(a) - len(b)) - _REACH)
     high = min(len(a) - least, max(around, len(a) - len(b)) + _REACH)

@@ -290,8 +290,11 @@ def _by_rank(r: _Reports, chosen: Bools, values: Ints, quantile: float) -> Ints:
 def _queued_behind(r: _Reports) -> tuple[Ints, Ints]:
     """Which activities wait for what was launched before them on another stream.
 
-    Collectives for all on the computing stream, and what is computed next for a Recv: by
-    stream, unless the recording contradicts. Places in `row`, and the other activities.
+    A collective is taken to wait for the kernel that was launched last before it on the stream
+    that computes most, and the kernel launched next after a Recv for what that brings: what other
+    collectives bring may be needed later. Where the recording contradicts this more often than
+    rarely, it is not assumed of that stream (of Recvs: of that rank). Places in `row`, and the
+    other activities.
     """
     row = r.row
     counts = np.bincount(r.stream[r.kind == COMPUTE], minlength=len(r.of_stream))

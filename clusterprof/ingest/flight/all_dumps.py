@@ -418,17 +418,20 @@ def _with_members(group: Group, observed: tuple[int, ...], world: int) -> Group:
 
 
 def _common_warnings(dumps: Sequence[FlightDump]) -> list[str]:
-    """Return each warning once, with the ranks that gave it."""
+    """Return the dumps' own warnings, each once with its ranks, and in what the dumps differ."""
     lines = said_by_ranks((dump.rank, dump.warnings) for dump in dumps)
     versions = Counter(dump.version for dump in dumps).most_common()
     if len(versions) > 1:
         most, _ = versions[0]
         others = words.ranks(dump.rank for dump in dumps if dump.version != most)
         lines.append(f"{others}: dumps of another version than the other ranks' {most}")
+    # without members these may be two groups, or one that two ranks describe: nobody can tell
     names: dict[tuple[str, tuple[int, ...] | None], set[str]] = {}
     for group in (group for dump in dumps for group in dump.groups):
         names.setdefault((group.name, group.ranks), set()).add(group.description)
     double = sorted(name for (name, _), texts in names.items() if len(texts) > 1)
     if double:
-        lines.append(f"process groups of one name are described otherwise: {words.listed(double)}")
+        lines.append(
+            f"process groups of one name have several descriptions: {words.listed(double)}"
+        )
     return lines
