@@ -65,35 +65,31 @@ def by_operation(dataset: Dataset) -> list[OperationEntry]:
     """
     if not dataset.ranks:  # a job that was looked at without a profiler
         return []
-    c, spent = dataset.collectives, by_call(dataset)
-    used = c.has & np.isin(c.step, dataset.evidence_steps) | spent[:-1].any(axis=1)
-    rows = np.flatnonzero(used)
+    c, steps, spent = dataset.collectives, dataset.evidence_steps, by_call(dataset)
+    rows = np.flatnonzero(c.has & np.isin(c.step, steps) | spent[:-1].any(axis=1))
     keys = np.asarray([f"{c.label[r]}\0{c.communicator[r]}" for r in rows], dtype=str)
-    entries = [_entry(dataset, calls) for calls in parts(rows, keys)]
-    if spent[-1].any():
-        entries.append(_entry(dataset, np.array([-1])))
+    # the last row is of kernels without a call
+    entries, uncalled = list[OperationEntry](), [np.array([-1])] if spent[-1].any() else []
+    for group in (*parts(rows, keys), *uncalled):
+        means = spent[group].sum(axis=0) / max(len(dataset.ranks) * len(steps), 1)
+        calls = group[group >= 0]
+        ranks = np.unique(c.rank[calls]).tolist()
+        sent = calls[~c.exchange[calls] | (c.operation[calls] == "Send")]
+        sent = sent[np.isin(c.step[sent], steps)]
+        size = np.maximum(c.size[sent], 0).sum() / max(len(ranks) * len(steps), 1)
+        entries.append(
+            {
+                "operation": str(c.label[calls[0]]) if len(calls) else "unknown",
+                "communicator": str(c.communicator[calls[0]]) if len(calls) else "unknown",
+                "ranks": ranks,
+                "calls_per_step": calls_per_step(dataset, calls),
+                "bytes_per_step": round(float(size)),
+                "communication_ns_per_step": round(means[COMMUNICATION]),
+                "exposed_ns_per_step": round(means[EXPOSED]),
+                "exposed_wait_ns_per_step": round(means[WAITING]),
+            }
+        )
     return sorted(entries, key=lambda e: -e["exposed_ns_per_step"])
-
-
-def _entry(dataset: Dataset, rows: Ints) -> OperationEntry:
-    """Of rows of the placed table, or of the row -1: of kernels without a call."""
-    c, steps = dataset.collectives, dataset.evidence_steps
-    spent = by_call(dataset)[rows].sum(axis=0) / max(len(dataset.ranks) * len(steps), 1)
-    rows = rows[rows >= 0]
-    ranks = np.unique(c.rank[rows]).tolist()
-    sent = rows[~c.exchange[rows] | (c.operation[rows] == "Send")]
-    sent = sent[np.isin(c.step[sent], steps)]
-    size = np.maximum(c.size[sent], 0).sum() / max(len(ranks) * len(steps), 1)
-    return {
-        "operation": str(c.label[rows[0]]) if len(rows) else "unknown",
-        "communicator": str(c.communicator[rows[0]]) if len(rows) else "unknown",
-        "ranks": ranks,
-        "calls_per_step": calls_per_step(dataset, rows),
-        "bytes_per_step": round(float(size)),
-        "communication_ns_per_step": round(spent[COMMUNICATION]),
-        "exposed_ns_per_step": round(spent[EXPOSED]),
-        "exposed_wait_ns_per_step": round(spent[WAITING]),
-    }
 
 
 def repairs(dataset: Dataset, _: Lengths, before: Sequence[Repair] = ()) -> list[Repair]:
