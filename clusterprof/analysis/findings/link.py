@@ -90,7 +90,17 @@ def repairs(dataset: Dataset, *_: object) -> list[Repair]:
 
     Siblings are as many ranks, equally far apart, that lie over as many nodes in the same way.
     """
-    c, rows = dataset.collectives, _transfers(dataset)
+    c, replayed = dataset.collectives, job_of(dataset).job
+    # of communicators all of whose members are profiled, each collective's last member: it waits
+    # for none, so that its own clock has nothing but the transfer
+    row = call_of(dataset)[replayed.activity]
+    rows = np.unique(row[replayed.joined & (row >= 0)])
+    rows = rows[whole(dataset)[rows] & (c.size[rows] > 0)]
+    rows = rows[np.lexsort(((c.end - c.start)[rows], c.collective[rows]))]
+    _, first = np.unique(c.collective[rows], return_index=True)
+    # members of an uneven exchange have unlike sizes
+    most, least = (extreme.reduceat(c.size[rows], first) for extreme in (np.maximum, np.minimum))
+    rows = rows[first][most == least]
     codes, names = c.communicators
     shapes = np.full(len(names), "", dtype=object)
     for code, members in rows_by(codes).items():
@@ -109,22 +119,6 @@ def repairs(dataset: Dataset, *_: object) -> list[Repair]:
     questions = sum(len(kind.communicators) for kind in siblings)
     slow = [(kind, kind.slow(questions)) for kind in siblings]
     return [_repair(dataset, kind, some) for kind, some in slow if some.any()]
-
-
-def _transfers(dataset: Dataset) -> Ints:
-    """One row for each collective of a communicator all of whose members are profiled.
-
-    The member that comes last waits for none: its own clock has nothing but the transfer.
-    """
-    c, replayed = dataset.collectives, job_of(dataset).job
-    call = call_of(dataset)[replayed.activity]
-    rows = np.unique(call[replayed.joined & (call >= 0)])
-    rows = rows[whole(dataset)[rows] & (c.size[rows] > 0)]
-    rows = rows[np.lexsort(((c.end - c.start)[rows], c.collective[rows]))]
-    _, first = np.unique(c.collective[rows], return_index=True)
-    # members of an uneven exchange have unlike sizes
-    most, least = (extreme.reduceat(c.size[rows], first) for extreme in (np.maximum, np.minimum))
-    return np.asarray(rows[first][most == least])
 
 
 def _repair(dataset: Dataset, siblings: _Siblings, slow: Bools) -> Repair:
