@@ -97,7 +97,7 @@ def repairs(dataset: Dataset, *_: object) -> list[Repair]:
     rows = np.unique(row[replayed.joined & (row >= 0)])
     rows = rows[whole(dataset)[rows] & (c.size[rows] > 0)]
     rows = rows[np.lexsort(((c.end - c.start)[rows], c.collective[rows]))]
-    _, first = np.unique(c.collective[rows], return_index=True)
+    first = np.unique(c.collective[rows], return_index=True)[1]
     # members of an uneven exchange have unlike sizes
     most, least = (extreme.reduceat(c.size[rows], first) for extreme in (np.maximum, np.minimum))
     rows = rows[first][most == least]
