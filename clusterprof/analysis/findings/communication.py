@@ -11,7 +11,7 @@ import numpy as np
 from clusterprof.analysis.findings.finding import Code, Repair, Tier, Words
 from clusterprof.analysis.findings.follow_up import capture
 from clusterprof.analysis.findings.pace import job_of, of_step, of_window
-from clusterprof.analysis.findings.unprofiled import not_captured, profile_them
+from clusterprof.analysis.findings.unprofiled import not_captured
 from clusterprof.analysis.groups.topology import whole
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.accounts import COMMUNICATION, EXPOSED, WAITING, by_call, call_of
@@ -155,13 +155,13 @@ def _words(dataset: Dataset, operation: str, rows: Ints, saved: Saved) -> Words:
             "overlapped."
         )
         return Words(summary, evidence, advice=_ADVICE.get(operation, ""))
-    missing = not_captured(dataset, inside)
+    missing, advice = not_captured(dataset, inside)
     return Words(
         f"{operation} takes {spent}: transfer, or waiting for unprofiled ranks. {how}, in "
         f"{calls}: full overlap would save at most {saves}, less what is waiting.",
         evidence,
         confidence=limits.ASSUMED,
-        advice=profile_them(missing),
+        advice=advice,
         follow_up=capture(dataset, missing[: limits.MOST]),
         at_most="info",
     )

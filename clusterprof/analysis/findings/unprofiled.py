@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -144,7 +143,7 @@ def _repair(dataset: Dataset, calls: Bools, extra: Floats) -> Repair:
 def _words(dataset: Dataset, calls: Ints, extra: Floats, saved: Saved) -> Words:
     """The rows `calls` of one communicator in words."""
     c, size = dataset.collectives, communicator_size(dataset, calls)
-    ranks, missing = np.unique(c.rank[calls]).tolist(), not_captured(dataset, calls)
+    ranks, (missing, advice) = np.unique(c.rank[calls]).tolist(), not_captured(dataset, calls)
     who = rank_list(ranks, limits.FEW).capitalize()
     who += " waits" if len(ranks) == 1 else " wait together"
     rare = " in the window, and hardly in the steps before it"
@@ -162,22 +161,16 @@ def _words(dataset: Dataset, calls: Ints, extra: Floats, saved: Saved) -> Words:
                 "long_calls": int((extra[calls] > 0).sum()) // len(ranks),
             }
         ],
-        advice=profile_them(missing),
+        advice=advice,
         follow_up=capture(dataset, missing[: limits.MOST], profiler=lighter(dataset)),
     )  # fmt: skip
 
 
-def profile_them(missing: Sequence[int]) -> str:
-    """The advice to profile the ranks that are missing, as far as these are known."""
-    which = f": --ranks {numbers(missing[: limits.MOST])}" if missing else ""
-    return f"Profile the other ranks{which}."
-
-
-def not_captured(dataset: Dataset, rows: Ints) -> list[int]:
-    """Unprofiled members of the communicator of `rows`, as far as known; else all unprofiled ranks.
+def not_captured(dataset: Dataset, rows: Ints) -> tuple[list[int], str]:
+    """The unprofiled members of the communicator of `rows`, and the advice to profile them.
 
     Frameworks lay groups out evenly: the smallest stride that divides the world into groups of this
-    size, one of which has the members with a report, gives the others.
+    size, one of which has the members with a report, gives the others; else it is all unprofiled.
     """
     ranks, world = np.unique(dataset.collectives.rank[rows]).tolist(), dataset.world_size or 0
     missing = [rank for rank in range(world) if rank not in dataset.place]
@@ -187,5 +180,7 @@ def not_captured(dataset: Dataset, rows: Ints) -> list[int]:
         first = ranks[0] // extent * extent + ranks[0] % stride
         members = range(first, first + extent, stride)
         if world % extent == 0 and {*ranks} <= {*members}:
-            return [rank for rank in missing if rank in members] or missing
-    return missing
+            missing = [rank for rank in missing if rank in members] or missing
+            break
+    which = f": --ranks {numbers(missing[: limits.MOST])}" if missing else ""
+    return missing, f"Profile the other ranks{which}."
