@@ -44,7 +44,13 @@ def repairs(dataset: Dataset, *_: object) -> list[Repair]:
     pageable, volume = (a.to_gpu & a.pageable)[job.activity], a.size[job.activity].astype(float)
     if not pageable.any():
         return []
-    rate, assumed = _pinned_rate(dataset)
+    # the speed of pinned copies (bytes per ns)
+    fast = np.flatnonzero(a.to_gpu & ~a.pageable & (a.size >= limits.LARGE_BYTES))
+    if assumed := not len(fast):
+        newer = all(_PCIE_5_GPUS.search(t.info.device or "") for t in dataset.tables)
+        rate = (1 + newer) * _PCIE_4
+    else:
+        rate = float(np.median(a.size[fast] / np.maximum((a.stop - a.start)[fast], 1)))
     taken, copied = (
         np.bincount(job.rank[pageable], values[pageable], len(dataset.ranks)) / len(job.steps)
         for values in (job.lengths.run, volume)
@@ -79,14 +85,3 @@ def repairs(dataset: Dataset, *_: object) -> list[Repair]:
         )  # fmt: skip
 
     return [Repair(CODES[0], ranks, pinned, words)]
-
-
-def _pinned_rate(dataset: Dataset) -> tuple[float, bool]:
-    """The speed of pinned copies to the GPU (bytes per ns), and whether that is assumed."""
-    a, size = dataset.activities, dataset.activities.size
-    pinned = np.flatnonzero(a.to_gpu & ~a.pageable & (size >= limits.LARGE_BYTES))
-    if len(pinned):
-        speeds = size[pinned] / np.maximum((a.stop - a.start)[pinned], 1)
-        return float(np.median(speeds)), False
-    newer = all(_PCIE_5_GPUS.search(t.info.device or "") for t in dataset.tables)
-    return (1 + newer) * _PCIE_4, True
