@@ -10,7 +10,6 @@ from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.what_if import what_ifs
 from clusterprof.results import NODES, RANKS
 
-_NSYS = re.compile(r"nsys (\d+)\.(\d+)")
 #: options of a run that --profiler torch refuses
 _FOR_NSYS = {"--nsys", "--nsys-arg", "--trace", "--pytorch", "--cpu-sampling", "--arm"}
 #: the code of a job whose kernels are launched too slowly
@@ -58,7 +57,7 @@ def operators(dataset: Dataset) -> tuple[str, str]:
 
     nsys 2025.3 marks them itself; 2024.2 refuses the option, and torch can do it.
     """
-    matches = [_NSYS.search(t.info.profiler) for t in dataset.tables]
+    matches = [re.search(r"nsys (\d+)\.(\d+)", t.info.profiler) for t in dataset.tables]
     versions = [(int(m[1]), int(m[2])) for m in matches if m]
     by_nsys = min(versions, default=(0, 0)) >= (2025, 3)
     return "--pytorch", "autograd-nvtx" if by_nsys else "emit-nvtx"
