@@ -32,11 +32,6 @@ CODES = (
     ),
 )
 
-#: bytes per ns of a pinned copy where none is recorded: 16 lanes of PCIe 4.0, less a fifth; twice
-#: as many from Hopper on, which has 5.0 (nvbandwidth measures 25 and 55 GB/s)
-_PCIE_4 = 25.0
-_PCIE_5_GPUS = re.compile(r"\b(GH|GB|H|B)\d{2,3}")
-
 
 def repairs(dataset: Dataset, *_: object) -> list[Repair]:
     """Propose `input.pageable_copy`: pinned copies that the host does not wait for."""
@@ -47,8 +42,10 @@ def repairs(dataset: Dataset, *_: object) -> list[Repair]:
     # the speed of pinned copies (bytes per ns)
     fast = np.flatnonzero(a.to_gpu & ~a.pageable & (a.size >= limits.LARGE_BYTES))
     if assumed := not len(fast):
-        newer = all(_PCIE_5_GPUS.search(t.info.device or "") for t in dataset.tables)
-        rate = (1 + newer) * _PCIE_4
+        # that of 16 lanes of PCIe 4.0, less a fifth; twice as many from Hopper on, which has 5.0
+        # (nvbandwidth measures 25 and 55 GB/s)
+        newer = all(re.search(r"\b(GH|GB|H|B)\d{2,3}", t.info.device or "") for t in dataset.tables)
+        rate = (1 + newer) * 25.0
     else:
         rate = float(np.median(a.size[fast] / np.maximum((a.stop - a.start)[fast], 1)))
     taken, copied = (
