@@ -25,7 +25,6 @@ from clusterprof.results import Finding, Recurrence, Saving, Severity
 SENTENCE_LENGTH = 100
 #: and a name in it: two of them leave a fifth for what is said
 _NAME_LENGTH = SENTENCE_LENGTH * 2 // 5
-_GPU = re.compile(r"\bGPU(s?)\b")
 _LEVELS: tuple[Severity, ...] = ("info", "warning", "critical")
 
 Evidence = list[dict[str, Any]]
@@ -186,7 +185,7 @@ def _worded(dataset: Dataset, text: str) -> str:
     """A sentence about GPUs as it is; for a job without any, about what it computes on."""
     if not dataset.on_host:
         return text
-    return _GPU.sub(r"processor\1", text).replace("its kernels", "its operators")
+    return re.sub(r"\bGPU(s?)\b", r"processor\1", text).replace("its kernels", "its operators")
 
 
 def named(name: object) -> str:
