@@ -24,9 +24,6 @@ from clusterprof.analysis.model.host_time import (
 )
 from clusterprof.words import ms
 
-#: where a sentence has two names (`between 'a' and 'b'`), all of one that is longer than 24
-_LONG_NAME = re.compile(r"(?<=')([^']{23})[^']{2,}(?=')")
-
 #: what to do about the garbage collector, and about the interpreter lock, on one rank or on all
 COLLECT_TOGETHER = (
     "Switch automatic collection off (gc.disable()) and collect at the same step on all ranks; "
@@ -145,7 +142,8 @@ def _spent(dataset: Dataset, k: int, names: list[Named], like: int) -> Floats:
 def _where(call: Named) -> tuple[str, str]:
     """What a host does, and in what, as a sentence says it."""
     if call.kind == BETWEEN:
-        return "pauses", _LONG_NAME.sub(r"\1…", call.name)
+        # it has two names (`between 'a' and 'b'`): the first 23 of one that is longer than 24
+        return "pauses", re.sub(r"(?<=')([^']{23})[^']{2,}(?=')", r"\1…", call.name)
     name = named(call.name)
     return ("blocks", f"in {name}") if call.kind in ("os", "cuda") else ("is", f"in '{name}'")
 
