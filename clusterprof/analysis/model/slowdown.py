@@ -109,14 +109,23 @@ class _Even:
         #: each activity's kind, as in `names`
         self.names, self.kinds = _kinds(model.dataset, model.job)
         job, base = model.job, model.base
-        own = _even_hosts(job, base.own, model.step_of_host)
+        key = job.host_rank * len(job.steps) + model.step_of_host
+        # what a host does before a launch, however many waits it has in between
+        before_launch = job.launched_before(key)
+        fresh = (np.diff(key, prepend=-1) != 0) | (np.diff(before_launch, prepend=-1) != 0)
+        first, launch = np.flatnonzero(fresh), np.cumsum(fresh) - 1
+        took = np.add.reduceat(base.own, first)
+        even = _even(took, job.host_rank[first], model.step_of_host[first], np.mean)
+        own = base.own * (even / np.maximum(took, 1))[launch]
+        last = np.r_[first[1:], len(own)] - 1
+        own[last] = np.where(took > 0, own[last], even)
         run = base.run.copy()
         launched = np.lexsort((job.launch_moment, job.rank))
         for k, kind in enumerate(self.names):
             rows = launched[self.kinds[launched] == k]
             middle: _Middle = np.mean if kind in ("compute", "copy") else np.median
             run[rows] = _even(run[rows], job.rank[rows], job.step[rows], middle)
-        self.ideal = replace(base, own=own, run=run)
+        self.ideal = replace(base, own=np.round(own).astype(np.int64), run=run)
 
     def kept(self, ranks: Bools | bool) -> tuple[Bools, Bools]:
         """Which host moments and activities keep their own lengths: those of some ranks, or all."""
@@ -132,20 +141,6 @@ class _Even:
             own, run = np.where(hosts, base.own, ideal.own), np.where(runs, base.run, ideal.run)
             paces.append(self.job.pace(replace(base, own=own, run=run)))
         return np.concatenate(paces)
-
-
-def _even_hosts(job: Replay, own: Ints, step: Ints) -> Ints:
-    """Hosts' times from one launch to the next as in the middle of all ranks and steps."""
-    key = job.host_rank * (step.max(initial=0) + 1) + step
-    # what a host does before a launch, however many waits it has in between
-    fresh = (np.diff(key, prepend=-1) != 0) | (np.diff(job.launched_before(key), prepend=-1) != 0)
-    first, launch = np.flatnonzero(fresh), np.cumsum(fresh) - 1
-    took = np.add.reduceat(own, first)
-    even = _even(took, job.host_rank[first], step[first], np.mean)
-    own = own * (even / np.maximum(took, 1))[launch]
-    last = np.r_[first[1:], len(own)] - 1
-    own[last] = np.where(took > 0, own[last], even)
-    return np.asarray(np.round(own), dtype=np.int64)
 
 
 def _even(values: Ints, rank: Ints, step: Ints, middle: _Middle) -> Ints:
