@@ -72,13 +72,6 @@ class Graph:
             np.maximum(latest, np.maximum.reduceat(reached, begin, axis=-1), out=latest)
         return times
 
-    def goes_on(self, change: Ints) -> bool:
-        """Whether moments (in `order`) that change so much from pass to pass do so for ever.
-
-        Where none gets later than one that waits for it, the latest that each waits for stays so.
-        """
-        return bool((change.take(self.source, axis=-1) <= change.take(self.target, axis=-1)).all())
-
     def binding(self, length: Ints, times: Ints) -> tuple[Ints, Ints]:
         """Return what each moment waited for longest: a moment, and the edge from it; -1 for none.
 

@@ -232,21 +232,15 @@ class Replay(Part):
     def long_run(self, lengths: Lengths) -> tuple[Ints, Floats]:
         """Return when the window's steps begin and the last ends (as `marks`), and their long run.
 
-        That is how long each is (ns) where they come again and again, [what-ifs,] ranks, steps. The
-        same lengths are replayed once.
+        That is how long each is (ns) where they come again and again, [what-ifs,] ranks, steps. It
+        begins with empty queues: so it shows at once how much slower a host is than its GPU. Each
+        round goes on from where the one before has left hosts and queues, and as many steps count
+        as do not. Once all moments go on as they do, and the next round begins so, those that are
+        left are known. The same lengths are replayed once.
         """
         key = (lengths.explained, *map(_digest, (lengths.own, lengths.run, lengths.woken)))
-        if key not in self._known:
-            self._known[key] = self._long_run(lengths)
-        return self._known[key]
-
-    def _long_run(self, lengths: Lengths) -> tuple[Ints, Floats]:
-        """Replay the window, and then many, one after the other, that begin with empty queues.
-
-        There it shows at once how much slower a host is than its GPU. Each round goes on from where
-        the one before has left hosts and queues, and as many steps count as do not. Once all
-        moments go on as they do, and the next round begins so, those that are left are known.
-        """
+        if key in self._known:
+            return self._known[key]
         passes, rounds, earlier = self._passes(lengths), list[Ints](), list[Ints]()
         marks = self.graph.place(self.marks)
         window = passes(self.first_ns)[-1]
@@ -270,7 +264,9 @@ class Replay(Part):
         # a round begins where the one before has ended
         ends = [rounds[settled - 1][..., -1:], *(times[..., 1:] for times in rounds[settled:])]
         took = np.diff(np.concatenate(ends, axis=-1))
-        return window[..., marks], took.reshape(*took.shape[:-1], settled, steps).mean(axis=-2)
+        took = took.reshape(*took.shape[:-1], settled, steps).mean(axis=-2)
+        self._known[key] = window[..., marks], took
+        return self._known[key]
 
     def _goes_on(self, before: list[Ints], now: list[Ints]) -> bool:
         """Whether each moment is as much later in all rounds to come as it is in this one.
@@ -282,7 +278,11 @@ class Replay(Part):
             return False
         change = [times - earlier for times, earlier in zip(now, before, strict=True)]
         began, ended = (change[0][..., places] for places in self.contention.waits)
-        return np.array_equal(began, ended) and all(map(self.graph.goes_on, change))
+        if not np.array_equal(began, ended):
+            return False
+        edges = self.graph.source, self.graph.target
+        sources, targets = (np.stack(change).take(places, axis=-1) for places in edges)
+        return bool((sources <= targets).all())
 
 
 class Block:
