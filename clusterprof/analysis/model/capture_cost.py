@@ -33,10 +33,12 @@ def capture_cost(
     vary; the median over ranks and steps does not. Where steps repeat a pattern, whole patterns
     count.
     """
-    starts, stops = (
-        [gap for rank in logs if rank in profiled and (gap := _gap(logs[rank], step)) is not None]
-        for step in (first, end)
-    )
+    starts, stops = list[int](), list[int]()
+    for log in (logs[rank] for rank in logs if rank in profiled):
+        number, begin_ns, end_ns = (log[k].to_numpy() for k in ("step", "begin_ns", "end_ns"))
+        for step, stalls_ns in ((first, starts), (end, stops)):
+            gap_ns = begin_ns[number == step][:1] - end_ns[number == step - 1][:1]
+            stalls_ns += np.maximum(gap_ns, 0).tolist()
     if not starts:
         return None
     steps = {rank: stretches(log, paces.get(rank, {})) for rank, log in logs.items()}
@@ -47,14 +49,6 @@ def capture_cost(
         "profiled": _times([steps[rank] for rank in steps if rank in profiled], first, end),
         "unprofiled": _times(others, first, end) if others else None,
     }
-
-
-def _gap(log: pa.Table, step: int) -> int | None:
-    """What lies between the end of the step before `step` and its own begin, ns."""
-    numbers = log["step"].to_numpy()
-    begin = log["begin_ns"].to_numpy()[numbers == step]
-    end = log["end_ns"].to_numpy()[numbers == step - 1]
-    return max(0, int(begin[0] - end[0])) if begin.size and end.size else None
 
 
 def _times(ranks: list[Ints], first: int, end: int) -> StepTimes:
@@ -70,7 +64,18 @@ def _times(ranks: list[Ints], first: int, end: int) -> StepTimes:
     else:
         every = [np.concatenate(logs, axis=1) for logs in parts]
         middles = [_median(steps) for steps in every]
-        uncertainty = _by_chance(1, _stretches(every[0], every[2]))
+        # neighbouring steps are alike, so that stretches, each of as many steps as are before the
+        # window, vary by more than single steps tell
+        single, blocks = (every[2][:, chosen] for chosen in (every[2][1] == 1, every[2][1] > 1))
+        steps, place = np.unique(single[0], return_inverse=True)
+        length = min(len(np.unique(every[0][0])), len(steps) // limits.FEW)
+        place = place // max(length, 1)
+        after = [
+            *(single[3, place == k] for k in range(len(steps) // max(length, 1))),
+            *(blocks[3, blocks[0] == begin] for begin in np.unique(blocks[0])),
+        ]
+        medians_ns = np.asarray([np.median(lengths_ns) for lengths_ns in after])
+        uncertainty = _by_chance(min(length, 1), medians_ns)
     return {
         "before_ns": middles[0],
         "inside_ns": middles[1],
@@ -99,21 +104,6 @@ def _median(steps: Ints) -> int | None:
     upto = np.cumsum(weight[order])
     middle = np.searchsorted(upto, [(count - 1) // 2, count // 2], side="right")
     return int(values[order][middle].mean())
-
-
-def _stretches(before: Ints, after: Ints) -> Floats:
-    """The medians (ns) of stretches `after` the window, each of as many steps as are before it."""
-    # neighbouring steps are alike, so that stretches vary by more than single steps tell
-    single, blocks = after[:, after[1] == 1], after[:, after[1] > 1]
-    steps, place = np.unique(single[0], return_inverse=True)
-    length = min(len(np.unique(before[0])), len(steps) // limits.FEW)
-    if not length:
-        return np.zeros(0)
-    stretches = [
-        *(single[3, place // length == k] for k in range(len(steps) // length)),
-        *(blocks[3, blocks[0] == first] for first in np.unique(blocks[0])),
-    ]
-    return np.asarray([np.median(lengths) for lengths in stretches])
 
 
 def _by_chance(before: int, after: Floats) -> int | None:
