@@ -13,7 +13,7 @@ from clusterprof import threads
 from clusterprof.align.columns import first_places
 from clusterprof.analysis.model import by_report, host_activity, limits, replay
 from clusterprof.analysis.model.accounts import activity_of
-from clusterprof.analysis.model.dataset import Bools, Dataset, Ints, once
+from clusterprof.analysis.model.dataset import Dataset, Ints, once
 from clusterprof.analysis.model.graph import NEVER, Graph, depths, first_of, sums
 from clusterprof.analysis.model.intervals import union
 from clusterprof.analysis.model.replay import Contention, Lengths, Replay
@@ -164,10 +164,19 @@ class _Moments:
         run = self.stop - self.start
         run[calls.held] = calls.transfer
         first, first_ns, again = self._begins()
-        edges = np.concatenate([*self._hosts(), *self._starts(), *self._collectives()], axis=1)
+        edges = np.concatenate([*self._hosts(), *self._specials()], axis=1)
         needed = np.zeros(self.moments, dtype=bool)
         needed[edges[0]] = needed[again[again >= 0]] = True
-        edges = np.concatenate([edges, *self._queues(needed)], axis=1)
+        # of the other activities those that anything waits for end after their queue's begin
+        queued = np.flatnonzero(~self.special)
+        before = self._prior(first_of(self.fresh)[queued])
+        needed[before] = True
+        wanted = needed[self.ends + queued]
+        queued, before = queued[wanted], before[wanted]
+        launch, end = self.root_of[part.launch_moment[queued]], self.ends + queued
+        follows = _edges(before, end, replay.QUEUED, queued)
+        launched = _edges(launch, end, replay.LAUNCHED, queued)
+        edges = np.concatenate([edges, follows, launched], axis=1)
         self.waits_for = source, target = edges[:2]
         graph = Graph(self.moments, source, target, first)
         kind, pick, plus, loose = edges[2:, graph.edge]
@@ -220,8 +229,13 @@ class _Moments:
             _edges(last.ravel(), self.step_ends[ranks].ravel(), replay.NONE),
         ]
 
-    def _starts(self) -> list[Ints]:
-        """What waits for more than queues starts after its stream, its launch, other streams."""
+    def _specials(self) -> list[Ints]:
+        """What waits for more than queues starts after its stream, its launch, other streams.
+
+        A collective transfers once its last member has come; what waits for none just runs.
+        """
+        calls, alone = self.calls, np.flatnonzero(self.special & ~self.joined)
+        last = self.arrivals + calls.held_in
         part, rows = self.part, np.flatnonzero(self.special)
         starts, launch, loose = self.starts + rows, part.launch_moment[rows], part.unexplained[rows]
         latency = part.latency[rows]
@@ -236,29 +250,9 @@ class _Moments:
             _edges(self._prior(rows), starts, replay.NONE, 0, part.before[rows], follows),
             _edges(self.root_of[launch], starts, replay.SINCE, launch, latency, launched),
             _edges(other[true], waiting[true], replay.NONE, 0, after, unexplained),
-        ]
-
-    def _collectives(self) -> list[Ints]:
-        """A collective transfers once its last member has come; what waits for none just runs."""
-        calls, alone = self.calls, np.flatnonzero(self.special & ~self.joined)
-        last = self.arrivals + calls.held_in
-        return [
             _edges(self.starts + alone, self.ends + alone, replay.RUNNING, alone),
             _edges(self.starts + calls.gating, self.arrivals + calls.gating_in, replay.NONE),
             _edges(last, self.ends + calls.held, replay.RUNNING, calls.held),
-        ]
-
-    def _queues(self, needed: Bools) -> list[Ints]:
-        """Of the other activities those that anything waits for end after their queue's begin."""
-        queued = np.flatnonzero(~self.special)
-        before = self._prior(first_of(self.fresh)[queued])
-        needed[before] = True
-        wanted = needed[self.ends + queued]
-        queued, before = queued[wanted], before[wanted]
-        launch = self.root_of[self.part.launch_moment[queued]]
-        return [
-            _edges(before, self.ends + queued, replay.QUEUED, queued),
-            _edges(launch, self.ends + queued, replay.LAUNCHED, queued),
         ]
 
     def _prior(self, rows: Ints) -> Small:
