@@ -248,7 +248,8 @@ def test_work_that_was_queued_before_a_report_begins_is_none_of_its_steps() -> N
         for tables in simulate(Job(steps=9, launch_ns=20_000, tear_ns=2 * MS))[0]
     ]
     dataset = dataset_of(ranks)
-    excess = job_of(dataset).excess["gpu"]
+    job = job_of(dataset)
+    excess = job.excess(job.base)["gpu"]
     assert excess.max() < 1 * MS
     assert not straggler_named(all_findings(dataset)[0])
 

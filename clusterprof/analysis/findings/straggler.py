@@ -81,7 +81,7 @@ def stragglers(dataset: Dataset) -> list[tuple[Member, ...]]:
     least, lengths = limits.LEAST_FRAC * dataset.step_ns, job.base
     while len(named) < len(dataset.ranks) > 1 and len(chosen) < limits.MOST:
         # in a step that a found straggler makes long, the others are compared without that
-        excess = job.excess_of(lengths) if chosen else job.excess
+        excess = job.excess(lengths)
         tried = {
             members: _Late(dataset, members).tried(lengths)
             for members in _suspects(job, excess, named)
@@ -132,7 +132,7 @@ def longer_batches(dataset: Dataset) -> tuple[int, float] | None:
     job = what_ifs(dataset)
     if job is None:
         return None
-    more = job.excess["gpu"]
+    more = job.excess(job.base)["gpu"]
     k = int(np.argmax(more.mean(axis=1)))
     others = job.peers.others(k)
     if len(others) != 1 or not beyond(more[k], more[others]):
@@ -343,7 +343,8 @@ class _Late:
     @cached_property
     def _shown(self) -> list[tuple[int, Part, Floats, causes.Reason]]:
         """The first of them: by how much longer than its middle peer each takes (ns), and why."""
-        dataset, excess = self.dataset, job_of(self.dataset).excess
+        dataset, job = self.dataset, job_of(self.dataset)
+        excess = job.excess(job.base)
         return [
             (k, part, excess[part][k], causes.late_host(dataset, k, excess[part][k])
              if part == "host" or dataset.on_host else causes.busy_gpu(dataset, k))
@@ -433,10 +434,11 @@ def repairs(dataset: Dataset, *_: object) -> list[Repair]:
 def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
     """Return the rank whose host is much slower than its peers', though it delays no other rank."""
     job = job_of(dataset)
-    more_ns = job.excess["host"].mean(axis=1)
+    excess = job.excess(job.base)
+    more_ns = excess["host"].mean(axis=1)
     slowest: Member = (int(np.argmax(more_ns)), "host")
     enough = more_ns.max() >= limits.CRITICAL_FRAC * dataset.step_ns and not stragglers(dataset)
-    if not enough or not _stands_out(job, job.excess, slowest, {slowest}):
+    if not enough or not _stands_out(job, excess, slowest, {slowest}):
         return []
     late = _Late(dataset, [slowest])
     first = f"Rank {late.ranks[0]}'s host takes {ms(float(more_ns.max()))} longer per step than "

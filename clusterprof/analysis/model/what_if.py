@@ -310,13 +310,8 @@ class WhatIfs:
             errors.append(long - long_after - saved.long_ns)
         return _sides(errors)
 
-    @cached_property
-    def excess(self) -> dict[Part, Floats]:
+    def excess(self, lengths: Lengths) -> dict[Part, Floats]:
         """How much more than its middle peer each rank takes a step, [ranks, steps] (ns)."""
-        return self.excess_of(self.base)
-
-    def excess_of(self, lengths: Lengths) -> dict[Part, Floats]:
-        """The same with the lengths of a what-if."""
         return {part: np.maximum(self.differences(part, lengths), 0.0) for part in PARTS}
 
     def differences(self, part: Part, lengths: Lengths) -> Floats:
