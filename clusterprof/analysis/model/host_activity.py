@@ -18,9 +18,6 @@ from clusterprof.tables import GARBAGE
 
 #: CUDA calls that wait for the device by their nature, and from which length on they do
 WAITS = r"(?i)synchronize|memcpy|memset|cudafree|eventquery"
-#: a launch waits where 1,024 are queued (in the recordings nine in ten of the launches
-#: longer than 50 µs begin with 1,024 to 1,066 that have not ended, and hardly any with fewer)
-_QUEUE = 1_000
 
 
 class HostCalls:
@@ -74,14 +71,15 @@ def wait_calls(dataset: Dataset, k: int, until: int) -> tuple[Ints, Ints, Ints]:
     here = slice(*np.searchsorted(calls.rank[rows], (k, until)))
     rows, waits = rows[here], waits[here].copy()
     begin, end = (axis.of(calls.rank[rows], t[rows]) for t in (calls.start, calls.stop))
-    # how many launches of these ranks had not ended as each call began
+    # a launch waits where 1,024 are queued (in the recordings nine in ten of those longer than 50 µs
+    # begin with 1,024 to 1,066 that have not ended, and hardly any with fewer)
     mine = a.lines.rows(k, until)
     launched, stop = (axis.of(a.rank[mine], t) for t in (a.launches(k, until)[0], a.stop[mine]))
     launched, launch = places(launched)
     finished = np.zeros_like(launched)
     np.maximum.at(finished, launch, stop)
     queued = np.searchsorted(launched, begin) - np.searchsorted(np.sort(finished), begin)
-    waits |= queued >= _QUEUE
+    waits |= queued >= 1_000
     found = union(begin[waits], end[waits])
     (rank, start), (_, stop) = axis.back(found.start), axis.back(found.end)
     # a host without CUDA calls waits in its collectives, in each of several at once

@@ -16,7 +16,6 @@ from clusterprof.analysis.model.host_activity import COLLECTING, COLLECTOR, GIL_
 from clusterprof.analysis.model.intervals import Axis, union
 from clusterprof.analysis.model.recorded import replay_of
 from clusterprof.mapped import release
-from clusterprof.tables import RankTables
 
 #: ranges of whole steps, of communication, and our own: they do not tell what the program does
 STEP_RANGES = r"^(step\b|ProfilerStep|nccl|gloo|clusterprof:)"
@@ -36,14 +35,15 @@ class Named(NamedTuple):
 
 
 class HostTime:
-    """How long one rank's host is in calls of each name, on its own wall clock (ns).
+    """How long the k-th rank's host is in calls of each name, on its own wall clock (ns).
 
-    Of threads that launch work, and of the garbage collector on any. Calls of one name that nest or
-    overlap count once. `begin` to `end` is what is looked at.
+    Of threads that launch work, and of the garbage collector on any, in the steady-state steps.
+    Calls of one name that nest or overlap count once.
     """
 
-    def __init__(self, tables: RankTables, begin: int, end: int) -> None:
-        calls = tables.host_calls
+    def __init__(self, dataset: Dataset, k: int) -> None:
+        tables, spans = dataset.tables[k], np.concatenate(step_spans(dataset, k)).tolist() or [0]
+        calls, begin, end = tables.host_calls, min(spans), max(spans)
         # threads whose work the device waits for: they launch, or mark the program's ranges
         threads = pc.drop_null(pc.unique(tables.activity["launch_thread"]))
         if not len(threads):
@@ -70,6 +70,7 @@ class HostTime:
         self._covered = union(self._axis.of(of, start), self._axis.of(of, stop))
         #: how long it is in each in all, [names]
         self.total = self.within(np.array([begin]), np.array([end]))[:, 0]
+        release()
 
     def within(self, begin: Ints, end: Ints) -> Ints:
         """How long it is in each name in each span, [names, spans]."""
@@ -95,6 +96,9 @@ class HostTime:
         return innermost[0][-1] if innermost else None
 
 
+host_time = once(HostTime)
+
+
 @once
 def spent(dataset: Dataset, k: int) -> Ints:
     """What the k-th rank's host spends in each name, its waits left out, [names, steady steps]."""
@@ -114,15 +118,6 @@ def own_clock(dataset: Dataset, k: int, aligned: Ints) -> Ints:
     time = aligned
     for _ in range(3):  # clocks differ in pace by millionths
         time = time + aligned - dataset.clock.align(dataset.ranks[k], time)
-    return time
-
-
-@once
-def host_time(dataset: Dataset, k: int) -> HostTime:
-    """What the k-th rank's host does in the steady-state steps."""
-    spans = np.concatenate(step_spans(dataset, k)).tolist() or [0]
-    time = HostTime(dataset.tables[k], min(spans), max(spans))
-    release()
     return time
 
 

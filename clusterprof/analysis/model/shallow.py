@@ -36,8 +36,6 @@ from clusterprof.ingest.flight.all_dumps import Flight
 from clusterprof.ingest.rank_steps import WARM_UP
 from clusterprof.results import ShallowNode, ShallowResults, Suspect
 
-#: that values which do not hang together are taken to do so
-_ONE_SIDED = 0.05
 #: These send on what has just been computed: who comes late to them computes late. Parameters that
 #: are gathered are known long before, and may be waited for while there is other work to do.
 COMPUTED = ("AllReduce", "ReduceScatter", "Reduce", "AllToAll")
@@ -347,7 +345,7 @@ def persists(values: Floats, so_far: int) -> bool:
     if not spread:
         return False
     change = float((np.diff(values) ** 2).mean())
-    anew = 2 + NormalDist().inv_cdf(_ONE_SIDED) * 2 * math.sqrt((n - 2) / (n**2 - 1))
+    anew = 2 + NormalDist().inv_cdf(1 / 20) * 2 * math.sqrt((n - 2) / (n**2 - 1))
     walked = students_t(limits.CHANCE, n - 1) * math.sqrt(change * so_far)
     return change / spread < anew and abs(float(values.mean())) < walked
 
