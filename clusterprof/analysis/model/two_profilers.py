@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from clusterprof.analysis.groups.peers import Peers
-from clusterprof.analysis.model import host_activity, limits
-from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints
+from clusterprof.analysis.model.dataset import Bools, Floats, Ints
 from clusterprof.analysis.model.graph import sums
 from clusterprof.analysis.model.replay import Replay
 
@@ -90,19 +89,6 @@ def places(job: Replay, step: Ints, phase: Ints) -> tuple[Ints, Ints]:
     pairs = np.stack([among, np.where(alike[among], turn, 0)])
     known, place = np.unique(pairs, axis=1, return_inverse=True)
     return place.reshape(-1), known[0] // phases
-
-
-def may_lengthen(dataset: Dataset, job: Replay, own: Ints) -> Ints:
-    """How much of each host moment's `own` time (ns) profilers may lengthen, each in its own way.
-
-    All of it but, in each pause, what is quiet.
-    """
-    begin, end = job.host_spans
-    long = np.flatnonzero(job.lengths.own >= limits.PAUSE_NS)
-    traced: Ints = own.copy()
-    quiet = host_activity.quiet(dataset, job.host_rank[long], begin[long], end[long])
-    traced[long] = np.maximum(traced[long] - quiet, 0)
-    return traced
 
 
 def as_others(job: Replay, place: Ints, unnamed: Bools, part: Ints) -> Ints:

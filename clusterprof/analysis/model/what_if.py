@@ -340,8 +340,13 @@ class WhatIfs:
         """The hosts where several profilers lengthen their calls, each in its own way."""
         if not self._places:
             return None
-        traced = two_profilers.may_lengthen(self.dataset, self.job, self.base.own)
-        return two_profilers.Hosts(self.peers, self.job.host_rank, *self._places, traced)
+        # they may lengthen all of its own time but, in each pause, what is quiet
+        job, traced = self.job, self.base.own.copy()
+        long = np.flatnonzero(job.lengths.own >= limits.PAUSE_NS)
+        begin, end = (times[long] for times in job.host_spans)
+        quiet = host_activity.quiet(self.dataset, job.host_rank[long], begin, end)
+        traced[long] = np.maximum(traced[long] - quiet, 0)
+        return two_profilers.Hosts(self.peers, job.host_rank, *self._places, traced)
 
     @cached_property
     def _places(self) -> tuple[Ints, Ints] | None:
