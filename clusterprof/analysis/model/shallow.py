@@ -232,25 +232,23 @@ def _late(group: Waits, name: str, chance: float, least_ns: float) -> list[Suspe
             bound = half_width(caused, chance) + compared.bound_ns[0].mean()
             if caused.mean() <= max(bound, least_ns) or (delays and outlasts(compared, caused)):
                 continue
-            suspect = _suspect(compared, name, float(caused.mean()), bound)
-            since, until = compared.steps[[0, -1]].tolist()
-            suspect["since_step"] = since if when.start else None
-            suspect["until_step"] = until if when.stop else None
+            suspect = _suspect(compared, name, float(caused.mean()), bound, when)
             named.append({**suspect, "delays": delays})
             break
     return named
 
 
-def _suspect(compared: Waits, name: str, late_ns: float, bound_ns: float) -> Suspect:
-    """Return the first rank as one that is late in all steps by so much in the mean."""
+def _suspect(compared: Waits, name: str, late_ns: float, bound_ns: float, when: slice) -> Suspect:
+    """Return the first rank as one that is late by so much in the mean, in those steps."""
+    since, until = compared.steps[[0, -1]].tolist()
     return {
         "rank": int(compared.ranks[0]),
         "lateness_ns": round(late_ns),
         "bound_ns": round(bound_ns),
         "group": name,
         "host": None,
-        "since_step": None,
-        "until_step": None,
+        "since_step": since if when.start else None,
+        "until_step": until if when.stop else None,
         "late_steps": None,
         "delays": True,
         "line": None,
@@ -272,7 +270,7 @@ def _now_and_then(group: Waits, name: str, step_ns: float) -> list[Suspect]:
         # in how many steps it is late is a count of the look; by how much, varies
         varies = 2 * float(late_ns[place, late].std(ddof=1)) * math.sqrt(late.sum()) / late.size
         bound = varies + float((compared.bound_ns[0] * late).mean())
-        suspect = _suspect(compared, name, float(late_ns[place].mean()), bound)
+        suspect = _suspect(compared, name, float(late_ns[place].mean()), bound, slice(None))
         named.append({**suspect, "late_steps": group.steps[late].tolist()})
     return named
 
