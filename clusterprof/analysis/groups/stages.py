@@ -118,11 +118,3 @@ def stages(dataset: Dataset) -> Stages | None:
     order = np.argsort(depth, kind="stable")
     order = order[depth[order] >= 0]
     return Stages(ranks[order], depth[order], chain[order])
-
-
-def stage_of(dataset: Dataset) -> Ints:
-    """Each rank's pipeline stage; all 0 where there is no pipeline."""
-    stage = np.zeros(len(dataset.ranks), dtype=np.int64)
-    if pipeline := stages(dataset):
-        stage[np.searchsorted(dataset.ranks, pipeline.ranks)] = pipeline.stage
-    return stage

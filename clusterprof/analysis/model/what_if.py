@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from clusterprof.analysis.groups.peers import Peers, peers, tied
-from clusterprof.analysis.groups.stages import stage_of
+from clusterprof.analysis.groups.stages import stages
 from clusterprof.analysis.model import host_activity, limits, two_profilers
 from clusterprof.analysis.model.accounts import call_of
 from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints, once
@@ -150,7 +150,10 @@ class WhatIfs:
 
     def __init__(self, dataset: Dataset, job: Replay) -> None:
         self.dataset, self.job = dataset, job
-        self.stage = stage_of(dataset)
+        #: each rank's pipeline stage; all 0 where there is no pipeline
+        self.stage = np.zeros(len(dataset.ranks), dtype=np.int64)
+        if pipeline := stages(dataset):
+            self.stage[np.searchsorted(dataset.ranks, pipeline.ranks)] = pipeline.stage
         self.ties = tied(dataset)
         self.peers: Peers = peers(dataset, self.stage)
         #: ranks that are compared with other stages only
