@@ -425,7 +425,7 @@ def _common_warnings(dumps: Sequence[FlightDump]) -> list[str]:
         most, _ = versions[0]
         others = words.ranks(dump.rank for dump in dumps if dump.version != most)
         lines.append(f"{others}: dumps of another version than the other ranks' {most}")
-    # without members these may be two groups, or one that two ranks describe: nobody can tell
+    # without members these may be two groups, or one that two ranks describe: no dump tells
     names: dict[tuple[str, tuple[int, ...] | None], set[str]] = {}
     for group in (group for dump in dumps for group in dump.groups):
         names.setdefault((group.name, group.ranks), set()).add(group.description)
