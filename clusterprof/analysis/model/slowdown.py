@@ -106,9 +106,13 @@ class _Even:
 
     def __init__(self, model: WhatIfs) -> None:
         self.model, self.job = model, model.job
-        #: each activity's kind, as in `names`
-        self.names, self.kinds = _kinds(model.dataset, model.job)
-        job, base = model.job, model.base
+        job, base, dataset = model.job, model.base, model.dataset
+        operations, call = dataset.collectives.label, call_of(dataset)[job.activity]
+        names, code = np.unique(np.r_[operations, _PLAIN].astype(str), return_inverse=True)
+        plain = len(operations) + job.kind.astype(np.int64)
+        used, kinds = places(code[np.where(call >= 0, call, plain)])
+        #: each activity's kind, as in `names`: compute, copy, or its collective's operation
+        self.names, self.kinds = names[used].tolist(), kinds
         key = job.host_rank * len(job.steps) + model.step_of_host
         # what a host does before a launch, however many waits it has in between
         before_launch = job.launched_before(key)
@@ -165,12 +169,3 @@ def _even(values: Ints, rank: Ints, step: Ints, middle: _Middle) -> Ints:
     if alike.any():
         even[alike[group]] = np.tile(ideal, alike.sum())
     return np.asarray(np.round(even[np.argsort(order)]), dtype=np.int64)
-
-
-def _kinds(dataset: Dataset, job: Replay) -> tuple[list[str], Ints]:
-    """All kinds in order, and each activity's: compute, copy, or its collective's operation."""
-    operations, call = dataset.collectives.label, call_of(dataset)[job.activity]
-    names, code = np.unique(np.r_[operations, _PLAIN].astype(str), return_inverse=True)
-    plain = len(operations) + job.kind.astype(np.int64)
-    used, kind = places(code[np.where(call >= 0, call, plain)])
-    return names[used].tolist(), kind
