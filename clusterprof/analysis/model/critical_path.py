@@ -47,16 +47,20 @@ def path(job: Replay, lengths: Lengths) -> Pieces:
     """Walk the path through the job's steps with these lengths ([n] each)."""
     run = job.contention.eased(lengths.run, job.one_pass(job.edges(lengths)))
     lengths = replace(lengths, run=run)
-    edges = job.edges(lengths)
-    times, marks = job.one_pass(edges), job.graph.place(job.marks)
-    source, edge = job.graph.binding(edges, times)
+    edges, graph = job.edges(lengths), job.graph
+    times, marks = job.one_pass(edges), graph.place(job.marks)
+    # what each moment waited for longest, and by which edge; of equals it is the first
+    bound = np.flatnonzero(times[graph.source] + edges == times[graph.target])[::-1]
+    source, edge = np.full((2, graph.size), -1)
+    end = graph.target[bound]
+    source[end], edge[end] = graph.source[bound], bound
     moment = int(marks[np.argmax(times[marks[:, -1]]), -1])
     places = []
     while edge[moment] >= 0:
         places.append(moment)
         moment = int(source[moment])
     way = np.asarray(places[::-1], dtype=np.int64)
-    rank, what, length, unexplained = _pieces(job, lengths, job.graph.order[way], edge[way])
+    rank, what, length, unexplained = _pieces(job, lengths, graph.order[way], edge[way])
     end, begin = times[moment] + np.cumsum(length), times[marks[:, 0]].max()
     inside = end > begin
     length = np.minimum(length, end - begin)[inside]

@@ -72,18 +72,6 @@ class Graph:
             np.maximum(latest, np.maximum.reduceat(reached, begin, axis=-1), out=latest)
         return times
 
-    def binding(self, length: Ints, times: Ints) -> tuple[Ints, Ints]:
-        """Return what each moment waited for longest: a moment, and the edge from it; -1 for none.
-
-        All moments are places in `order`. `length` [edges] and `times` [`size`] are those of one
-        pass; of equals it is the first.
-        """
-        bound = np.flatnonzero(times[self.source] + length == times[self.target])[::-1]
-        source, edge = np.full((2, self.size), -1)
-        end = self.target[bound]
-        source[end], edge[end] = self.source[bound], bound
-        return source, edge
-
 
 def depths(moments: int, source: Ints, target: Ints) -> Ints:
     """How many edges lie on the longest way to each moment; -1 where it is on or behind a circle.
