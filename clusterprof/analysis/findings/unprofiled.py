@@ -93,8 +93,9 @@ def _all_wait(dataset: Dataset, rows: Ints, transfer: Floats) -> bool:
         return False
     lasted = (c.end[call[last]] - c.end[call[first]]).mean()
     filled = np.mean([took.sum() for took in others])
-    ends = job.times(replace(job.lengths, run=np.where(np.isin(call, rows), 0, job.lengths.run)))
-    at_once = (ends[job.ends + last] - ends[job.ends + first]).mean()
+    times = job.times(replace(job.lengths, run=np.where(np.isin(call, rows), 0, job.lengths.run)))
+    ends = times[len(job.host_rank) + len(job.rank) :]
+    at_once = (ends[last] - ends[first]).mean()
     apart = max(abs(filled - lasted), abs(at_once - lasted))
     return bool(apart <= limits.LEAST_FRAC * dataset.step_ns)
 

@@ -140,11 +140,6 @@ class Replay(Part):
         """When each host moment's own time began and ended in the recording."""
         return self.host_at - self.lengths.own, self.host_at
 
-    @property
-    def ends(self) -> int:
-        """The moment of the first activity's end; the others' follow."""
-        return len(self.host_rank) + len(self.rank)
-
     @cached_property
     def first_of_host(self) -> Ints:
         """The first moment of each rank's host."""
