@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -135,6 +134,8 @@ class _Reports:
         self.rank, self.kind, self.start = (column[rows] for column in (a.rank, a.kind, a.start))
         self.launch = a.launches(k, until)[1]
         self.stop = np.maximum(host_activity.ends(dataset)[rows], self.start)
+        #: all activities by rank and end
+        self.by_stop = np.lexsort((self.stop, self.rank))
         d = dataset.timelines
         lines = np.flatnonzero(np.isin(d.step, steps) & np.isin(d.rank, chosen))
         lines = lines.reshape(len(chosen), len(steps)).T
@@ -175,11 +176,6 @@ class _Reports:
         """The activities at these places of `among`, -1 where that is none of the rank's."""
         activity = np.r_[among, -1][place]
         return np.where(np.r_[self.rank, -1][activity] == rank, activity, -1)
-
-    @cached_property
-    def by_stop(self) -> Ints:
-        """All activities by rank and end."""
-        return np.lexsort((self.stop, self.rank))
 
     def ended_by(self, rank: Ints, time: Ints, launched_by: Ints) -> Ints:
         """The rank's activity that ended last by each time and was launched by another, or -1."""
