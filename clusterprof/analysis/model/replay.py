@@ -271,13 +271,11 @@ class Replay(Part):
         """
         if len(before) != len(now):
             return False
-        change = [times - earlier for times, earlier in zip(now, before, strict=True)]
+        change = np.stack(now) - np.stack(before)
         began, ended = (change[0][..., places] for places in self.contention.waits)
-        if not np.array_equal(began, ended):
-            return False
         edges = self.graph.source, self.graph.target
-        sources, targets = (np.stack(change).take(places, axis=-1) for places in edges)
-        return bool((sources <= targets).all())
+        sources, targets = (change.take(places, axis=-1) for places in edges)
+        return np.array_equal(began, ended) and bool((sources <= targets).all())
 
 
 class Block:
