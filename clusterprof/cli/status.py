@@ -212,10 +212,10 @@ def look(run: Window) -> Status:
     """Read the run directory as it is now. Raises RunDirectoryError where it is none."""
     manifest = run.directory.read_manifest()
     expected = set(manifest.selection.expected(manifest.world_size) or ())
-    if run.number > 1:
+    if run.number > 1:  # the whole run is told, from its first window on
         run = run.directory.first(manifest.attempt)
     later = [_window(window) for window in run.directory.later_windows()]
-    if manifest.ended is None:
+    if manifest.ended is None:  # a job that was started again names its last attempt as it ends
         run = run.attempts()[-1]
     states = run.states()
     return Status(

@@ -237,6 +237,10 @@ def _common(merged: Merged, begin_ns: int, ids: Iterator[int], notes: Sequence[s
 
 
 def _instant(name: str, own: int, time: int, values: Mapping[str, str | int], on: bytes) -> bytes:
+    """The packet of an event without length on the track `own`, `time` ns after the trace's begin.
+
+    `values` are its arguments; `on` is the field that names the sequence.
+    """
     arguments = [
         message(
             _ARGUMENT,

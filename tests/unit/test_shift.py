@@ -80,3 +80,13 @@ def test_calls_that_are_weighed_grow_with_the_calls(monkeypatch: pytest.MonkeyPa
         assert found.by == n // 4
         # the right one, and few beside it; all would be more than n / 2 of them
         assert sum(weighed) <= 8 * n
+
+
+@pytest.mark.parametrize(("expected_s", "confidence"), [(-0.007, 0.8), (100, shift.BY_WALL_CLOCK)])
+def test_an_expected_offset_that_no_displacement_comes_near_makes_none_surer(
+    expected_s: float, confidence: float
+) -> None:
+    one, two = pair(1, 12, 0, 12, 0.0)
+    found = shift.find_shift(one, two, expected_ns=round(expected_s * 1e9))
+    assert found is not None
+    assert found.confidence == confidence

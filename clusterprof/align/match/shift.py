@@ -13,7 +13,7 @@ hundred times; the three were sends that did not wait.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -253,11 +253,11 @@ def find_shift(
     """Return how `b` is displaced against `a`, or None if no displacement explains the two.
 
     `expected_ns` is a's clock minus b's where other calls determine it, to a few milliseconds.
-    Confidence: 1.0 where the steps' numbers, operations and sizes all agree, 0.8 where by these
-    numbers some calls are others; 0.9 where most steps agree, or only one displacement is possible,
-    or regular; 0.8 where the expected offset had to decide between several, 0.5 where the wall
-    clocks or the greatest overlap had to: that adds nothing about the clocks. Where by these the
-    windows do not overlap in time nothing decides, and there is none.
+    Confidence: 1.0 where the steps' numbers, operations and sizes all agree, 0.8 where these
+    numbers pair calls of unlike operation or size; 0.9 where most steps agree, or only one
+    displacement is possible, or regular; 0.8 where the expected offset had to decide between
+    several, 0.5 where the wall clocks or the greatest overlap had to: that adds nothing about the
+    clocks. Where by these the windows do not overlap in time nothing decides, and there is none.
     """
     if not len(a) or not len(b):
         return None
@@ -284,6 +284,7 @@ def find_shift(
     best = max(possible, key=lambda t: (t.steps, t.overlapping))
     if best.steps > 0.5:
         return Shift(best.by, 0.9, best.offset_ns)
+    # where less than half of the shorter window overlaps, calls soon agree by chance
     wide = [t for t in possible if t.overlapping * 2 >= shorter and t.timed * 2 >= most]
     if len(wide) == 1 and wide[0].overlapping > 2:
         return Shift(wide[0].by, 0.9, wide[0].offset_ns)
@@ -291,8 +292,8 @@ def find_shift(
     if regular is not None:
         return Shift(regular.by, 0.9, regular.offset_ns)
     if expected_ns is not None:
-        return replace(_nearest(possible, expected_ns), confidence=0.8)
-    return _nearest(possible, 0) if _at_one_time(a, b) else None
+        return _nearest(possible, expected_ns, 0.8)
+    return _nearest(possible, 0, BY_WALL_CLOCK) if _at_one_time(a, b) else None
 
 
 def _at_one_time(a: Calls, b: Calls) -> bool:
@@ -335,10 +336,13 @@ def unevenness(apart: Floats, time: Floats) -> float:
     return float(np.quantile(np.abs(rest - np.median(rest)), 0.8))
 
 
-def _nearest(possible: list[_Trial], expected_ns: int) -> Shift:
-    """The trial whose clocks are nearest to what is expected, if by less than a second."""
+def _nearest(possible: list[_Trial], expected_ns: int, confidence: float) -> Shift:
+    """The trial whose clocks are nearest to what is expected; where none is within a second of it,
+    the one that overlaps most, as sure as by the wall clocks.
+    """
     near = [t for t in possible if abs(t.offset_ns - expected_ns) < 1_000_000_000]
-    best = max(possible, key=lambda t: t.overlapping)
     if near:
         best = min(near, key=lambda t: abs(t.offset_ns - expected_ns))
+        return Shift(best.by, confidence, best.offset_ns)
+    best = max(possible, key=lambda t: t.overlapping)
     return Shift(best.by, BY_WALL_CLOCK, best.offset_ns)

@@ -71,8 +71,8 @@ def wait_calls(dataset: Dataset, k: int, until: int) -> tuple[Ints, Ints, Ints]:
     here = slice(*np.searchsorted(calls.rank[rows], (k, until)))
     rows, waits = rows[here], waits[here].copy()
     begin, end = (axis.of(calls.rank[rows], t[rows]) for t in (calls.start, calls.stop))
-    # a launch waits where 1,024 are queued (in the recordings nine in ten of those longer than 50 µs
-    # begin with 1,024 to 1,066 that have not ended, and hardly any with fewer)
+    # a launch waits where 1,024 are queued (in the recordings nine in ten of those longer than
+    # 50 µs begin with 1,024 to 1,066 that have not ended, and hardly any with fewer)
     mine = a.lines.rows(k, until)
     launched, stop = (axis.of(a.rank[mine], t) for t in (a.launches(k, until)[0], a.stop[mine]))
     launched, launch = places(launched)
