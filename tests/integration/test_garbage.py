@@ -13,7 +13,8 @@ from lab.warm import Warm
 
 pytestmark = pytest.mark.needs_torch
 
-#: rank 1 spends 0.4 s of steps 6 to 12 in its collector, more in all than a machine that stalls
+#: rank 1 spends 0.3 s of each step from the third on in its collector, in the window and out of it:
+#: what the window alone shows the undisturbed steps contradict
 TRAINING = """
 import gc, os, time
 import torch, torch.distributed as dist
@@ -28,8 +29,8 @@ def circles(count):
         each.append(each)
     return made
 stock = circles(1_000_000) if rank == 1 else []
-for step in range(16):
-    until = time.monotonic() + 0.4 * (rank == 1 and 6 <= step <= 12)
+for step in range(20):
+    until = time.monotonic() + 0.3 * (rank == 1 and step >= 2)
     while time.monotonic() < until:
         circles(10_000)
         gc.collect()
@@ -45,7 +46,7 @@ def test_the_rank_that_collects_is_named_with_its_collector(
 ) -> None:
     (workdir / "train.py").write_text(TRAINING)
     done = run_clusterprof(
-        ["run", "--ranks", "all", "--steps", "5:14", "--profiler=torch", "--run-dir=run", "--",
+        ["run", "--ranks", "all", "--steps", "8:14", "--profiler=torch", "--run-dir=run", "--",
          *torch_process.launcher(2), "train.py"],
     )  # fmt: skip
     assert done.returncode == 0, done
@@ -58,7 +59,8 @@ def test_the_rank_that_collects_is_named_with_its_collector(
         for number, begin, end in (map(int, line.split(",")) for line in steps)
         if any(begin <= row["begin_ns"] and row["end_ns"] <= end for row in collected)
     ]
-    assert inside == [*range(6, 13)], rows
+    # the window is opened within its first step's time, and the last one closes it
+    assert inside[:6] == [*range(8, 14)] or inside[:5] == [*range(9, 14)], rows
     results = json.loads((workdir / "run" / "merged" / "results.json").read_text())
     found = results["findings"][0]
     assert (found["code"], found["rank"]) == ("straggler.host", 1), done

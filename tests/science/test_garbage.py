@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from simulate import Cause, Job, simulate
 
+from clusterprof.analysis.findings import host_bound, pace
 from clusterprof.ingest.rank_steps import beside_log, with_collections
 from clusterprof.results import Finding
 from clusterprof.study import study
@@ -73,6 +74,17 @@ def test_ranks_that_collect_by_turns_are_all_told_and_none_is_named(tmp_path: Pa
     # four of five steady-state steps
     assert found["cost_ns_per_step"] == pytest.approx(24 * MS, rel=0.15)
     assert not [f for f in results["findings"] if f["code"].startswith("straggler")]
+
+
+def test_a_collector_of_one_rank_alone_is_not_said_to_run_on_one_after_another(
+    tmp_path: Path,
+) -> None:
+    causes = (Cause("host", 2, 30 * MS),)
+    dataset = study(collecting(tmp_path, replace(JOB, causes=causes))).dataset
+    job = pace.job_of(dataset)
+    (repair,) = [r for r in host_bound.repairs(dataset, job.base) if r.code.code == "host.gc"]
+    said = repair.words(job.saved(repair.apply(job.base), ranks=repair.ranks))
+    assert said.summary.startswith("Python's garbage collector, on rank 2, costs ")
 
 
 @pytest.mark.parametrize(

@@ -259,6 +259,7 @@ def _summary(cause: _Cause, worst: int, saved: str) -> str:
     dataset, replay, ranks = cause.job.dataset, cause.job.job, cause.ranks
     few = len(ranks) <= limits.HALF * len(dataset.ranks)
     who = f"The hosts of {rank_list(ranks, limits.FEW)}" if few else "Hosts"
+    collecting = rank_list(ranks) if len(ranks) == 1 else "one rank after another"
     theirs = np.isin(replay.host_rank[cause.waits], [dataset.place[r] for r in ranks])
     times = int(theirs.sum()) / len(ranks)
     per_step = round(times / len(replay.steps))
@@ -271,7 +272,7 @@ def _summary(cause: _Cause, worst: int, saved: str) -> str:
     idle = ms(float(np.nanmean(dataset.account("idle_ns"))))
     return {
         "host.gil": f"Hosts wait for Python's GIL: {saved} (worst: rank {dataset.ranks[worst]}).",
-        "host.gc": f"Python's garbage collector, on one rank after another, costs {saved}.",
+        "host.gc": f"Python's garbage collector, on {collecting}, costs {saved}.",
         "input.stall": f"{who} fetch the batch while their GPUs idle: {saved}.",
         "host.sync": f"Hosts wait for their GPU {often}, for a value that they read: {saved}.",
         "host.launch_bound": f"Launch-bound: hosts launch kernels too slowly, {saved}. Each "
