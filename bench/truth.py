@@ -29,10 +29,11 @@ from clusterprof import run_directory
 from clusterprof.align.clock import align
 from clusterprof.align.match import match, numbered
 from clusterprof.analysis.findings.registry import all_findings
-from clusterprof.analysis.model.dataset import Dataset, Floats, Ints
+from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.recorded import replay_of
 from clusterprof.analysis.model.replay import Lengths, Replay
 from clusterprof.collect.outcomes import collect
+from clusterprof.columns import Floats, Ints
 from clusterprof.errors import ClusterprofError
 from clusterprof.ingest import gather
 from clusterprof.merge_run import merge_run

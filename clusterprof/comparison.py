@@ -36,6 +36,7 @@ import numpy.typing as npt
 
 from clusterprof import __version__, gate, merge_run, words
 from clusterprof.agent.contracts import paths
+from clusterprof.columns import Floats
 from clusterprof.console import say
 from clusterprof.errors import ClusterprofError, MergeError, ReportError
 from clusterprof.ingest.rank_steps import WARM_UP, period, stretches
@@ -53,8 +54,6 @@ from clusterprof.results import (
     StepTimes,
 )
 from clusterprof.run_directory import Window
-
-Floats = npt.NDArray[np.float64]
 
 COMPARISON_VERSION = 2
 #: standard deviation of a step over runs of one program: the middle of 15 programs whose runs were

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+from clusterprof.columns import Bools, Ints, connected, integers
 
 #: the operation of what `whole` puts together, and its `source`
 OPERATION, MADE = "AllToAll", "exchange"
@@ -117,24 +115,3 @@ def counted_once(start: Ints, wait: Ints, *keys: Ints) -> Ints:
     added = np.empty_like(wait)
     added[order] = np.maximum(end - np.maximum(begin, reached), 0)
     return added
-
-
-def connected(member: Ints, group: Ints, count: int) -> Ints:
-    """For each of `count` things the first of those that groups connect it with, itself at least.
-
-    `member` and `group` [entries]: which thing is in which group.
-    """
-    first = np.arange(count)
-    while True:
-        least = np.full(int(group.max(initial=-1)) + 1, count)
-        np.minimum.at(least, group, first[member])
-        before = first.copy()
-        np.minimum.at(first, member, least[group])
-        first = first[first]  # what is known reaches twice as far each time
-        if np.array_equal(first, before):
-            return first
-
-
-def integers(table: pa.Table, name: str, missing: int = 0) -> Ints:
-    """A column of whole numbers, with `missing` for null."""
-    return np.asarray(pc.fill_null(table[name], missing).to_numpy(), dtype=np.int64)

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from clusterprof.align.columns import coded, matched, places
-from clusterprof.analysis.model.dataset import Bools, Dataset, Ints
+from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.host_activity import WAITS
 from clusterprof.analysis.model.host_time import STEP_RANGES
 from clusterprof.analysis.model.intervals import Intervals, union
+from clusterprof.columns import Bools, Ints, coded, matched, places
 from clusterprof.mapped import release
 from clusterprof.results import Results, steps_to_look_at
 from clusterprof.tables import SPAN_ROWS, SPANS

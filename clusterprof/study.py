@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 from clusterprof import __version__
 from clusterprof.align.clock import Clock, align
 from clusterprof.align.clock.measured import KnownClocks, of_one_report
-from clusterprof.align.columns import integers, rows_by
 from clusterprof.align.lateness import joined
 from clusterprof.align.match import contradicted, match, numbered, tolerance
 from clusterprof.align.placing import place
@@ -32,6 +31,7 @@ from clusterprof.analysis.model.shallow import Shallow
 from clusterprof.analysis.model.slowdown import slowdown
 from clusterprof.analysis.model.steady_state import steady_steps
 from clusterprof.analysis.model.timeline import Timelines
+from clusterprof.columns import integers, rows_by
 from clusterprof.console import progress
 from clusterprof.errors import MergeError
 from clusterprof.mapped import trim

@@ -21,10 +21,10 @@ from clusterprof.align.clock.alignment import align
 from clusterprof.align.clock.measured import pair_bounds
 from clusterprof.align.clock.model import Clock
 from clusterprof.align.clock.readings import RankReadings, stepped
-from clusterprof.align.columns import Bools, Ints, Objects, first_places, integers, rows_by, texts
 from clusterprof.align.match import MATCHED
 from clusterprof.align.match.calls import steps_of
 from clusterprof.align.match.flight_calls import FlightCalls
+from clusterprof.columns import Bools, Ints, Objects, first_places, integers, rows_by, texts
 from clusterprof.ingest.flight.all_dumps import Flight
 from clusterprof.results import UNBOUNDED_NS
 from clusterprof.tables import NAME, RankTables, ReportInfo, empty, required

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from clusterprof.align.columns import integers, rows_by, texts, timed
 from clusterprof.align.match.matched import PLACED
+from clusterprof.align.time_stamps import timed
+from clusterprof.columns import integers, rows_by, texts
 
 if TYPE_CHECKING:
     from clusterprof.align.clock import Clock

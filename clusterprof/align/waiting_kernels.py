@@ -17,8 +17,9 @@ import pyarrow as pa
 
 from clusterprof import words
 from clusterprof.align.clock import Clock
-from clusterprof.align.columns import Ints, Objects, coded, integers, texts, timed
 from clusterprof.align.match.calls import UNKNOWN, steps_of
+from clusterprof.align.time_stamps import timed
+from clusterprof.columns import Ints, Objects, coded, integers, texts
 from clusterprof.exchanges import combined
 from clusterprof.ingest.operations import EXCHANGE
 from clusterprof.ingest.recording import fill, joined

@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 
 from clusterprof import words
-from clusterprof.align.columns import Ints
+from clusterprof.columns import Ints
 from clusterprof.export.merged_tables import Merged
 from clusterprof.export.perfetto import about_trace
 from clusterprof.export.tracks import Cut, Track, moments, of_rank, shown

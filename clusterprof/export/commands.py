@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from clusterprof import words
-from clusterprof.align.columns import Bools, Ints, coded, integers, texts
+from clusterprof.columns import Bools, Ints, coded, integers, texts
 from clusterprof.export.merged_tables import Merged
 from clusterprof.export.tracks import shown
 from clusterprof.results import UNBOUNDED_NS, Finding

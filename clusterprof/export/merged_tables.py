@@ -13,10 +13,10 @@ import pyarrow.compute as pc
 
 from clusterprof.agent.contracts import paths
 from clusterprof.align.clock import Clock
-from clusterprof.align.columns import integers
 from clusterprof.align.lateness import SHALLOW
 from clusterprof.align.match.matched import PLACED
 from clusterprof.analysis.model.accounts import ACCOUNTS
+from clusterprof.columns import integers
 from clusterprof.errors import ReportError
 from clusterprof.report import results_json
 from clusterprof.results import Results

@@ -13,7 +13,7 @@ from typing import IO
 import numpy as np
 
 from clusterprof import __version__, words
-from clusterprof.align.columns import Bools, Index, Ints
+from clusterprof.columns import Bools, Index, Ints
 from clusterprof.export import wire
 from clusterprof.export.merged_tables import Merged
 from clusterprof.export.tracks import Cut, Track, moments, of_rank, sequence, shown

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clusterprof.align.columns import integers
+from clusterprof.columns import integers
 from clusterprof.export.merged_tables import Merged
 
 #: a kernel is launch-bound where this part of its calls at least began on a stream that had

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof import words
-from clusterprof.align.columns import Bools, Floats, Index, Ints, Objects, coded, integers, rows_by
+from clusterprof.columns import Bools, Floats, Index, Ints, Objects, coded, integers, rows_by
 from clusterprof.exchanges import combined
 from clusterprof.export.merged_tables import Merged
 from clusterprof.results import Finding

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
+from clusterprof.columns import Ints
+
 #: messages or parts of them, one a row
 Rows = npt.NDArray[np.uint8]
 

@@ -14,18 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from clusterprof.columns import Ints
 from clusterprof.errors import ReportError
 from clusterprof.ingest.rank_steps import from_ends, from_ranges
-from clusterprof.ingest.recording import (
-    BEGINS,
-    Calls,
-    Ints,
-    Recording,
-    encoded,
-    fill,
-    joined,
-    nullable,
-)
+from clusterprof.ingest.recording import BEGINS, Calls, Recording, encoded, fill, joined, nullable
 from clusterprof.tables import HIGHEST_RANK, KINDS, SCHEMAS, RankTables, ReportInfo
 from clusterprof.words import counted
 

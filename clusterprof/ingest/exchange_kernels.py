@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from clusterprof.columns import Bools, Ints
 from clusterprof.ingest.operations import kernel_operation, operation
-from clusterprof.ingest.recording import Bools, Ints
 from clusterprof.words import counted, listed
 
 #: in a name of any library: what is done, whatever is written around it

@@ -18,10 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof.agent.contracts import files
+from clusterprof.columns import Bools, Ints
 from clusterprof.errors import ReportError
 from clusterprof.folders import beside_steps
 from clusterprof.ingest.opening import FARTHEST, unreadable
-from clusterprof.ingest.recording import Bools, Calls, Ints, fill, joined, matching
+from clusterprof.ingest.recording import Calls, fill, joined, matching
 from clusterprof.tables import GARBAGE, RankTables, empty
 
 #: The names under which programs mark their steps, most trusted first. Of the last, where one

@@ -18,10 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof import words
+from clusterprof.columns import Bools, Ints
 from clusterprof.tables import SCHEMAS, ReportInfo
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 #: of each table, when its rows begin; all of them end at `end_ns`
 BEGINS = {

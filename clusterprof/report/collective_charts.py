@@ -14,11 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof import exchanges, words
+from clusterprof.columns import Floats, integers
 from clusterprof.report import summary
 from clusterprof.report.summary import Summary
 from clusterprof.results import UNBOUNDED_NS
-
-Reals = npt.NDArray[np.float64]
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 540, 230, 72, 14, 38
 _FLOOR, _ACROSS = _TOP + _HEIGHT, _WIDTH - _LEFT - 14
@@ -261,7 +260,7 @@ def spread(run: Summary, matched: Calls) -> dict[str, Any] | None:
 def waits(run: Summary, matched: Calls) -> dict[str, Any] | None:
     """Who waits for whom, ms per step: rank × rank, or host × host of many ranks."""
     columns = ("rank", "last_rank", "step", "aligned_start_ns")
-    rank, last, step, start = (exchanges.integers(matched.table, name) for name in columns)
+    rank, last, step, start = (integers(matched.table, name) for name in columns)
     certain = exchanges.certain_waits(matched.table, run.uncertainties) * (rank != last)
     if not certain.any():
         return None
@@ -285,7 +284,7 @@ def waits(run: Summary, matched: Calls) -> dict[str, Any] | None:
     return _drawn(matrix, nodes, "host" if by_host else "rank", stragglers)
 
 
-def _drawn(matrix: Reals, names: Sequence[str], noun: str, late: set[str]) -> dict[str, Any]:
+def _drawn(matrix: Floats, names: Sequence[str], noun: str, late: set[str]) -> dict[str, Any]:
     """The largest rows and columns of a matrix of waits, ns per step, by `names`."""
     down, across = _largest_places(matrix.sum(axis=1)), _largest_places(matrix.sum(axis=0))
     shown = matrix[np.ix_(down, across)]
@@ -326,7 +325,7 @@ def _drawn(matrix: Reals, names: Sequence[str], noun: str, late: set[str]) -> di
     }
 
 
-def _largest_places(totals: Reals) -> list[int]:
+def _largest_places(totals: Floats) -> list[int]:
     """The places of the largest totals, in their own order; of many names none without waits."""
     if len(totals) <= _WRITTEN:
         return list(range(len(totals)))

@@ -17,11 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof import exchanges, words
+from clusterprof.columns import Floats, Ints, integers
 from clusterprof.report.summary import Summary
 from clusterprof.report.whole_job import Job
-
-Reals = npt.NDArray[np.float64]
-Numbers = npt.NDArray[np.int64]
 
 #: cells of one measure that a page carries, 3 bytes each: 73 steps of 4,096 ranks
 MOST_CELLS = 300_000
@@ -46,9 +44,9 @@ class Measure:
     name: str
     #: what it is, in one sentence without its end
     what: str
-    ranks: Numbers
-    steps: Numbers
-    values: Reals
+    ranks: Ints
+    steps: Ints
+    values: Floats
     #: its smallest value is its lightest shade; else zero is
     from_least: bool = False
 
@@ -76,8 +74,8 @@ def measures(run: Summary, collectives: pa.Table, job: Job) -> list[Measure]:
 def _measure(
     name: str,
     phrase: str,
-    rank: Numbers,
-    step: Numbers,
+    rank: Ints,
+    step: Ints,
     ns: npt.ArrayLike,
     *,
     from_least: bool = False,
@@ -99,7 +97,7 @@ def _caused(run: Summary, collectives: pa.Table) -> Iterator[Measure]:
     if not table.num_rows:
         return
     names = ("rank", "last_rank", "step", "aligned_start_ns")
-    rank, last, step, start = (exchanges.integers(table, name) for name in names)
+    rank, last, step, start = (integers(table, name) for name in names)
     certain = exchanges.certain_waits(table, run.uncertainties)
     waits = exchanges.counted_once(start, certain, rank, last, step)
     # the mean over the ranks for which it comes last in the step
@@ -139,7 +137,7 @@ def embedded(run: Summary, collectives: pa.Table, job: Job) -> dict[str, Any] | 
     }
 
 
-def _packed(measure: Measure, ranks: Numbers, run: Summary) -> dict[str, Any]:
+def _packed(measure: Measure, ranks: Ints, run: Summary) -> dict[str, Any]:
     window = [step["step"] for step in run.results["steps"]]
     steady = [step["step"] for step in run.results["steps"] if step["settled"]]
     pace = run.results["pace"]
@@ -173,7 +171,7 @@ def _packed(measure: Measure, ranks: Numbers, run: Summary) -> dict[str, Any]:
     }
 
 
-def _groupings(run: Summary, job: Job, ranks: Numbers) -> list[dict[str, Any]]:
+def _groupings(run: Summary, job: Job, ranks: Ints) -> list[dict[str, Any]]:
     """By what ranks can be grouped: name, labels, and each rank's label (-1 where unknown)."""
     topology, shallow = run.results["topology"], run.results["shallow"]
     hosts: dict[str, list[int]] = {}

@@ -12,17 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof import words
-from clusterprof.exchanges import integers
+from clusterprof.columns import Ints, integers
 from clusterprof.report.summary import Summary
 from clusterprof.results import UNBOUNDED_NS, Results, steps_to_look_at
 from clusterprof.tables import SPAN_ROWS, SPANS
-
-Numbers = npt.NDArray[np.int64]
 
 #: calls that one page carries, some 20 bytes each, of at most so many ranks
 MOST_CALLS = {64: 50_000, 2**31: 120_000}
@@ -285,7 +282,7 @@ def _steps(results: Results, placed: pa.Table, spans: pa.Table) -> list[Step]:
     ]
 
 
-def _numbered(placed: pa.Table) -> tuple[Numbers, Numbers]:
+def _numbered(placed: pa.Table) -> tuple[Ints, Ints]:
     """Each call's collective, numbered by their last arrivals; and those, ns."""
     arrival = pc.coalesce(placed["last_arrival_ns"], placed["aligned_start_ns"]).to_numpy()
     _, collective = np.unique(integers(placed, "collective"), return_inverse=True)
@@ -337,7 +334,7 @@ def _within_limit(
     return placed.filter(pa.array(keep[collective])), [steps[i] for i in kept]
 
 
-def _coded(column: pa.ChunkedArray) -> tuple[Numbers, list[str]]:
+def _coded(column: pa.ChunkedArray) -> tuple[Ints, list[str]]:
     """Codes and their texts, fit to be shown; a missing text is empty."""
     encoded = pc.fill_null(column.cast(pa.string()), "").combine_chunks().dictionary_encode()
     texts = [words.plain(text) for text in encoded.dictionary.to_pylist()]

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-Numbers = npt.NDArray[np.int64]
+from clusterprof.columns import Ints
+
 _STEP = ("step", "begin_ns", "end_ns")
 
 
@@ -22,7 +22,7 @@ class Job:
     #: the step log of each rank, profiled or not: the steps near the window (`tables.STEPS`)
     steps: Mapping[int, pa.Table] = field(default_factory=dict)
     #: the other steps of each rank in blocks: first_step, count, median_ns, q1_ns, q3_ns, …
-    paces: Mapping[int, Mapping[str, Numbers]] = field(default_factory=dict)
+    paces: Mapping[int, Mapping[str, Ints]] = field(default_factory=dict)
     #: the first step of the window, and the first one after it
     window: tuple[int, int] | None = None
     #: the hosts of those ranks whose host is known
@@ -36,7 +36,7 @@ class Job:
     ended: str = ""
 
     @property
-    def logged(self) -> tuple[Numbers, Numbers, Numbers]:
+    def logged(self) -> tuple[Ints, Ints, Ints]:
         """The rank, the number and the length (ns) of each step in the step logs."""
         steps = [
             np.stack([np.full(log.num_rows, rank), *(log[name].to_numpy() for name in _STEP)])

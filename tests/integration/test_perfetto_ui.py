@@ -25,8 +25,8 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as published
 from simulate import Cause, Job, simulate
 
 from clusterprof import merge_run
-from clusterprof.align.columns import integers
 from clusterprof.cli import main
+from clusterprof.columns import integers
 from clusterprof.export import tracks
 from clusterprof.ingest import find_sources, gather
 from clusterprof.run_directory import Window

@@ -15,7 +15,6 @@ from clusterprof import merge_run, run_directory
 from clusterprof.agent.contracts import states
 from clusterprof.align.clock.model import Clock
 from clusterprof.align.clock.readings import RankReadings
-from clusterprof.align.columns import integers, texts
 from clusterprof.align.lateness import SHALLOW, host_clock, joined, shallow
 from clusterprof.align.match.flight_calls import FlightCalls, match
 from clusterprof.analysis.model.shallow import (
@@ -27,6 +26,7 @@ from clusterprof.analysis.model.shallow import (
     waits,
 )
 from clusterprof.arguments import parse_ranks
+from clusterprof.columns import integers, texts
 from clusterprof.ingest.flight.all_dumps import Flight, find_dumps, read_dumps
 from clusterprof.ingest.flight.dump import ENTRIES, Group
 from clusterprof.study import dataset_of

@@ -83,8 +83,8 @@ def test_a_collector_of_one_rank_alone_is_not_said_to_run_on_one_after_another(
     dataset = study(collecting(tmp_path, replace(JOB, causes=causes))).dataset
     job = pace.job_of(dataset)
     (repair,) = [r for r in host_bound.repairs(dataset, job.base) if r.code.code == "host.gc"]
-    said = repair.words(job.saved(repair.apply(job.base), ranks=repair.ranks))
-    assert said.summary.startswith("Python's garbage collector, on rank 2, costs ")
+    words = repair.words(job.saved(repair.apply(job.base), ranks=repair.ranks))
+    assert words.summary.startswith("Python's garbage collector, on rank 2, costs ")
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,10 @@ from studies import FOLDER, SEED, TRUTH, Simulated, gathered
 from clusterprof import threads
 from clusterprof.analysis.model import host_activity, recorded
 from clusterprof.analysis.model.accounts import activity_of
-from clusterprof.analysis.model.dataset import Dataset, Ints
+from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.graph import NEVER
 from clusterprof.analysis.model.replay import Replay
+from clusterprof.columns import Ints
 from clusterprof.study import Study, dataset_of, study
 from clusterprof.tables import RankTables
 

@@ -167,7 +167,7 @@ def test_a_sentence_that_is_too_long_loses_its_parenthesis_and_names_are_cut() -
     assert len(named("n" * 500)) <= 40
 
 
-@pytest.mark.parametrize("job_kind", long_but(["GPU with more work"], KINDS))
+@pytest.mark.parametrize("job_kind", long_but(["GPU with more work", "slow link"], KINDS))
 def test_of_a_job_without_gpus_no_sentence_speaks_of_them(
     simulated: Callable[..., Simulated], job_kind: str
 ) -> None:

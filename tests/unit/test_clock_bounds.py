@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from clusterprof.align.clock.blocks import ON_HOST, Block
 from clusterprof.align.clock.bounds import bound, contradicting, delivered
-from clusterprof.align.columns import DRIFT_LIMIT_PPM, STAMP_ERROR_NS
+from clusterprof.align.time_stamps import DRIFT_LIMIT_PPM, STAMP_ERROR_NS
 
 MS = 1_000_000.0
 

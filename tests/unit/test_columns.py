@@ -1,12 +1,17 @@
-"""Columns are put in order by counting where that is faster, with what sorting gives."""
+"""The verbs on columns: what each says of rows is what a plain loop finds."""
 
 from __future__ import annotations
+
+import doctest
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, strategies as st
 
-from clusterprof.align.columns import coded, places, rows_by
+from clusterprof import columns
+from clusterprof.columns import coded, places, rows_by
 
 
 @pytest.mark.parametrize(
@@ -39,3 +44,60 @@ def test_a_column_of_strings_is_its_different_values_and_their_places(
         names, codes = coded(pa.table({"name": column}), "name")
         assert names[codes].tolist() == plain.to_pylist()
         assert len({*names.tolist()}) == len(names)
+
+
+def test_every_example_in_the_module_is_true() -> None:
+    failed, tried = doctest.testmod(columns)
+    assert (failed, tried) == (0, Path(columns.__file__).read_text().count(">>> "))
+
+
+some_rows = st.lists(st.tuples(st.integers(0, 4), st.integers(-9, 9)), max_size=30)
+
+
+@given(some_rows)
+def test_rows_are_ordered_and_grouped_as_a_loop_would(rows: list[tuple[int, int]]) -> None:
+    group = np.array([first for first, _ in rows], dtype=np.int64)
+    values = np.array([second for _, second in rows], dtype=np.int64)
+    order = columns.order_by(group, values)
+    assert order.tolist() == sorted(range(len(rows)), key=lambda k: rows[k])
+    assert columns.inverse(order)[order].tolist() == [*range(len(rows))]
+    by_group = {g: [v for k, v in rows if k == g] for g in range(5)}
+    assert columns.count_by(group, 5).tolist() == [len(v) for v in by_group.values()]
+    assert columns.sum_by(group, values, 5).tolist() == [sum(v) for v in by_group.values()]
+    start = np.zeros(5, dtype=np.int64)
+    assert columns.least_by(group, values, start).tolist() == [
+        min([0, *v]) for v in by_group.values()
+    ]
+    assert columns.greatest_by(group, values, start).tolist() == [
+        max([0, *v]) for v in by_group.values()
+    ]
+    stretches = columns.Stretches.of(group[order])
+    full = [sorted(v) for v in by_group.values() if v]
+    assert stretches.size.tolist() == [len(v) for v in full]
+    assert stretches.sum(values[order]).tolist() == [sum(v) for v in full]
+    assert stretches.least(values[order]).tolist() == [v[0] for v in full]
+    assert stretches.greatest(values[order]).tolist() == [v[-1] for v in full]
+    assert values[order][stretches.last].tolist() == [v[-1] for v in full]
+    assert stretches.of_row.tolist() == [k for k, v in enumerate(full) for _ in v]
+
+
+@given(st.lists(st.integers(-9, 9), max_size=20).map(sorted), st.lists(st.integers(-9, 9)))
+def test_rows_of_an_ascending_column_are_those_a_loop_finds(
+    column: list[int], wanted: list[int]
+) -> None:
+    ascending, asked = np.array(column, dtype=np.int64), np.array(wanted, dtype=np.int64)
+    count = len(column)
+    assert columns.last_at_or_before(ascending, asked).tolist() == [
+        max((k for k in range(count) if column[k] <= value), default=-1) for value in wanted
+    ]
+    assert columns.first_at_or_after(ascending, asked).tolist() == [
+        min((k for k in range(count) if column[k] >= value), default=count) for value in wanted
+    ]
+    assert columns.first_after(ascending, asked).tolist() == [
+        min((k for k in range(count) if column[k] > value), default=count) for value in wanted
+    ]
+    rows = columns.first_places(ascending, asked)
+    assert rows.tolist() == [column.index(value) if value in column else -1 for value in wanted]
+    assert columns.where_known(ascending, rows, 99).tolist() == [
+        value if value in column else 99 for value in wanted
+    ]

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from clusterprof.analysis.model.dataset import Ints
-from clusterprof.analysis.model.graph import NEVER, Graph, first_of, running_maximum, running_sum
+from clusterprof.analysis.model.graph import NEVER, Graph
 from clusterprof.analysis.model.what_if import cut
-from clusterprof.exchanges import connected
+from clusterprof.columns import Ints, connected, first_of, running_maximum, running_sum
 
 
 def longest(

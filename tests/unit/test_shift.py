@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from lab.tiers import long_but
 
-from clusterprof.align.columns import Bools, Ints
 from clusterprof.align.match import shift
 from clusterprof.align.match.calls import UNKNOWN, Calls
+from clusterprof.columns import Bools, Ints
 
 
 def calls(rank: int, begin: Ints, end: Ints, has: Bools) -> Calls:

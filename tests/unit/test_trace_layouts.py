@@ -229,6 +229,8 @@ def test_raw_control_characters_and_broken_unicode_lose_no_trace(tmp_path: Path)
         tmp_path, _event(name="a#b").replace(b"#", b"\x0b"), _event().replace(b"a", b"\xff", 1)
     )
     assert trace.spans["kernel"].column("ts").tolist() == [1.5]
+    trace = _read(tmp_path, b"\x0b" + _event(), _event().replace(b":", b":\x00", 1))
+    assert trace.spans["kernel"].column("ts").tolist() == [1.5, 1.5]
     trace = _read(tmp_path, _event(name="a#b").replace(b"#", b"\xff"))
     assert trace.names == ["a\ufffdb"]
 

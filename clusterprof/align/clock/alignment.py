@@ -16,7 +16,7 @@ from clusterprof.align.clock.estimates import Combined, Estimate, combine, estim
 from clusterprof.align.clock.measured import PairBound, as_blocks
 from clusterprof.align.clock.model import COARSE_NS, Clock
 from clusterprof.align.clock.readings import ANCHOR_NS
-from clusterprof.align.columns import Bools, Floats, Ints, integers
+from clusterprof.columns import Bools, Floats, Ints, integers
 from clusterprof.results import UNBOUNDED_NS
 from clusterprof.tables import RankTables
 

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from clusterprof.align.columns import (
-    BY_WALL_CLOCK,
+from clusterprof.align.time_stamps import BY_WALL_CLOCK, timed
+from clusterprof.columns import (
     Bools,
     Floats,
     Index,
@@ -21,7 +21,6 @@ from clusterprof.align.columns import (
     places,
     rows_by,
     texts,
-    timed,
 )
 from clusterprof.exchanges import combined
 

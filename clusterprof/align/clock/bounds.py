@@ -36,7 +36,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from clusterprof.align.clock.blocks import ON_HOST, Block
-from clusterprof.align.columns import DRIFT_LIMIT_PPM, STAMP_ERROR_NS, Bools, Floats
+from clusterprof.align.time_stamps import DRIFT_LIMIT_PPM, STAMP_ERROR_NS
+from clusterprof.columns import Bools, Floats
 
 #: times over the window at which the bounds are evaluated
 _TIMES = 9

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from clusterprof.align.clock.blocks import ALL_REDUCE, AT_ONCE, ON_HOST, SHARDED, Block
-from clusterprof.align.columns import STAMP_ERROR_NS, Bools, Floats, Index, Ints, rows_by
-from clusterprof.exchanges import connected
+from clusterprof.align.time_stamps import STAMP_ERROR_NS
+from clusterprof.columns import Bools, Floats, Index, Ints, connected, rows_by
 
 #: scatter of one call's ends: the time stamps' own, a part of the transfer (where it is clear who
 #: came last, and where it is not), and a part of what it took more than the shortest call alike

@@ -31,7 +31,7 @@ from clusterprof.align.clock.readings import (
     stretched,
     warnings,
 )
-from clusterprof.align.columns import Ints
+from clusterprof.columns import Ints
 from clusterprof.tables import RankTables
 
 #: of 65 collectives of two H200s in one report of nsys 2025.3 four fifths ended within 11 µs of

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from clusterprof.align.columns import places
+from clusterprof.columns import places
 from clusterprof.results import ClockEntry, RankClock
 
 #: an uncertainty from here on is narrowed by assumptions, where there are some: a straggler that

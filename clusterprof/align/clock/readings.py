@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clusterprof.align.columns import DRIFT_LIMIT_PPM
+from clusterprof.align.time_stamps import DRIFT_LIMIT_PPM
 
 #: the agent's own name, repeated: this package does not load what runs inside a rank
 MARK = "clusterprof:clock:"

@@ -10,16 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from clusterprof.align.columns import (
-    Bools,
-    Ints,
-    Objects,
-    integers,
-    issue_times,
-    places,
-    texts,
-    timed,
-)
+from clusterprof.align.time_stamps import issue_times, timed
+from clusterprof.columns import Bools, Ints, Objects, integers, places, texts
 from clusterprof.ingest.operations import SYNCHRONISING
 from clusterprof.tables import RankTables
 

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clusterprof.align.columns import Floats, Ints, places
 from clusterprof.align.match.calls import Part
 from clusterprof.align.match.shift import Shift, find_shift
-from clusterprof.exchanges import connected
+from clusterprof.columns import Floats, Ints, connected, places
 
 #: the ends of one collective's members lie within this, or within this part of the call's length;
 #: one call in ten may not

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clusterprof.align.columns import Bools, Ints, integers, places
+from clusterprof.columns import Bools, Ints, integers, places
 from clusterprof.ingest.flight.all_dumps import Flight
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from clusterprof import words
-from clusterprof.align.columns import Ints, Objects
 from clusterprof.align.match.calls import UNKNOWN, Part
+from clusterprof.columns import Ints, Objects
 from clusterprof.ingest.operations import SYNCHRONISING
 from clusterprof.tables import NAME, required
 

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof import words
-from clusterprof.align.columns import Ints
 from clusterprof.align.match.calls import UNKNOWN, Part, read
 from clusterprof.align.match.communicators import infer
 from clusterprof.align.match.matched import MatchedRows
@@ -29,6 +28,7 @@ from clusterprof.align.match.shift import (
     find_shift,
     identified,
 )
+from clusterprof.columns import Ints
 from clusterprof.tables import RankTables
 
 #: in the metadata of what `match` returns: see `tolerance` and `contradicted`

@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from clusterprof.align.columns import Bools
 from clusterprof.align.match.calls import UNKNOWN, Calls, Part
 from clusterprof.align.match.communicators import WIDEST_NS, fit
+from clusterprof.columns import Bools
 
 #: (name of a communicator, its stream or `_WHOLE`) -> its members' calls
 Known = dict[tuple[str, int], list[Part]]

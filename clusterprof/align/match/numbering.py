@@ -17,10 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof import words
-from clusterprof.align.columns import Ints, integers, rows_by
 from clusterprof.align.match.calls import UNKNOWN, is_counted, steps_of
 from clusterprof.align.match.matching import match
 from clusterprof.align.match.shift import CERTAIN, unevenness
+from clusterprof.columns import Ints, integers, rows_by
 from clusterprof.tables import RankTables, empty
 
 #: this part of the collectives that two ranks share must show the same

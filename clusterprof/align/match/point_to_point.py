@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from clusterprof.align.columns import Ints
 from clusterprof.align.match.calls import UNKNOWN, Part
 from clusterprof.align.match.communicators import Fit
 from clusterprof.align.match.matched import MatchedRows
@@ -19,6 +18,7 @@ from clusterprof.align.match.shift import (
     find_shift,
     identified,
 )
+from clusterprof.columns import Ints
 
 #: a waiting Recv ends together with its Send: to within this the two are taken for a pair
 _ENDS_NS = 50_000

@@ -19,15 +19,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from clusterprof.align.columns import (
-    BY_WALL_CLOCK,
-    DRIFT_LIMIT_PPM,
-    STAMP_ERROR_NS,
-    Bools,
-    Floats,
-    Ints,
-)
 from clusterprof.align.match.calls import UNKNOWN, Calls, Part
+from clusterprof.align.time_stamps import BY_WALL_CLOCK, DRIFT_LIMIT_PPM, STAMP_ERROR_NS
+from clusterprof.columns import Bools, Floats, Ints
 
 #: displacements that are tried where neither lengths nor steps say
 _REACH = 512

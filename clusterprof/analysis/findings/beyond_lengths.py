@@ -13,10 +13,10 @@ import numpy as np
 
 from clusterprof.analysis.findings.pace import job_of
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints, once
-from clusterprof.analysis.model.graph import sums
+from clusterprof.analysis.model.dataset import Dataset, once
 from clusterprof.analysis.model.timeline import COMPUTE, COPY
 from clusterprof.analysis.model.what_if import WhatIfs
+from clusterprof.columns import Bools, Floats, Ints, sums
 from clusterprof.words import base_name
 
 #: what names of copies begin with

@@ -11,7 +11,7 @@ from clusterprof.analysis.findings.beyond_lengths import COPIES, by_name
 from clusterprof.analysis.findings.finding import Evidence, named
 from clusterprof.analysis.findings.pace import job_of
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.dataset import Dataset, Floats, Ints, once, parts
+from clusterprof.analysis.model.dataset import Dataset, once
 from clusterprof.analysis.model.host_activity import COLLECTOR
 from clusterprof.analysis.model.host_time import (
     BETWEEN,
@@ -22,6 +22,7 @@ from clusterprof.analysis.model.host_time import (
     spent,
     step_spans,
 )
+from clusterprof.columns import Floats, Ints, parts
 from clusterprof.words import ms
 
 #: what to do about the garbage collector, and about the interpreter lock, on one rank or on all

@@ -15,9 +15,10 @@ from clusterprof.analysis.findings.unprofiled import not_captured
 from clusterprof.analysis.groups.topology import whole
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.accounts import COMMUNICATION, EXPOSED, WAITING, by_call, call_of
-from clusterprof.analysis.model.dataset import Bools, Dataset, Ints, calls_per_step, once, parts
+from clusterprof.analysis.model.dataset import Dataset, calls_per_step, once
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.what_if import Saved
+from clusterprof.columns import Bools, Ints, parts
 from clusterprof.results import OperationEntry
 from clusterprof.words import percent
 

@@ -16,9 +16,10 @@ import numpy as np
 from clusterprof import words
 from clusterprof.analysis.findings.pace import job_of, of_saving, pace_ns, recurrence, when
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.dataset import Bools, Dataset, Floats
+from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.what_if import Interval, Saved
+from clusterprof.columns import Bools, Floats
 from clusterprof.results import Finding, Recurrence, Saving, Severity
 
 #: a sentence of the verdict's first line is at most this long, to fit a terminal's line

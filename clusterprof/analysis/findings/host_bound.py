@@ -13,19 +13,19 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from clusterprof.align.columns import rows_by
 from clusterprof.analysis.findings import causes
 from clusterprof.analysis.findings.finding import Code, Repair, Tier, Words
 from clusterprof.analysis.findings.follow_up import capture, operators
 from clusterprof.analysis.findings.pace import another_pace, job_of, of_saving
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.by_report import STAMP_NS
-from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints
-from clusterprof.analysis.model.graph import NEVER, sums
+from clusterprof.analysis.model.dataset import Dataset
+from clusterprof.analysis.model.graph import NEVER
 from clusterprof.analysis.model.intervals import union
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.timeline import COMPUTE
 from clusterprof.analysis.model.what_if import Saved, WhatIfs
+from clusterprof.columns import Bools, Floats, Ints, rows_by, sums
 from clusterprof.words import counted, duration, ms, ranks as rank_list
 
 TIER = Tier.EVERYONE

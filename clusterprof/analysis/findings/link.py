@@ -12,7 +12,6 @@ from functools import partial
 
 import numpy as np
 
-from clusterprof.align.columns import integers, rows_by
 from clusterprof.analysis.findings.finding import Code, Repair, Tier, Words, named
 from clusterprof.analysis.findings.follow_up import capture
 from clusterprof.analysis.findings.pace import job_of, of_saving
@@ -21,9 +20,9 @@ from clusterprof.analysis.groups.peers import median_of_others
 from clusterprof.analysis.groups.topology import topology, whole
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.accounts import call_of
-from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints, parts
-from clusterprof.analysis.model.graph import first_of
+from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.what_if import Saved
+from clusterprof.columns import Bools, Floats, Ints, first_of, integers, parts, rows_by
 from clusterprof.exchanges import combined
 from clusterprof.words import ms, ranks as rank_list
 
@@ -44,6 +43,12 @@ CODES = (
         "NCCL_DEBUG_SUBSYS=INIT,GRAPH,NET) with a sibling's, and check NVLink, PCIe and InfiniBand "
         "of these GPUs (nvidia-smi topo -m, nvidia-smi nvlink --status, ibstat).",
     ),
+)
+
+#: where ranks compute on processors and exchange over the network alone
+_OVER_NETWORK = (
+    "Compare the network interface that is used there (GLOO_SOCKET_IFNAME), its load and its "
+    "errors (ip -s link) with a sibling's."
 )
 
 
@@ -164,5 +169,6 @@ def _words(
             for name in chosen[: limits.MOST]
         ],
         confidence=limits.MEASURED if all(hosts) else limits.ASSUMED,
+        advice=_OVER_NETWORK if dataset.on_host else "",
         follow_up=capture(dataset, ranks[: limits.MOST]),
     )  # fmt: skip

@@ -15,11 +15,12 @@ from clusterprof.analysis.groups.schedule import schedule
 from clusterprof.analysis.groups.stages import Stages, stages
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.accounts import EXPOSED, WAITING, by_call, call_of
-from clusterprof.analysis.model.dataset import Dataset, Floats, Ints
+from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE
 from clusterprof.analysis.model.untraced import MOST_SLOWER
 from clusterprof.analysis.model.what_if import Saved, WhatIfs
+from clusterprof.columns import Floats, Ints
 from clusterprof.results import Finding
 from clusterprof.words import ms, percent
 

@@ -28,10 +28,11 @@ from clusterprof.analysis.findings.finding import (
 from clusterprof.analysis.findings.follow_up import capture, operators
 from clusterprof.analysis.findings.pace import job_of, of_saving
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints, once, parts
+from clusterprof.analysis.model.dataset import Dataset, once
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.shallow import more_often, students_t
 from clusterprof.analysis.model.what_if import PARTS, Part, Saved, WhatIfs, what_ifs
+from clusterprof.columns import Bools, Floats, Ints, parts
 from clusterprof.results import Finding, Suspect
 from clusterprof.words import in_some, ms, ranks as rank_list
 

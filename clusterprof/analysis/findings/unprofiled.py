@@ -14,9 +14,10 @@ from clusterprof.analysis.findings.straggler import beyond
 from clusterprof.analysis.groups.topology import communicator_size, whole
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.accounts import call_of
-from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints, parts
+from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.intervals import union
 from clusterprof.analysis.model.what_if import Saved
+from clusterprof.columns import Bools, Floats, Ints, parts
 from clusterprof.words import numbers, ranks as rank_list
 
 TIER = Tier.UNPROFILED

@@ -12,8 +12,8 @@ from functools import cached_property
 
 import numpy as np
 
-from clusterprof.analysis.model.dataset import Dataset, Floats, Ints, once
-from clusterprof.exchanges import connected
+from clusterprof.analysis.model.dataset import Dataset, once
+from clusterprof.columns import Floats, Ints, connected
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,9 @@ import numpy as np
 
 from clusterprof.analysis.groups.stages import Stages, traffic
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.dataset import Dataset, Ints, parts
+from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.timeline import COMPUTE
+from clusterprof.columns import Ints, parts
 
 
 class Schedule(NamedTuple):

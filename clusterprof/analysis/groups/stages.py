@@ -13,10 +13,9 @@ from functools import cached_property
 
 import numpy as np
 
-from clusterprof.align.columns import first_places
-from clusterprof.analysis.model.dataset import Bools, Dataset, Ints, once, parts
+from clusterprof.analysis.model.dataset import Dataset, once
 from clusterprof.analysis.model.graph import depths
-from clusterprof.exchanges import connected
+from clusterprof.columns import Bools, Ints, connected, first_places, parts
 
 
 class Traffic:

@@ -17,11 +17,11 @@ import numpy as np
 import pyarrow.compute as pc
 
 from clusterprof import words
-from clusterprof.align.columns import Bools, Ints, places
 from clusterprof.analysis.groups.stages import Stages, stages, traffic
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.dataset import Dataset, calls_per_step, once, parts
+from clusterprof.analysis.model.dataset import Dataset, calls_per_step, once
 from clusterprof.analysis.model.timeline import COMPUTE
+from clusterprof.columns import Bools, Ints, parts, places
 from clusterprof.results import GroupEntry, GroupKind, ShallowGroup, TopologyEntry
 
 

@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 
 from clusterprof import threads
 from clusterprof.align.clock import Clock
-from clusterprof.align.columns import first_places, places
-from clusterprof.analysis.model.dataset import Dataset, Ints, once
+from clusterprof.analysis.model.dataset import Dataset, once
 from clusterprof.analysis.model.intervals import union
-from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE, COPY, MEMSET, Small, Timelines
+from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE, COPY, MEMSET, Timelines
+from clusterprof.columns import Ints, Small, first_places, places
 from clusterprof.results import ComputeAbsent
 from clusterprof.tables import required
 

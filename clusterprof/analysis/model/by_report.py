@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from clusterprof.align.columns import first_places, narrow, places
 from clusterprof.analysis.model import host_activity, limits
 from clusterprof.analysis.model.accounts import activity_of
-from clusterprof.analysis.model.dataset import Bools, Dataset, Ints
+from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.graph import NEVER
-from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE, Small
+from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE
+from clusterprof.columns import Bools, Ints, Small, first_places, narrow, places
 from clusterprof.mapped import release
 
 #: a queued kernel starts this long after the one before it, at most (1 to 2 µs on an H200), and the

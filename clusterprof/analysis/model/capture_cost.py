@@ -7,11 +7,11 @@ from collections.abc import Collection, Mapping
 import numpy as np
 import pyarrow as pa
 
-from clusterprof.align.columns import Floats, Ints
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.replay import SETTLE_STEPS
 from clusterprof.analysis.model.shallow import half_width
 from clusterprof.analysis.model.steady_state import TYPICAL_STEPS
+from clusterprof.columns import Floats, Ints
 from clusterprof.ingest.rank_steps import WARM_UP, patterns, period, stretches
 from clusterprof.results import CaptureCost, StepTimes
 

@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 
 from clusterprof.analysis.model import limits, replay
-from clusterprof.analysis.model.dataset import Dataset, Ints
-from clusterprof.analysis.model.graph import first_of, ranges, running_maximum, sums
+from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.replay import Lengths, Replay
-from clusterprof.analysis.model.timeline import Small
 from clusterprof.analysis.model.what_if import what_ifs
+from clusterprof.columns import Ints, Small, first_of, ranges, running_maximum, sums
 from clusterprof.results import CriticalPath, PathPart, What
 
 #: what binds a piece of the path: codes of `Pieces.what`

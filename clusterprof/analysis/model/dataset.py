@@ -14,18 +14,15 @@ import pyarrow.compute as pc
 
 from clusterprof import exchanges
 from clusterprof.align.clock import Clock
-from clusterprof.align.columns import coded, first_places, integers, rows_by, texts
 from clusterprof.analysis.model.intervals import Axis
 from clusterprof.analysis.model.timeline import Timelines, wall_times
+from clusterprof.columns import Bools, Floats, Ints, coded, first_places, integers, texts
 from clusterprof.mapped import release, trim
 from clusterprof.results import CaptureCost, ShallowResults
 from clusterprof.tables import GRAPH, RankTables, empty, launches_graphs
 
 T = TypeVar("T")
 P = ParamSpec("P")
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 
 #: fewer steady-state steps than this are no evidence
 LEAST_STEADY = 2
@@ -174,13 +171,6 @@ class Activities:
         start = self.start[self.lines.rows(k, until)]
         # one that ends after its start had ended as it began, or by that start if it is earlier
         return launch, np.where(end <= start, end, np.minimum(launch, start))
-
-
-def parts(rows: Ints, keys: npt.NDArray[Any]) -> list[Ints]:
-    """`rows` in parts of equal `keys`, the parts in the order of their first rows."""
-    _, first, of = np.unique(keys, return_index=True, return_inverse=True)
-    same = rows_by(of.reshape(-1))
-    return [rows[same[k]] for k in np.argsort(first).tolist()]
 
 
 @dataclass(frozen=True)

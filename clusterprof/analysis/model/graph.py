@@ -6,15 +6,12 @@ lengths answers what would have been (a what-if). One takes any number of them s
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
 
-from clusterprof.align.columns import first_places, places
-from clusterprof.analysis.model.dataset import Bools, Floats, Ints
-from clusterprof.analysis.model.timeline import Small
+from clusterprof.columns import Ints, first_places, places, ranges
 
 #: a moment that no edge leads to, or an edge that is cut: earlier than anything
 NEVER = np.iinfo(np.int64).min >> 2
@@ -93,48 +90,3 @@ def depths(moments: int, source: Ints, target: Ints) -> Ints:
         waiting[nodes] -= arrived
         now, level = nodes[waiting[nodes] == 0], level + 1
     return depth
-
-
-def ranges(low: Ints, count: Ints) -> Ints:
-    """Return all of `low[i]` to `low[i] + count[i]`, one range after the other."""
-    total = int(count.sum())
-    shift = np.repeat(low - np.r_[0, np.cumsum(count)[:-1]], count)
-    return np.asarray(np.arange(total) + shift)
-
-
-def running_maximum(values: Ints, group: Small) -> Ints:
-    """Return the greatest of `values` [(m, )n] so far in each group: `group` [n] ascends."""
-    if not values.size:
-        return values
-    low = values.min()
-    step = int(values.max()) - int(low) + 1
-    if step * (int(group[-1]) + 1) >= -NEVER:
-        # too large to be raised: their places in order are not
-        levels, place = np.unique(values, return_inverse=True)
-        return levels[running_maximum(place.reshape(values.shape), group)]
-    by = step * group.astype(np.int64)
-    raised = values - low + by
-    np.maximum.accumulate(raised, axis=-1, out=raised)
-    return np.asarray(raised - by + low)
-
-
-def first_of(fresh: Bools) -> Small:
-    """Return where the part of each element begins, as one does where `fresh` [n] is true.
-
-    In 32 bits: there is one for each of a job's moments.
-    """
-    begin = np.where(fresh, np.arange(len(fresh), dtype=np.int32), np.int32(0))
-    return np.maximum.accumulate(begin, out=begin)
-
-
-def running_sum(values: Small, begin: Small) -> Ints:
-    """Return the sum so far within each part; `begin` [n] is where it begins."""
-    total: Ints = np.cumsum(values, axis=-1)
-    total -= (total - values).take(begin, axis=-1)
-    return total
-
-
-def sums(shape: tuple[int, ...], places: tuple[Small, ...], values: Small | None = None) -> Floats:
-    """Return the sums of `values`, or else how many there are, at their places along each axis."""
-    total = np.bincount(np.ravel_multi_index(places, shape), values, math.prod(shape))
-    return np.asarray(total.reshape(shape), dtype=float)

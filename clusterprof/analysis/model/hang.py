@@ -16,8 +16,8 @@ from statistics import mode
 import numpy as np
 import pyarrow as pa
 
-from clusterprof.align.columns import Ints, coded, integers
 from clusterprof.align.match.flight_calls import FlightCalls
+from clusterprof.columns import Ints, coded, integers
 from clusterprof.exchanges import combined
 from clusterprof.results import CalledEntry, HangEntry
 

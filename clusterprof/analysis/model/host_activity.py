@@ -7,12 +7,11 @@ from itertools import chain
 import numpy as np
 import pyarrow as pa
 
-from clusterprof.align.columns import coded, matched, places
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.dataset import Bools, Dataset, Ints, once
-from clusterprof.analysis.model.graph import ranges
+from clusterprof.analysis.model.dataset import Dataset, once
 from clusterprof.analysis.model.intervals import union
 from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE
+from clusterprof.columns import Bools, Ints, coded, matched, places, ranges
 from clusterprof.mapped import release
 from clusterprof.tables import GARBAGE
 

@@ -9,12 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clusterprof.align.columns import called, coded, places, texts
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.dataset import Dataset, Floats, Ints, once
+from clusterprof.analysis.model.dataset import Dataset, once
 from clusterprof.analysis.model.host_activity import COLLECTING, COLLECTOR, GIL_WAIT
 from clusterprof.analysis.model.intervals import Axis, union
 from clusterprof.analysis.model.recorded import replay_of
+from clusterprof.columns import Floats, Ints, called, coded, places, texts
 from clusterprof.mapped import release
 
 #: ranges of whole steps, of communication, and our own: they do not tell what the program does

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from clusterprof.align.columns import Ints
+from clusterprof.columns import Ints
 
 
 @dataclass(frozen=True)

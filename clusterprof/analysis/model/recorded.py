@@ -10,14 +10,14 @@ from functools import partial
 import numpy as np
 
 from clusterprof import threads
-from clusterprof.align.columns import first_places
 from clusterprof.analysis.model import by_report, host_activity, limits, replay
 from clusterprof.analysis.model.accounts import activity_of
-from clusterprof.analysis.model.dataset import Dataset, Ints, once
-from clusterprof.analysis.model.graph import NEVER, Graph, depths, first_of, sums
+from clusterprof.analysis.model.dataset import Dataset, once
+from clusterprof.analysis.model.graph import NEVER, Graph, depths
 from clusterprof.analysis.model.intervals import union
 from clusterprof.analysis.model.replay import Contention, Lengths, Replay
-from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE, Small
+from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE
+from clusterprof.columns import Ints, Small, first_of, first_places, sums
 from clusterprof.mapped import trim
 
 #: makes one number of several: other ones are alike by chance of 2^-64

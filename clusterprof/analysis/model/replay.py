@@ -21,9 +21,8 @@ import numpy as np
 
 from clusterprof import threads
 from clusterprof.analysis.model.by_report import FOLLOWING, LAUNCHING, Part
-from clusterprof.analysis.model.dataset import Bools, Floats, Ints
-from clusterprof.analysis.model.graph import NEVER, Graph, first_of, running_maximum, running_sum
-from clusterprof.analysis.model.timeline import Small
+from clusterprof.analysis.model.graph import NEVER, Graph
+from clusterprof.columns import Bools, Floats, Ints, Small, first_of, running_maximum, running_sum
 
 #: until queues have filled, so many steps do not count: with 4 a step of the recording
 #: pipeline-1f1b takes 47.7 ms, with 12 48.8, and with four times as many as well

@@ -26,12 +26,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof.align.clock.model import Clock
-from clusterprof.align.columns import Bools, Floats, Ints, coded, integers, places
 from clusterprof.align.lateness import shallow
 from clusterprof.align.match.flight_calls import FlightCalls, match
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.dataset import parts
-from clusterprof.exchanges import connected
+from clusterprof.columns import Bools, Floats, Ints, coded, connected, integers, parts, places
 from clusterprof.ingest.flight.all_dumps import Flight
 from clusterprof.ingest.rank_steps import WARM_UP
 from clusterprof.results import ShallowNode, ShallowResults, Suspect

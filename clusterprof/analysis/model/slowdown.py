@@ -15,12 +15,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from clusterprof.align.columns import places
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.accounts import call_of
-from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints
+from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.replay import Replay
 from clusterprof.analysis.model.what_if import WhatIfs, what_ifs
+from clusterprof.columns import Bools, Floats, Ints, places
 from clusterprof.results import Slowdown
 
 #: so many lengths are replayed in all (15 s), and side by side (about 100 MB)

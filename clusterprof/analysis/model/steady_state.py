@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from clusterprof.align.columns import Bools, integers, places, texts
 from clusterprof.analysis.model.timeline import Timelines
-from clusterprof.exchanges import connected
+from clusterprof.columns import Bools, connected, integers, places, texts
 
 #: so many steps tell a job's pace. A window of more steady-state ones is judged by the most typical
 #: of them on end: every step is replayed for each what-if, and 5 to 10 are enough. Before a window

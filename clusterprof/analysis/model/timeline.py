@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from clusterprof import threads
-from clusterprof.align.columns import Ints, called, coded, integers, issue_times
+from clusterprof.align.time_stamps import issue_times
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.intervals import Axis, Intervals, union
+from clusterprof.columns import Ints, called, coded, integers
 from clusterprof.mapped import release, trim
 from clusterprof.tables import KINDS as OF_TABLES, RankTables
 

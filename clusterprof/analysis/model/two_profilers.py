@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from clusterprof.analysis.groups.peers import Peers
-from clusterprof.analysis.model.dataset import Bools, Floats, Ints
-from clusterprof.analysis.model.graph import sums
 from clusterprof.analysis.model.replay import Replay
+from clusterprof.columns import Bools, Floats, Ints, sums
 
 
 @dataclass(frozen=True)

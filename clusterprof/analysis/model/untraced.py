@@ -15,9 +15,9 @@ from functools import partial
 import numpy as np
 
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.dataset import Floats, Ints
 from clusterprof.analysis.model.replay import EVERY, Lengths, Replay, Some
 from clusterprof.analysis.model.timeline import COMPUTE
+from clusterprof.columns import Floats, Ints
 
 #: what tracing adds to a launch with what lies around it: the least and the most that was measured
 #: (bare launches under torch.profiler, eager training under nsys), and what is typical between 14

@@ -19,12 +19,13 @@ from clusterprof.analysis.groups.peers import Peers, peers, tied
 from clusterprof.analysis.groups.stages import stages
 from clusterprof.analysis.model import host_activity, limits, two_profilers
 from clusterprof.analysis.model.accounts import call_of
-from clusterprof.analysis.model.dataset import Bools, Dataset, Floats, Ints, once
-from clusterprof.analysis.model.graph import NEVER, sums
+from clusterprof.analysis.model.dataset import Dataset, once
+from clusterprof.analysis.model.graph import NEVER
 from clusterprof.analysis.model.recorded import replay_of
 from clusterprof.analysis.model.replay import EVERY, Lengths, Replay, Some
-from clusterprof.analysis.model.timeline import COLLECTIVE, Small
+from clusterprof.analysis.model.timeline import COLLECTIVE
 from clusterprof.analysis.model.untraced import MOST_SLOWER, explanations
+from clusterprof.columns import Bools, Floats, Ints, Small, sums
 
 Part = Literal["host", "gpu"]
 PARTS: tuple[Part, ...] = ("host", "gpu")

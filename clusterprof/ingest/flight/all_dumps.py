@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from clusterprof import words
 from clusterprof.agent.contracts import paths
+from clusterprof.columns import Ints
 from clusterprof.errors import ReportError
 from clusterprof.ingest.apart import Lost, Readers, limit_s
 from clusterprof.ingest.flight.dump import (
@@ -36,7 +37,7 @@ from clusterprof.ingest.kineto.json_stream import keys_of
 from clusterprof.ingest.opening import opened, unreadable
 from clusterprof.ingest.operations import SYNCHRONISING
 from clusterprof.ingest.rank_windows import in_time
-from clusterprof.ingest.recording import Ints, said_by_ranks
+from clusterprof.ingest.recording import said_by_ranks
 from clusterprof.ingest.sources import KINETO_MARKS, OUR_OWN
 from clusterprof.results import MissingRank
 

@@ -28,6 +28,7 @@ import pyarrow.compute as pc
 
 from clusterprof.agent.contracts import files, paths
 from clusterprof.agent.contracts.messages import users_line
+from clusterprof.columns import Ints
 from clusterprof.errors import ReportError
 from clusterprof.ingest.flight.unpickle import PickleError, unpickled
 from clusterprof.ingest.flight.version_1 import as_version_2
@@ -35,7 +36,7 @@ from clusterprof.ingest.kineto.json_stream import keys_of
 from clusterprof.ingest.kineto.nccl_kernels import DTYPE_BYTES
 from clusterprof.ingest.opening import FARTHEST, check_regular, opened, unreadable
 from clusterprof.ingest.operations import operation
-from clusterprof.ingest.recording import Ints, nullable
+from clusterprof.ingest.recording import nullable
 from clusterprof.tables import HIGHEST_RANK, NAME, required
 
 #: What one rank called, in order. `sequence` counts the group's collectives, or with `p2p` the

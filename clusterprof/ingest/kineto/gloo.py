@@ -15,11 +15,12 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from clusterprof.columns import Bools, Ints
 from clusterprof.ingest import recording
 from clusterprof.ingest.kineto.nccl_kernels import DTYPE_BYTES, ProcessGroup, member_columns
 from clusterprof.ingest.kineto.trace_events import Arguments, Trace
 from clusterprof.ingest.operations import operation
-from clusterprof.ingest.recording import Bools, Ints, encoded, fill, not_launched, nullable
+from clusterprof.ingest.recording import encoded, fill, not_launched, nullable
 
 UNFINISHED = "the operation had not ended when the capture did"
 

@@ -27,7 +27,7 @@ _BETWEEN = re.compile(rb"\}\s*,\s*(?=\{)")
 _SPACE = re.compile(r"[ \t\r\n]*")
 _KEY = re.compile(r'[ \t\r\n,]*"((?:[^"\\]|\\.)*)"[ \t\r\n]*:[ \t\r\n]*')
 
-#: a raw control character in a name is no JSON, and no reason to lose a trace
+#: a raw control character is no JSON, and no reason to lose a trace
 _PLAIN = bytes.maketrans(bytes(range(0x20)), b" " * 0x20)
 #: finds where a value ends, and makes nothing of its numbers
 _SCANNER = json.JSONDecoder(strict=False, parse_int=str, parse_float=str)
@@ -113,7 +113,8 @@ def _members(text: bytes) -> Iterator[tuple[str, int, int]]:
 
     As far as the text goes, and is JSON.
     """
-    plain = text.decode("latin-1")  # a character for each byte: what is looked for is ASCII
+    # a character for each byte: what is looked for is ASCII
+    plain = text.translate(_PLAIN).decode("latin-1")
     end: int | None = 1
     while end is not None and (match := _KEY.match(plain, end)):
         yield match[1].encode("latin-1").decode(errors="replace"), match.start(), match.end()
@@ -125,7 +126,7 @@ def _last_end(text: bytes) -> tuple[int, bool]:
 
     Or where the list is closed, and whether it is.
     """
-    plain = text.decode("latin-1")
+    plain = text.translate(_PLAIN).decode("latin-1")
     comma, begin = 0, 0
     while (end := _end(plain, begin)) is not None and plain[end : end + 1] == ",":
         comma, begin = end, end + 1

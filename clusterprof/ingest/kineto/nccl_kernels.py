@@ -16,18 +16,11 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from clusterprof.columns import Bools, Ints
 from clusterprof.ingest.exchange_kernels import exchange_of, exchanging_names, without_nccl
 from clusterprof.ingest.kineto.trace_events import NO_ARGUMENTS, Arguments, Spans, Trace
 from clusterprof.ingest.operations import operation
-from clusterprof.ingest.recording import (
-    Bools,
-    Ints,
-    Launched,
-    encoded,
-    fill,
-    nullable,
-    span_around,
-)
+from clusterprof.ingest.recording import Launched, encoded, fill, nullable, span_around
 from clusterprof.tables import HIGHEST_RANK
 
 #: bytes of one element, by the names that torch gives its types in traces

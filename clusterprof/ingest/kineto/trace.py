@@ -11,15 +11,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from clusterprof.columns import Bools, Ints
 from clusterprof.errors import ReportError
 from clusterprof.ingest import other_tools
 from clusterprof.ingest.kineto import gloo, nccl_kernels, trace_events
 from clusterprof.ingest.kineto.trace_events import Trace
 from clusterprof.ingest.recording import (
-    Bools,
     Calls,
     Column,
-    Ints,
     Recording,
     activity,
     encoded,

@@ -21,11 +21,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from clusterprof.columns import Bools, Ints
 from clusterprof.errors import ReportError
 from clusterprof.ingest import other_tools
 from clusterprof.ingest.kineto.json_stream import NotAList, keys_of, pieces
 from clusterprof.ingest.opening import opened, opened_ahead, unreadable
-from clusterprof.ingest.recording import Bools, Calls, Ints, matching, with_names
+from clusterprof.ingest.recording import Calls, matching, with_names
 
 #: microseconds, 127 years: what lies beyond is no time, nor fits 64 bits of nanoseconds
 _FARTHEST_US = 4e15

@@ -8,20 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from clusterprof.columns import Ints
 from clusterprof.ingest import recording
 from clusterprof.ingest.exchange_kernels import exchanging_names
 from clusterprof.ingest.nsys import schema
 from clusterprof.ingest.nsys.database import Export
 from clusterprof.ingest.rank_steps import ends_of_updates, updates
-from clusterprof.ingest.recording import (
-    Calls,
-    Column,
-    Ints,
-    Launched,
-    encoded,
-    nullable,
-    with_names,
-)
+from clusterprof.ingest.recording import Calls, Column, Launched, encoded, nullable, with_names
 from clusterprof.tables import GRAPH
 
 

@@ -22,11 +22,12 @@ import pyarrow.compute as pc
 import pyarrow.ipc
 
 from clusterprof.agent.contracts import files
+from clusterprof.columns import Ints
 from clusterprof.errors import ReportError
 from clusterprof.ingest.nsys import schema
 from clusterprof.ingest.nsys.schema import Table
 from clusterprof.ingest.opening import FARTHEST, unreadable
-from clusterprof.ingest.recording import Ints, ints
+from clusterprof.ingest.recording import ints
 from clusterprof.unpacking import most
 
 _MAGIC = b"SQLite format 3\x00"

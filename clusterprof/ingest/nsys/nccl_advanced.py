@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from clusterprof.columns import Bools, Ints
 from clusterprof.ingest.nsys.nccl_payloads import Payloads
 from clusterprof.ingest.nsys.nvtx import Ranges
 from clusterprof.ingest.operations import NCCL_CALL
-from clusterprof.ingest.recording import Bools, Ints, place_of, span_around
+from clusterprof.ingest.recording import place_of, span_around
 
 #: ranges of NCCL's own work, in which operations come a second time; the second inside the first
 _SCHEDULING = ("^GroupLaunch$", "^GroupRuntime$")

@@ -21,12 +21,13 @@ import orjson
 import pyarrow as pa
 
 from clusterprof.agent.contracts import files
+from clusterprof.columns import Bools, Ints
 from clusterprof.errors import ReportError
 from clusterprof.ingest.nsys import schema
 from clusterprof.ingest.nsys.database import Export
 from clusterprof.ingest.nsys.nvtx import Ranges
 from clusterprof.ingest.opening import unreadable
-from clusterprof.ingest.recording import Bools, Ints, ints, place_of
+from clusterprof.ingest.recording import ints, place_of
 
 #: bytes of a JSON export that are read at once
 _PIECE = 8 << 20

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from clusterprof.columns import Bools, Ints
 from clusterprof.ingest.exchange_kernels import exchange_of
 from clusterprof.ingest.nsys import nccl_advanced, nccl_payloads, schema
 from clusterprof.ingest.nsys.activity import NcclKernels
@@ -27,7 +28,7 @@ from clusterprof.ingest.nsys.nccl_advanced import DeviceOperations
 from clusterprof.ingest.nsys.nccl_payloads import Payloads
 from clusterprof.ingest.nsys.nvtx import Ranges
 from clusterprof.ingest.operations import NCCL_CALL, operation
-from clusterprof.ingest.recording import Bools, Ints, encoded, fill, joined, nullable, place_of
+from clusterprof.ingest.recording import encoded, fill, joined, nullable, place_of
 
 #: the payloads of these ranges, out of another file
 Elsewhere = Callable[[Ranges], Payloads]

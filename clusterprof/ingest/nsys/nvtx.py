@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
+from clusterprof.columns import Bools, Ints
 from clusterprof.ingest.nsys import schema
 from clusterprof.ingest.nsys.database import Export
-from clusterprof.ingest.recording import Bools, Ints, matching, with_names
+from clusterprof.ingest.recording import matching, with_names
 
 
 @dataclass(frozen=True)

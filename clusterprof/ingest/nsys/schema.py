@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import TypeVar
 
-from clusterprof.ingest.recording import Ints
+from clusterprof.columns import Ints
 
 
 @dataclass(frozen=True)
