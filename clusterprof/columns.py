@@ -153,6 +153,18 @@ def row_of(members: Any, wanted: npt.NDArray[Any]) -> Ints:
     return np.searchsorted(members, wanted)
 
 
+def row_among(members: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> Ints:
+    """Return the first row of each value in the ascending column `members`, -1 where there is none.
+
+    >>> row_among(np.array([3, 5, 5]), np.array([5, 4])).tolist()
+    [1, -1]
+    """
+    if not members.size:
+        return np.full(wanted.size, -1, np.int64)
+    row = np.minimum(first_at_or_after(members, wanted), members.size - 1)
+    return np.where(members[row] == wanted, row, -1)
+
+
 def where_known(
     values: npt.NDArray[Number], rows: npt.NDArray[Any], otherwise: float
 ) -> npt.NDArray[Number]:
@@ -168,8 +180,7 @@ def where_known(
 def first_places(values: Ints, wanted: Ints) -> Ints:
     """Return the row in `values` of each one wanted, of several the first; -1 where none is."""
     order = order_by(values)
-    row = first_at_or_after(values[order], wanted)
-    return np.where(where_known(values[order], row, -1) == wanted, where_known(order, row, -1), -1)
+    return where_known(order, row_among(values[order], wanted), -1)
 
 
 # --- group
@@ -219,6 +230,16 @@ def greatest_by(
     return greatest
 
 
+def first_by(group: npt.NDArray[Any], *keys: npt.NDArray[Any]) -> Ints:
+    """Return of each group, in ascending order, the row that comes first by the keys.
+
+    >>> first_by(np.array([4, 2, 4]), np.array([7, 8, 6])).tolist()
+    [1, 2]
+    """
+    order = order_by(group, *keys)
+    return order[begins(group[order])]
+
+
 def preceding(values: npt.NDArray[Number], first: float) -> npt.NDArray[Number]:
     """Return the value before each one, and `first` before the first.
 
@@ -252,6 +273,8 @@ class Stretches:
     ([0, 2], [2, 1])
     >>> stretches.sum(np.array([1, 2, 3])).tolist()
     [3, 3]
+    >>> Stretches.sized([2, 1]).of_row.tolist()
+    [0, 0, 1]
     """
 
     first: Ints
@@ -261,6 +284,12 @@ class Stretches:
     def of(cls, *keys: npt.NDArray[Any]) -> Stretches:
         """Return the stretches of rows in which all keys stay the same."""
         return cls(np.flatnonzero(begins(*keys)), len(keys[0]))
+
+    @classmethod
+    def sized(cls, sizes: Any) -> Stretches:
+        """Return stretches of so many rows each."""
+        until = np.cumsum(sizes, dtype=np.int64)
+        return cls(preceding(until, 0), int(until[-1]) if until.size else 0)
 
     @cached_property
     def size(self) -> Ints:
