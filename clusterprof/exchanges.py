@@ -8,7 +8,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clusterprof.columns import Bools, Ints, connected, integers
+from clusterprof.columns import (
+    Bools,
+    Ints,
+    begins,
+    connected,
+    first_by,
+    integers,
+    order_by,
+    preceding,
+    running_maximum,
+    sum_by,
+)
 
 #: the operation of what `whole` puts together, and its `source`
 OPERATION, MADE = "AllToAll", "exchange"
@@ -20,9 +31,9 @@ def exchanges(rank: Ints, kernel: Ints, is_send: Bools, collective: Ints, matche
     Its kernel sends to many, or to its own rank too. A pipeline's stage sends to two at most, the
     ones before and behind it.
     """
-    many = np.bincount(kernel, is_send) > 2
+    many = sum_by(kernel, is_send) > 2
     pairs = np.flatnonzero(matched)
-    pairs = pairs[np.argsort(collective[pairs], kind="stable")]
+    pairs = pairs[order_by(collective[pairs])]
     first, second = pairs[:-1], pairs[1:]
     own = (collective[first] == collective[second]) & (rank[first] == rank[second])
     many[kernel[second[own]]] = True
@@ -57,10 +68,9 @@ def whole(table: pa.Table) -> pa.Table:
     rows, is_send = rows[exchanged], is_send[exchanged]
     number = np.unique(kernel[exchanged], return_inverse=True)[1]
     waits, size = integers(table, "wait_ns", -1)[rows], integers(table, "message_bytes")[rows]
-    order = np.lexsort((-waits, number))
-    count = int(number.max()) + 1
-    longest = rows[order[np.searchsorted(number[order], np.arange(count))]]
-    sent, received = (np.bincount(number, size * way) for way in (is_send, ~is_send))
+    longest = rows[first_by(number, -waits)]
+    count = len(longest)
+    sent, received = (sum_by(number, size * way) for way in (is_send, ~is_send))
     joined = connected(number, np.unique(collective[exchanged], return_inverse=True)[1], count)
     columns = {
         "collective": pa.array(joined + integers(table, "collective").max() + 1),
@@ -81,9 +91,8 @@ def certain_waits(table: pa.Table, uncertainties: Mapping[int, int]) -> Ints:
     """
     rank, last, start = (integers(table, name) for name in ("rank", "last_rank", "start_ns"))
     wait, kernel = integers(table, "wait_ns", -1), combined(rank, start, integers(table, "stream"))
-    order = np.lexsort((-wait, kernel))
     longest = np.zeros(table.num_rows, dtype=bool)
-    longest[order[np.unique(kernel[order], return_index=True)[1]]] = True
+    longest[first_by(kernel, -wait)] = True
     highest = int(max(rank.max(), last.max()))
     bound = np.array([uncertainties.get(rank, 0) for rank in range(highest + 1)], dtype=np.int64)
     return np.where(longest & (wait > bound[rank] + bound[last]), wait, 0)
@@ -104,14 +113,10 @@ def counted_once(start: Ints, wait: Ints, *keys: Ints) -> Ints:
     A rank waits for several calls at the same time: no moment of it counts twice.
     """
     group = combined(*keys)
-    order = np.lexsort((start, group))
+    order = order_by(group, start)
     group, begin, end = group[order], start[order], (start + wait)[order]
-    by_end = np.argsort(end, kind="stable")
-    place = np.argsort(by_end)
-    # the latest end so far in each group: the groups' places lie behind each other
-    latest = np.maximum.accumulate(group * len(end) + place) - group * len(end)
-    reached = np.r_[0, end[by_end][latest]][:-1]
-    reached = np.where(np.diff(group, prepend=-1) != 0, begin, reached)
+    latest_end = running_maximum(end, group)
+    reached = np.where(begins(group), begin, preceding(latest_end, 0))
     added = np.empty_like(wait)
     added[order] = np.maximum(end - np.maximum(begin, reached), 0)
     return added

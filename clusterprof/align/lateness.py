@@ -24,7 +24,18 @@ from clusterprof.align.clock.readings import RankReadings, stepped
 from clusterprof.align.match import MATCHED
 from clusterprof.align.match.calls import steps_of
 from clusterprof.align.match.flight_calls import FlightCalls
-from clusterprof.columns import Bools, Ints, Objects, first_places, integers, rows_by, texts
+from clusterprof.columns import (
+    Bools,
+    Ints,
+    Objects,
+    first_at_or_after,
+    first_places,
+    integers,
+    order_by,
+    row_of,
+    rows_by,
+    texts,
+)
 from clusterprof.ingest.flight.all_dumps import Flight
 from clusterprof.results import UNBOUNDED_NS
 from clusterprof.tables import NAME, RankTables, ReportInfo, empty, required
@@ -70,10 +81,11 @@ def shallow(
     # NCCL's calls start when their stream comes to them, long after a host enqueued them
     enqueued = "nccl" in calls.flight.backends
     by_clock = _of_all(calls, placed & (not enqueued)) & ~by_duration
-    longest = _over(calls, np.maximum, duration)
-    first = _over(calls, np.minimum, np.where(placed, aligned, np.iinfo(np.int64).max))
+    stretches, call = calls.stretches, calls.of_row
+    longest = stretches.greatest(duration)[call]
+    first = stretches.least(np.where(placed, aligned, np.iinfo(np.int64).max))[call]
     # the first's own uncertainty belongs to the bound; of several at once the largest
-    widest = _over(calls, np.maximum, np.where(aligned == first, uncertainty, 0))
+    widest = stretches.greatest(np.where(aligned == first, uncertainty, 0))[call]
     lateness = np.where(by_duration, longest - duration, np.where(by_clock, aligned - first, 0))
     bound = np.where(by_clock & (aligned != first), uncertainty + widest, 0)
     determined = by_duration | by_clock
@@ -90,7 +102,7 @@ def shallow(
         "duration_ns": entries["duration_ns"],
         "lateness_ns": pa.array(lateness, mask=~determined),
         "bound_ns": pa.array(bound, mask=~determined),
-        "call": pa.array(calls.of_row),
+        "call": pa.array(call),
         "step": _steps(integers(entries, "enqueue_ns"), rank, steps or {}),
         "line": entries["frame"],
         "collective": pa.nulls(entries.num_rows, pa.int64()),
@@ -125,11 +137,11 @@ def joined(table: pa.Table, called_ns: Ints, placed: pa.Table) -> pa.Table:
         reported = reported[usable[reported]]
         for name in set(communicator[reported].tolist()):
             deep = reported[communicator[reported] == name]
-            deep = deep[np.argsort(turns[deep], kind="stable")]
+            deep = deep[order_by(turns[deep])]
             best: list[tuple[float, str, int]] = []
             for group_name in set(group[recorded].tolist()):
                 rows = recorded[group[recorded] == group_name]
-                rows = rows[np.argsort(called_ns[rows], kind="stable")]
+                rows = rows[order_by(called_ns[rows])]
                 lanes[rank, name, group_name] = rows, deep
                 candidates = _first_number(
                     (numbers[rows], called_ns[rows], operations[0][rows]),
@@ -162,7 +174,7 @@ def _first_number(recorded: _Lane, reported: _Lane) -> list[tuple[float, int]]:
     """Return how far times are apart (ns), and the number of the first call; [] if nothing fits."""
     numbers, times, operations = recorded
     turns, issued, names = reported
-    near = np.searchsorted(times, issued)
+    near = first_at_or_after(times, issued)
     tried = np.concatenate(
         [numbers[np.clip(near + by, 0, times.size - 1)] - turns for by in (-1, 0)]
     )
@@ -255,19 +267,11 @@ def _placed(wall: Ints, rank: Ints, clock: Clock | None) -> tuple[Ints, Ints, Bo
     if clock is not None and clock.ranks:
         placed = np.isin(rank, clock.ranks)
         aligned[placed] = clock.align(rank[placed], wall[placed])
-        places = np.searchsorted(clock.ranks, rank[placed])
-        uncertainty[placed] = clock.uncertainty_ns[places]
+        uncertainty[placed] = clock.uncertainty_ns[row_of(clock.ranks, rank[placed])]
     return aligned, uncertainty, placed
-
-
-def _over(calls: FlightCalls, ufunc: np.ufunc, values: Ints) -> Ints:
-    """Return of each row what its call's rows come to."""
-    if not values.size:
-        return values
-    return np.asarray(np.repeat(ufunc.reduceat(values, calls.begins), calls.counts), np.int64)
 
 
 def _of_all(calls: FlightCalls, rows: Bools) -> Bools:
     """Return the rows of the calls of two members and more of which each row is chosen."""
-    every: Bools = _over(calls, np.minimum, rows.astype(np.int64)) == 1
-    return every & (np.repeat(calls.counts, calls.counts) > 1)
+    whole = calls.stretches.least(rows) & (calls.counts > 1)
+    return np.asarray(whole[calls.of_row])

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from clusterprof.align.match.matched import PLACED
 from clusterprof.align.time_stamps import timed
-from clusterprof.columns import integers, rows_by, texts
+from clusterprof.columns import Stretches, integers, order_by, rows_by, texts
 
 if TYPE_CHECKING:
     from clusterprof.align.clock import Clock
@@ -49,12 +49,10 @@ def _arrivals(
     rows = np.flatnonzero(whole)
     if not len(rows):
         return columns
-    order = rows[np.lexsort((start[rows], collective[rows]))]
-    _, first, call, size = np.unique(
-        collective[order], return_index=True, return_inverse=True, return_counts=True
-    )
-    last = first + size - 1
-    late, before = order[last], order[np.maximum(last - 1, first)]
+    order = rows[order_by(collective[rows], start[rows])]
+    calls = Stretches.of(collective[order])
+    call = calls.of_row
+    late, before = order[calls.last], order[np.maximum(calls.last - 1, calls.first)]
     columns["last_arrival_ns"][order] = start[late][call]
     columns["last_rank"][order] = rank[late][call]
     columns["lateness_ns"][order] = (start[late] - start[before])[call]

@@ -19,7 +19,7 @@ from clusterprof import words
 from clusterprof.align.clock import Clock
 from clusterprof.align.match.calls import UNKNOWN, steps_of
 from clusterprof.align.time_stamps import timed
-from clusterprof.columns import Ints, Objects, coded, integers, texts
+from clusterprof.columns import Ints, Objects, Stretches, coded, integers, order_by, ranges, texts
 from clusterprof.exchanges import combined
 from clusterprof.ingest.operations import EXCHANGE
 from clusterprof.ingest.recording import fill, joined
@@ -71,10 +71,11 @@ def _varying(ranks: Sequence[RankTables]) -> list[str]:
         names, name, rows = _unclear(tables)
         table = tables.activity
         length = (integers(table, "end_ns") - integers(table, "start_ns"))[rows]
-        order = np.lexsort((length, name))
-        first, count = _runs(name[order])
-        least, most = length[order][first], length[order][first + count - 1]
-        for code, low, high in zip(name[order][first], least.tolist(), most.tolist(), strict=True):
+        order = order_by(name, length)
+        name, length = name[order], length[order]
+        of_name = Stretches.of(name)
+        shortest, longest = length[of_name.first].tolist(), length[of_name.last].tolist()
+        for code, low, high in zip(name[of_name.first], shortest, longest, strict=True):
             extremes = lengths.get(names[code], (low, high))
             lengths[names[code]] = min(extremes[0], low), max(extremes[1], high)
     return [name for name, (low, high) in lengths.items() if high - low > _WAITS * _END_SPREAD_NS]
@@ -98,7 +99,7 @@ def _unknown_operations(tables: RankTables) -> tuple[Ints, Ints]:
     unknown = np.flatnonzero((texts(calls, "operation") == "Unknown") & timed(calls))
     kernels = np.flatnonzero(texts(table, "kind") == "collective") if len(unknown) else unknown
     stream, start = (
-        np.r_[integers(table, column)[kernels], integers(calls, column)[unknown]]
+        np.concatenate((integers(table, column)[kernels], integers(calls, column)[unknown]))
         for column in ("stream", "start_ns")
     )
     place = combined(stream, start)
@@ -119,7 +120,7 @@ def _kernels(tables: RankTables, clock: Clock, wanted: Sequence[str]) -> _Kernel
     )
     step = steps_of(tables.steps, launch)
     start, end = (clock.align(tables.rank, time) for time in times)
-    order = np.lexsort((start, step, code))
+    order = order_by(code, step, start)
     return _Kernels(code, step, start, end).some(order[step[order] != UNKNOWN])
 
 
@@ -148,23 +149,13 @@ def _apart(times: Ints, by: Ints, bound_ns: int) -> Ints:
 
 def _same(one: _Kernels, other: _Kernels) -> tuple[Ints, Ints]:
     """The rows of the same kernels of two ranks, where a step has as many of a name on both."""
-    most = 1 + max(int(kernels.step.max(initial=0)) for kernels in (one, other))
-    keys = [kernels.name * most + kernels.step for kernels in (one, other)]
-    (first, count), (its_first, its_count) = (_runs(key) for key in keys)
-    _, a, b = np.intersect1d(keys[0][first], keys[1][its_first], return_indices=True)
-    alike = count[a] == its_count[b]
+    steps = 1 + max(int(kernels.step.max(initial=0)) for kernels in (one, other))
+    keys = [kernels.name * steps + kernels.step for kernels in (one, other)]
+    own, theirs = (Stretches.of(key) for key in keys)
+    _, a, b = np.intersect1d(keys[0][own.first], keys[1][theirs.first], return_indices=True)
+    alike = own.size[a] == theirs.size[b]
     a, b = a[alike], b[alike]
-    within = np.concatenate([np.arange(n) for n in count[a].tolist()] or [a[:0]])
-    return (
-        np.repeat(first[a], count[a]) + within,
-        np.repeat(its_first[b], its_count[b]) + within,
-    )
-
-
-def _runs(key: Ints) -> tuple[Ints, Ints]:
-    """Where the runs of equal, ascending keys begin, and how long they are."""
-    first = np.flatnonzero(np.diff(key, prepend=-1))
-    return first, np.diff(first, append=len(key))
+    return ranges(own.first[a], own.size[a]), ranges(theirs.first[b], theirs.size[b])
 
 
 def as_exchanges(tables: RankTables, names: set[str]) -> RankTables:

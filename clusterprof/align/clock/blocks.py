@@ -17,8 +17,14 @@ from clusterprof.columns import (
     Index,
     Ints,
     Objects,
+    Stretches,
+    count_by,
+    greatest_by,
     integers,
+    least_by,
+    order_by,
     places,
+    row_of,
     rows_by,
     texts,
 )
@@ -93,18 +99,18 @@ def bases(matched: pa.Table, ranks: tuple[int, ...]) -> Ints:
     Times of 10^18 ns do not fit a double to the nanosecond; differences to a base do. Zero for
     a rank without any call.
     """
-    start, rank = integers(matched, "start_ns"), np.searchsorted(ranks, integers(matched, "rank"))
+    start, rank = integers(matched, "start_ns"), row_of(ranks, integers(matched, "rank"))
     begun = np.flatnonzero(start > 0)
-    order = begun[np.lexsort((start[begun], rank[begun]))]
-    with_calls, first, count = np.unique(rank[order], return_index=True, return_counts=True)
+    order = begun[order_by(rank[begun], start[begun])]
+    of_rank = Stretches.of(rank[order])
     base = np.zeros(len(ranks), dtype=np.int64)
-    base[with_calls] = start[order[first + count // 2]]
+    base[rank[order][of_rank.first]] = start[order[of_rank.first + of_rank.size // 2]]
     return base
 
 
 def astray(matched: pa.Table, ranks: tuple[int, ...], base: Ints) -> Bools:
     """Return which rows have times that cannot be of their rank's window (`LONGEST_NS`)."""
-    middle = base[np.searchsorted(ranks, integers(matched, "rank"))]
+    middle = base[row_of(ranks, integers(matched, "rank"))]
     edges = (integers(matched, name) for name in ("start_ns", "end_ns"))
     apart = np.max([np.abs(edge - middle) for edge in edges], axis=0)
     return np.asarray((apart > LONGEST_NS) & timed(matched), dtype=np.bool_)
@@ -125,18 +131,16 @@ def blocks(matched: pa.Table, ranks: tuple[int, ...], base: Ints) -> list[Block]
     if not table.num_rows:
         return []
     rank_of_row, began, ended = (integers(table, name) for name in ("rank", "start_ns", "end_ns"))
-    rank, (_, call) = np.searchsorted(ranks, rank_of_row), places(integers(table, "collective"))
+    rank, (_, call) = row_of(ranks, rank_of_row), places(integers(table, "collective"))
     start, end = ((time - base[rank]).astype(np.float64) for time in (began, ended))
     role, kernel = texts(table, "role"), combined(rank_of_row, began, ended)
-    carried, (sort, kind) = np.bincount(kernel)[kernel], _sorts(table)
+    carried, (sort, kind) = count_by(kernel)[kernel], _sorts(table)
     split = []
     for rows in _groups(table, call, rank, role):
         members, column = np.unique(rank[rows], return_inverse=True)
         _, line = np.unique(call[rows], return_inverse=True)
         if len(members) < 2:
             continue
-        most_carried = np.zeros(line.max() + 1, dtype=np.int64)
-        np.maximum.at(most_carried, line, carried[rows])
         split.append(
             Block(
                 members=tuple(members.tolist()),
@@ -146,7 +150,7 @@ def blocks(matched: pa.Table, ranks: tuple[int, ...], base: Ints) -> list[Block]
                 held=_filled(role[rows] != "source", False, line, column),
                 sort=_filled(sort[rows], -1, line),
                 kind=_filled(kind[rows], -1, line),
-                carried=most_carried,
+                carried=greatest_by(line, carried[rows], np.zeros(line.max() + 1, np.int64)),
             )
         )
     return split
@@ -173,10 +177,10 @@ def _sorts(table: pa.Table) -> tuple[Ints, Ints]:
 def _groups(table: pa.Table, call: Index, rank: Index, role: Objects) -> Iterable[Index]:
     """Rows of each block: by communicator, and where data go one way also by the pair."""
     name = table["communicator"].combine_chunks().dictionary_encode().indices.to_numpy()
-    low, high = np.full(call.max() + 1, np.iinfo(np.int64).max), np.full(call.max() + 1, -1)
-    one_way = np.zeros(call.max() + 1, dtype=bool)
-    np.minimum.at(low, call, rank)
-    np.maximum.at(high, call, rank)
+    calls = int(call.max()) + 1
+    low = least_by(call, rank, np.full(calls, np.iinfo(np.int64).max))
+    high = greatest_by(call, rank, np.full(calls, -1))
+    one_way = np.zeros(calls, dtype=bool)
     one_way[call[role != "both"]] = True
     pair = one_way[call]
     sides = (np.where(pair, side[call], -1) for side in (low, high))

@@ -37,7 +37,7 @@ import numpy as np
 
 from clusterprof.align.clock.blocks import ON_HOST, Block
 from clusterprof.align.time_stamps import DRIFT_LIMIT_PPM, STAMP_ERROR_NS
-from clusterprof.columns import Bools, Floats
+from clusterprof.columns import Bools, Floats, least_by
 
 #: times over the window at which the bounds are evaluated
 _TIMES = 9
@@ -171,10 +171,9 @@ class _Edges:
 
     def _step(self, distance: Floats, to_call: Floats, from_call: Floats) -> Floats:
         """One hop from every rank through every call to every rank."""
-        of_call, of_rank = np.full(self._calls, np.inf), np.full(len(distance), np.inf)
-        np.minimum.at(of_call, self._call, distance[self._rank] + to_call)
-        np.minimum.at(of_rank, self._rank, of_call[self._call] + from_call)
-        return of_rank
+        far_calls, far_ranks = np.full(self._calls, np.inf), np.full(len(distance), np.inf)
+        of_call = least_by(self._call, distance[self._rank] + to_call, far_calls)
+        return least_by(self._rank, of_call[self._call] + from_call, far_ranks)
 
 
 def contradicting(blocks: Sequence[Block], ranks: int) -> list[int]:

@@ -24,7 +24,20 @@ import numpy as np
 
 from clusterprof.align.clock.blocks import ALL_REDUCE, AT_ONCE, ON_HOST, SHARDED, Block
 from clusterprof.align.time_stamps import STAMP_ERROR_NS
-from clusterprof.columns import Bools, Floats, Index, Ints, connected, rows_by
+from clusterprof.columns import (
+    Bools,
+    Floats,
+    Index,
+    Ints,
+    Stretches,
+    connected,
+    count_by,
+    least_by,
+    order_by,
+    row_of,
+    rows_by,
+    sum_by,
+)
 
 #: scatter of one call's ends: the time stamps' own, a part of the transfer (where it is clear who
 #: came last, and where it is not), and a part of what it took more than the shortest call alike
@@ -120,7 +133,7 @@ def estimate(block: Block, middle: float) -> Estimate | None:
         noise = _STAMP_NS + scatter * growing + _DISTURBED_FRAC * (transfer - shortest)
         bias = np.where(clear, _CLEAR_FRAC, _UNCLEAR_FRAC) * np.minimum(shortest, growing)
     if len(noise) > _MOST_CALLS:
-        some = np.sort(np.argsort(np.hypot(noise, bias), kind="stable")[:_MOST_CALLS])
+        some = np.sort(order_by(np.hypot(noise, bias))[:_MOST_CALLS])
         whole, growing, last, clear = whole.take(some), growing[some], last[some], clear[some]
         shortest, noise, bias = shortest[some], noise[some], bias[some]
     apart = whole.end - whole.end.mean(axis=1, keepdims=True)
@@ -157,9 +170,7 @@ def _shortest(block: Block, transfer: Floats) -> Floats:
     """The shortest transfer of each call's like; calls of unknown size are by their length."""
     classes = np.floor(np.log(np.maximum(transfer, 1.0)) / np.log(1.5)).astype(np.int64)
     _, alike = np.unique(np.where(block.sort < 0, -1 - classes, block.sort), return_inverse=True)
-    shortest = np.full(alike.max() + 1, np.inf)
-    np.minimum.at(shortest, alike, transfer)
-    return np.asarray(shortest[alike])
+    return least_by(alike, transfer, np.full(alike.max() + 1, np.inf))[alike]
 
 
 def _growing(block: Block, transfer: Floats) -> Floats:
@@ -263,9 +274,9 @@ def _from_pairs(block: Block, middle: float) -> Estimate | None:
 
 def combine(estimates: Sequence[Estimate], ranks: int, reference: int) -> Combined:
     """Put all blocks' estimates together: drifts first, then offsets given the drifts."""
-    size = [len(e.members) for e in estimates]
     row = np.array([k for e in estimates for k in e.members], dtype=np.intp)
-    chained = connected(row, np.repeat(np.arange(len(size)), size), ranks)
+    block = Stretches.sized([len(e.members) for e in estimates]).of_row
+    chained = connected(row, block, ranks)
     reached = chained == chained[reference]
     offset, drift, raw = np.tile(np.where(reached, 0.0, np.nan), (3, 1))
     error, drift_error = np.tile(np.where(reached, 0.0, np.inf), (2, 1))
@@ -305,14 +316,14 @@ def _joined(
     All others are zero. `prior` is the weight of a belief that the values are zero.
     """
     size = np.array([len(members) for members, _, _ in values], dtype=np.int64)
-    weight = np.repeat([1 / variance for _, _, variance in values], size)
     row = np.array([k for members, _, _ in values for k in members], dtype=np.intp)
-    block = np.repeat(np.arange(len(size)), size)
+    block = Stretches.sized(size).of_row
+    weight = np.array([1 / variance for _, _, variance in values])[block]
     apart = np.concatenate([v - v.mean() for _, v, _ in values] or [np.empty(0)])
-    right = np.bincount(row, weight * apart, ranks)[solve]
-    diagonal = np.bincount(row, weight, ranks)[solve] + prior
+    right = sum_by(row, weight * apart, ranks)[solve]
+    diagonal = sum_by(row, weight, ranks)[solve] + prior
     # a member's weight in its block's mean, so that the normal matrix is diagonal - share share'
-    share, place = np.sqrt(weight / np.repeat(size, size)), np.full(ranks, -1)
+    share, place = np.sqrt(weight / size[block]), np.full(ranks, -1)
     place[solve] = np.arange(len(solve))
     inside = place[row] >= 0
     row, block, share = place[row[inside]], block[inside], share[inside]
@@ -329,7 +340,7 @@ def _joined(
         k = entries.get(number, np.empty(0, dtype=np.int64))
         blocks, column = np.unique(block[k], return_inverse=True)
         means = np.zeros((len(members), len(blocks)))
-        means[np.searchsorted(members, row[k]), column] = share[k]
+        means[row_of(members, row[k]), column] = share[k]
         inverse = np.linalg.inv(np.diag(diagonal[members]) - means @ means.T)
         answer[members], error[members] = inverse @ answer[members], np.diag(inverse)
     value, spread = answer[:, 0], answer[:, 1:]
@@ -346,6 +357,6 @@ def _cheapest(row: Index, block: Index, size: Ints, ranks: int) -> tuple[Bools, 
         small = size[block] <= largest
         component = connected(row[small], block[small], ranks)
         count = (size > largest).sum()
-        cost = (np.bincount(component) ** 3.0).sum() + ranks * count**2.0
+        cost = (count_by(component) ** 3.0).sum() + ranks * count**2.0
         best = min(best, (cost, small, component), key=lambda choice: choice[0])
     return best[1], best[2]

@@ -11,7 +11,18 @@ import numpy as np
 import pyarrow as pa
 
 from clusterprof.align.time_stamps import issue_times, timed
-from clusterprof.columns import Bools, Ints, Objects, integers, places, texts
+from clusterprof.columns import (
+    Bools,
+    Ints,
+    Objects,
+    integers,
+    last_at_or_before,
+    least_by,
+    order_by,
+    places,
+    texts,
+    where_known,
+)
 from clusterprof.ingest.operations import SYNCHRONISING
 from clusterprof.tables import RankTables
 
@@ -130,9 +141,9 @@ def steps_of(steps: pa.Table, times: Ints) -> Ints:
     if not steps.num_rows:
         return np.full(len(times), UNKNOWN, dtype=np.int64)
     begin, end, number = (integers(steps, n) for n in ("begin_ns", "end_ns", "step"))
-    row = np.searchsorted(begin, times, side="right") - 1
-    inside = (row >= 0) & (times <= end[np.maximum(row, 0)])
-    return np.where(inside, number[np.maximum(row, 0)], UNKNOWN)
+    row = last_at_or_before(begin, times)
+    row[times > where_known(end, row, 0)] = -1
+    return where_known(number, row, UNKNOWN)
 
 
 def is_counted(tables: RankTables) -> bool:
@@ -153,8 +164,8 @@ def read(tables: RankTables) -> Calls:
     if is_stated.any() and not is_stated.all():
         # what nothing known comes before on its stream was issued before the window and its steps
         _, lane = places(stream)
-        first = np.full(lane.max() + 1, np.iinfo(np.int64).max)
-        np.minimum.at(first, lane[is_stated], start[is_stated])
+        none = np.full(lane.max() + 1, np.iinfo(np.int64).max)
+        first = least_by(lane[is_stated], start[is_stated], none)
         before = min([stated[is_stated].min(), *integers(tables.steps, "begin_ns")[:1]]) - 1
         head = ~is_stated & (start < first[lane])
         issue[head] = np.minimum(issue[head], before)
@@ -190,4 +201,4 @@ def read(tables: RankTables) -> Calls:
         step=step,
         **columns,
     )
-    return calls.take(np.lexsort((start, issue)))
+    return calls.take(order_by(issue, start))

@@ -18,7 +18,15 @@ import numpy as np
 
 from clusterprof.align.match.calls import Part
 from clusterprof.align.match.shift import Shift, find_shift
-from clusterprof.columns import Floats, Ints, connected, places
+from clusterprof.columns import (
+    Floats,
+    Ints,
+    Stretches,
+    connected,
+    first_at_or_after,
+    order_by,
+    places,
+)
 
 #: the ends of one collective's members lie within this, or within this part of the call's length;
 #: one call in ten may not
@@ -106,8 +114,8 @@ def _apart(a: Ints, b: Ints, length: Floats) -> Floats:
     """
     apart = (a - b - (a[0] - b[0])).astype(np.float64)
     weight = 1 / np.maximum(length, _END_SPREAD_NS / _END_SPREAD_FRAC)
-    order = np.argsort(apart, kind="stable")
-    half = np.searchsorted(np.cumsum(weight[order]), weight.sum() / 2)
+    order = order_by(apart)
+    half = first_at_or_after(np.cumsum(weight[order]), weight.sum() / 2)
     rest: Floats = apart - apart[order[min(int(half), len(order) - 1)]]
     if len(rest) >= 8:
         time = (b - b[0]).astype(np.float64)
@@ -152,7 +160,7 @@ def _plausible(nodes: Sequence[Part], groups: Sequence[Group]) -> bool:
     sizes = [len(members) for members, _ in groups]
     of_members = np.array([nodes[k].rank for members, _ in groups for k in members], np.int64)
     ranks, member = places(of_members)
-    apart = connected(member, np.repeat(np.arange(len(groups)), sizes), ranks.size).any()
+    apart = connected(member, Stretches.sized(sizes).of_row, ranks.size).any()
     return not apart and all(n * size % ranks.size == 0 for size, n in Counter(sizes).items())
 
 

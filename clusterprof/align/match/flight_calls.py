@@ -9,6 +9,7 @@ begins is left out: there it cannot be told who lacks a call.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,18 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clusterprof.columns import Bools, Ints, integers, places
+from clusterprof.columns import (
+    Bools,
+    Ints,
+    Stretches,
+    begins,
+    first_of,
+    integers,
+    least_by,
+    order_by,
+    places,
+    sum_by,
+)
 from clusterprof.ingest.flight.all_dumps import Flight
 
 
@@ -40,15 +52,20 @@ class FlightCalls:
     #: whose recorders begin too late to know a group's calls: (group, restarts) -> ranks
     unknown: dict[tuple[int, int], frozenset[int]]
 
+    @cached_property
+    def stretches(self) -> Stretches:
+        """The rows in calls."""
+        return Stretches(self.begins, self.entries.num_rows)
+
     @property
     def counts(self) -> Ints:
         """How many entries each call has."""
-        return np.diff(self.begins, append=self.entries.num_rows)
+        return self.stretches.size
 
     @property
     def of_row(self) -> Ints:
         """The call of each row."""
-        return np.repeat(np.arange(self.begins.size), self.counts)
+        return self.stretches.of_row
 
     def rows(self, call: int) -> Ints:
         """The rows of one call."""
@@ -68,19 +85,19 @@ def match(flight: Flight) -> FlightCalls:
     second = np.where(p2p, turn, part_number)
     call = _as_one(lanes, p2p, first, second, tag)
     # entries are by rank and record
-    order = np.argsort(call, kind="stable")
-    begins = np.flatnonzero(np.diff(call[order], prepend=-1))
+    order = order_by(call)
+    first_row = np.flatnonzero(begins(call[order]))
     entries = flight.entries.take(pa.array(kept[order]))
-    group = integers(entries, "group")[begins]
+    group = integers(entries, "group")[first_row]
     sizes = np.array([process_group.size or 0 for process_group in flight.groups], np.int64)
-    direct = p2p[order][begins]
+    direct = p2p[order][first_row]
     return FlightCalls(
         flight,
         entries,
-        begins,
+        first_row,
         group,
-        integers(entries, "restarts")[begins],
-        sequence[order][begins],
+        integers(entries, "restarts")[first_row],
+        sequence[order][first_row],
         direct,
         np.where(direct, 2, sizes[group]) if group.size else group,
         lane.unknown(),
@@ -132,11 +149,11 @@ class _Lanes:
         entries = self.flight.entries
         rank, sequence = integers(entries, "rank"), integers(entries, "sequence")
         collective = ~np.asarray(entries["p2p"].to_numpy(), bool)
-        begins = np.full(len(self.names) * self.truncated.size, np.iinfo(np.int64).max)
+        none = np.full(len(self.names) * self.truncated.size, np.iinfo(np.int64).max)
         place = self.lane * self.truncated.size + rank
         chosen = collective & self.truncated[rank] if rank.size else collective
-        np.minimum.at(begins, place[chosen], sequence[chosen])
-        per_lane = begins.reshape(len(self.names), self.truncated.size)
+        first = least_by(place[chosen], sequence[chosen], none)
+        per_lane = first.reshape(len(self.names), self.truncated.size)
         start = np.where(per_lane == np.iinfo(np.int64).max, 0, per_lane).max(axis=1, initial=0)
         late: Bools = sequence >= start[self.lane]
         return ~collective | late
@@ -174,12 +191,11 @@ def _pairs(
     size = integers(some, "bytes", -1)
     _, kind = np.unique(np.stack([lanes[rows], source, target, size]), axis=1, return_inverse=True)
     kind = kind.reshape(-1)
-    order = np.lexsort((integers(some, "record"), send, kind))
+    order = order_by(kind, send, integers(some, "record"))
     side = (kind * 2 + send)[order]
-    begin = np.searchsorted(side, side)
-    place = np.arange(side.size) - begin
+    place = np.arange(side.size) - first_of(begins(side))
     ended = np.asarray(some["finished"].to_numpy(), bool)[order]
-    total = np.bincount(side, weights=ended).astype(np.int64)[side]
+    total = sum_by(side, ended).astype(np.int64)[side]
     ranks = np.clip(np.stack([source, target]), 0, truncated.size - 1)
     dropped = truncated[ranks].any(axis=0)[order]
     pair[rows] = kind

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from clusterprof import words
 from clusterprof.align.match.calls import UNKNOWN, Part
-from clusterprof.columns import Ints, Objects
+from clusterprof.columns import Ints, Objects, order_by
 from clusterprof.ingest.operations import SYNCHRONISING
 from clusterprof.tables import NAME, required
 
@@ -148,8 +148,8 @@ class MatchedRows:
         if not self._parts:
             return MATCHED.empty_table()
         table = pa.table({name: self._column(name) for name in MATCHED.names}, schema=MATCHED)
-        by = np.lexsort((table["rank"].to_numpy(), table["collective"].to_numpy()))
-        return table.take(pa.array(by))
+        order = order_by(table["collective"].to_numpy(), table["rank"].to_numpy())
+        return table.take(pa.array(order))
 
     def _column(self, name: str) -> pa.Array:
         field = MATCHED.field(name)

@@ -28,7 +28,7 @@ from clusterprof.align.match.shift import (
     find_shift,
     identified,
 )
-from clusterprof.columns import Ints
+from clusterprof.columns import Ints, inverse, least_by, order_by, places
 from clusterprof.tables import RankTables
 
 #: in the metadata of what `match` returns: see `tolerance` and `contradicted`
@@ -171,8 +171,8 @@ class _Communicator:
             return False
         if len(fitting) == len(shifts):
             by = [s.by for s in fitting]
-            places = [np.arange(len(p)) + k - min(by) for p, k in zip(self.parts, by, strict=True)]
-            self._add(places, min(s.confidence for s in fitting))
+            order = [np.arange(len(p)) + k - min(by) for p, k in zip(self.parts, by, strict=True)]
+            self._add(order, min(s.confidence for s in fitting))
             return True
         fits = [s is not None for s in shifts]
         common: Ints = reduce(np.intersect1d, [p.whole.marked[p.rows] for p in self.parts])
@@ -206,12 +206,12 @@ class _Communicator:
         with_ids = [member.some(member.calls.identity != UNKNOWN) for member in self.parts]
         ids = np.concatenate([member.calls.identity for member in with_ids])
         issued = [member.calls.issue + by for member, by in zip(with_ids, offsets_ns, strict=True)]
-        distinct, place = np.unique(ids, return_inverse=True)
-        first = np.full(len(distinct), np.iinfo(np.int64).max)
-        np.minimum.at(first, place, np.concatenate(issued))
-        order = np.argsort(np.argsort(first, kind="stable"))[place]
-        places = np.split(order, np.cumsum([len(member) for member in with_ids])[:-1])
-        replace(self, parts=with_ids)._add(places, 1.0)
+        distinct, place = places(ids)
+        last = np.full(len(distinct), np.iinfo(np.int64).max)
+        first_issued = least_by(place, np.concatenate(issued), last)
+        order = inverse(order_by(first_issued))[place]
+        of_members = np.split(order, np.cumsum([len(member) for member in with_ids])[:-1])
+        replace(self, parts=with_ids)._add(of_members, 1.0)
         rest = [member.some(member.calls.identity == UNKNOWN) for member in self.parts]
         self._unmatched(rest, "it has no id, and the order of those that have one has gaps")
 

@@ -20,7 +20,7 @@ from clusterprof import words
 from clusterprof.align.match.calls import UNKNOWN, is_counted, steps_of
 from clusterprof.align.match.matching import match
 from clusterprof.align.match.shift import CERTAIN, unevenness
-from clusterprof.columns import Ints, integers, rows_by
+from clusterprof.columns import Ints, greatest_by, integers, places, rows_by
 from clusterprof.tables import RankTables, empty
 
 #: this part of the collectives that two ranks share must show the same
@@ -282,10 +282,8 @@ def _ends(tables: RankTables) -> tuple[Ints, Ints]:
     timed = (end > 0) & (step_of_call != UNKNOWN)
     if not timed.any():
         return tables.steps["step"].to_numpy(), tables.steps["end_ns"].to_numpy()
-    number, place = np.unique(step_of_call[timed], return_inverse=True)
-    last = np.zeros(len(number), np.int64)
-    np.maximum.at(last, place, end[timed])
-    return number, last
+    number, place = places(step_of_call[timed])
+    return number, greatest_by(place, end[timed], np.zeros(len(number), np.int64))
 
 
 def _by_calls(calls: pa.Table, added: Mapping[int, int], wanted: Collection[int]) -> dict[int, int]:

@@ -18,7 +18,7 @@ from clusterprof.align.match.shift import (
     find_shift,
     identified,
 )
-from clusterprof.columns import Ints
+from clusterprof.columns import Ints, first_at_or_after, order_by
 
 #: a waiting Recv ends together with its Send: to within this the two are taken for a pair
 _ENDS_NS = 50_000
@@ -186,7 +186,8 @@ def _mirrored(a: Part, b: Part) -> Fit | None:
         return None
     forth, back = later[sent], -later[~sent]
     closing = int(forth.min() + back.min())
-    at_once = float(np.r_[forth - forth.min() < _ENDS_NS, back - back.min() < _ENDS_NS].mean())
+    soon = (way - way.min() < _ENDS_NS for way in (forth, back))
+    at_once = float(np.concatenate([*soon]).mean())
     if not -_ENDS_NS < closing < 2 * _ENDS_NS or at_once < 0.2:
         return None
     return Fit(shift, float(abs(closing)), 0.8 * shift.confidence)
@@ -225,8 +226,8 @@ def _by_ends(rows: MatchedRows, parts: Sequence[Part], nodes: Sequence[Part]) ->
 
 def _nearest(values: Ints, among: Ints) -> Ints:
     """Which of `among` (indices) is nearest to each value."""
-    order = np.argsort(among)
-    right = np.searchsorted(among[order], values).clip(max=len(among) - 1)
+    order = order_by(among)
+    right = first_at_or_after(among[order], values).clip(max=len(among) - 1)
     left = np.maximum(right - 1, 0)
     nearer = values - among[order[left]] <= among[order[right]] - values
     return np.asarray(order[np.where(nearer, left, right)])

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from clusterprof.align.match.calls import UNKNOWN, Calls, Part
 from clusterprof.align.time_stamps import BY_WALL_CLOCK, DRIFT_LIMIT_PPM, STAMP_ERROR_NS
-from clusterprof.columns import Bools, Floats, Ints
+from clusterprof.columns import Bools, Floats, Ints, order_by
 
 #: displacements that are tried where neither lengths nor steps say
 _REACH = 512
@@ -109,8 +109,9 @@ def identified(a: Calls, b: Calls, *, directed: bool = False) -> Identified | No
         if len(np.unique(calls.identity[rows])) < len(rows):
             raise ContradictoryIdsError(f"rank {calls.rank} has one id on two calls")
     _, at_a, at_b = np.intersect1d(a.identity[rows_a], b.identity[rows_b], return_indices=True)
-    in_a, place = np.sort(rows_a[at_a]), np.argsort(rows_a[at_a])
-    in_b = rows_b[at_b][place]
+    in_a, in_b = rows_a[at_a], rows_b[at_b]
+    order = order_by(in_a)
+    in_a, in_b = in_a[order], in_b[order]
     if not len(in_a):
         return None
     ranks = f"ranks {a.rank} and {b.rank}"
