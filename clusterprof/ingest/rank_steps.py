@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof.agent.contracts import files
-from clusterprof.columns import Bools, Ints
+from clusterprof.columns import Bools, Ints, Stretches, order_by, preceding
 from clusterprof.errors import ReportError
 from clusterprof.folders import beside_steps
 from clusterprof.ingest.opening import FARTHEST, unreadable
@@ -86,7 +86,7 @@ def from_ranges(ranges: Calls, source: str) -> pa.Table:
     threads, counts = np.unique(ranges.thread[chosen], return_counts=True)
     chosen &= ranges.thread == threads[np.argmax(counts)]
     order = np.flatnonzero(chosen)
-    order = order[np.argsort(start[order], kind="stable")]
+    order = order[order_by(start[order])]
     return steps_table(step_of[ranges.name[order]], start[order], end[order], source)
 
 
@@ -95,8 +95,8 @@ def from_ends(ends: Ints, begin_ns: int) -> pa.Table:
 
     Numbers count from 0 within the report: `clusterprof.align.match.numbering` makes them agree.
     """
-    begins = np.r_[begin_ns, ends[:-1]] if ends.size else ends
-    return steps_table(np.arange(ends.size, dtype=np.int64), begins, ends, "optimizer")
+    steps = np.arange(ends.size, dtype=np.int64)
+    return steps_table(steps, preceding(ends, begin_ns), ends, "optimizer")
 
 
 def names_steps(names: Sequence[str]) -> Bools:
@@ -141,18 +141,17 @@ def ends_of_updates(launch_start: Ints, launch_end: Ints, of_optimizer: Bools) -
     step of four).
     """
     none = np.empty(0, np.int64)
-    order = np.argsort(launch_start, kind="stable")
-    place = np.flatnonzero(of_optimizer[order])
-    if len(place) < _LEAST_STEPS:
+    order = order_by(launch_start)
+    kernel = np.flatnonzero(of_optimizer[order])
+    if len(kernel) < _LEAST_STEPS:
         return none
-    between = np.diff(place) - 1
+    between = np.diff(kernel) - 1
     breaks = np.flatnonzero(between >= max(_LEAST_BETWEEN, _BETWEEN_FRAC * between.max()))
-    ends = np.r_[place[breaks], place[-1]]
-    size = np.diff(np.r_[-1, breaks, len(place) - 1])
-    if len(ends) < _LEAST_STEPS or not _alike(size) or not _alike(between[breaks]):
+    of_update = Stretches(np.append(0, breaks + 1), len(kernel))
+    few = len(of_update.first) < _LEAST_STEPS
+    if few or not _alike(of_update.size) or not _alike(between[breaks]):
         return none
-    update_ends: Ints = launch_end[order][ends]
-    return update_ends
+    return np.asarray(launch_end[order[kernel[of_update.last]]])
 
 
 def _alike(counts: Ints) -> bool:
@@ -171,7 +170,7 @@ def read_log(path: Path, begin_ns: int | None = None, end_ns: int | None = None)
     table = _read(path, STEP_COLUMNS)
     if begin_ns is not None and end_ns is not None:
         table = table[(table[:, 2] > begin_ns) & (table[:, 2] <= end_ns + _SLACK_NS)]
-    table = table[np.argsort(table[:, 1], kind="stable")]
+    table = table[order_by(table[:, 1])]
     return steps_table(table[:, 0], table[:, 1], table[:, 2], "steplog")
 
 
@@ -244,7 +243,7 @@ def stretches(log: pa.Table, pace: Mapping[str, Ints]) -> Ints:
         taken = pace["end_ns"] - pace["begin_ns"]
         blocks = np.stack([pace["first_step"], pace["count"], taken, pace["median_ns"]])
         entries = np.concatenate([entries, blocks], axis=1)
-    return np.asarray(entries[:, np.argsort(entries[0], kind="stable")])
+    return np.asarray(entries[:, order_by(entries[0])])
 
 
 def with_collections(tables: RankTables, path: Path) -> RankTables:

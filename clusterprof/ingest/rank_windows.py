@@ -104,7 +104,7 @@ def _windows(tables: RankTables) -> list[RankTables]:
     cuts = []
     for place in np.flatnonzero(skipped & (begin[1:] - end[:-1] > usual)).tolist():
         inside = called[(called > end[place]) & (called < begin[place + 1])]
-        edges = np.r_[end[place], inside, begin[place + 1]]
+        edges = np.concatenate(([end[place]], inside, [begin[place + 1]]))
         widest = int(np.argmax(np.diff(edges)))
         if edges[widest + 1] - edges[widest] > usual:
             cuts.append(int(edges[widest] + edges[widest + 1]) // 2)

@@ -18,7 +18,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof import words
-from clusterprof.columns import Bools, Ints
+from clusterprof.columns import (
+    Bools,
+    Ints,
+    first_at_or_after,
+    last_at_or_before,
+    order_by,
+    row_among,
+)
 from clusterprof.tables import SCHEMAS, ReportInfo
 
 #: of each table, when its rows begin; all of them end at `end_ns`
@@ -71,13 +78,13 @@ class Calls:
     def _by_correlation(self) -> tuple[Ints, Ints]:
         ids = np.zeros(0, np.int64) if self.correlation is None else self.correlation
         # An id may be on a runtime call and on the driver call inside it: the outer comes first.
-        order = np.lexsort((self.start, ids)) if ids.size else ids
+        order = order_by(ids, self.start) if ids.size else ids
         return order, ids[order]
 
     def launching(self, correlation: Ints) -> Launched:
         """Return the call that has each correlation id."""
         order, ids = self._by_correlation
-        place = place_of(ids, correlation)
+        place = row_among(ids, correlation)
         linked = (place >= 0) & (correlation > 0)
         call = order[place[linked]]
         launched = not_launched(correlation.size)._replace(known=linked)
@@ -192,16 +199,8 @@ def joined(table: str, parts: Iterable[pa.Table], by: str = "") -> pa.Table:
     whole = whole.unify_dictionaries().combine_chunks()
     keys = whole.column(by).to_numpy() if by else np.empty(0)
     if keys.size and not (keys[1:] >= keys[:-1]).all():
-        whole = whole.take(pa.array(np.argsort(keys, kind="stable")))
+        whole = whole.take(pa.array(order_by(keys)))
     return whole
-
-
-def place_of(values: Ints, wanted: Ints) -> Ints:
-    """Return the place in `values`, which ascend, of each one wanted: the first, -1 for none."""
-    if not values.size:
-        return np.full(wanted.size, -1, np.int64)
-    place = np.minimum(np.searchsorted(values, wanted), values.size - 1)
-    return np.where(values[place] == wanted, place, -1)
 
 
 def span_around(begin: Ints, end: Ints, span_thread: Ints, thread: Ints, time: Ints) -> Ints:
@@ -212,14 +211,14 @@ def span_around(begin: Ints, end: Ints, span_thread: Ints, thread: Ints, time: I
     place = np.full(len(time), -1, np.int64)
     for lane in np.unique(thread):
         rows = np.flatnonzero(span_thread == lane)
-        rows = rows[np.lexsort((-end[rows], begin[rows]))]
+        rows = rows[order_by(begin[rows], -end[rows])]
         if not rows.size:
             continue
         wanted = np.flatnonzero(thread == lane)
-        last = np.searchsorted(begin[rows], time[wanted], side="right") - 1
+        last = last_at_or_before(begin[rows], time[wanted])
         # the one that began last, or where that has ended the one that reaches farthest
         reach = np.maximum.accumulate(end[rows])
-        farthest = np.searchsorted(reach, reach, side="left")
+        farthest = first_at_or_after(reach, reach)
         for row in (farthest[last], last):
             inside = (last >= 0) & (end[rows][row] >= time[wanted])
             place[wanted[inside]] = rows[row[inside]]

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from clusterprof import words
 from clusterprof.agent.contracts import paths
-from clusterprof.columns import Ints
+from clusterprof.columns import Ints, first_by
 from clusterprof.errors import ReportError
 from clusterprof.ingest.apart import Lost, Readers, limit_s
 from clusterprof.ingest.flight.dump import (
@@ -337,7 +337,7 @@ def _collectives(dumps: Sequence[FlightDump]) -> dict[Hashable, Ints]:
         for place, group in enumerate(dump.groups):
             rows = np.flatnonzero(of_group == place)
             if rows.size and (group.ranks or group.is_world):
-                rows = rows[np.unique(number[rows], return_index=True)[1]]
+                rows = rows[first_by(number[rows])]
                 # a rank calls again when its last call has ended, or it was given up
                 ended = np.append(time[rows[1:]], time[rows[-1]] + timeout[rows[-1]])
                 ended = np.where(joined[rows], ended, _NEVER)

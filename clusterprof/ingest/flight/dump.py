@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 
 from clusterprof.agent.contracts import files, paths
 from clusterprof.agent.contracts.messages import users_line
-from clusterprof.columns import Ints
+from clusterprof.columns import Ints, begins, first_of
 from clusterprof.errors import ReportError
 from clusterprof.ingest.flight.unpickle import PickleError, unpickled
 from clusterprof.ingest.flight.version_1 import as_version_2
@@ -363,8 +363,7 @@ def _table(
         rows = np.flatnonzero(lanes == lane)
         change = np.diff(sequence[rows], prepend=sequence[rows[0]])
         restarts[rows] = np.count_nonzero(change < 0) - np.cumsum(change < 0)
-        row = np.arange(rows.size)
-        part_number[rows] = row - np.maximum.accumulate(np.where(change != 0, row, 0))
+        part_number[rows] = np.arange(rows.size) - first_of(begins(sequence[rows]))
     given = [entry.get("duration_ms") for entry in entries]
     ms = pa.array(given, pa.float64()).to_numpy(zero_copy_only=False)
     timed = np.isfinite(ms) & (ms >= 0) & (ms < FARTHEST / 1e6)

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from clusterprof.columns import Bools, Ints
+from clusterprof.columns import Bools, Ints, order_by, row_of
 from clusterprof.ingest import recording
 from clusterprof.ingest.kineto.nccl_kernels import DTYPE_BYTES, ProcessGroup, member_columns
 from clusterprof.ingest.kineto.trace_events import Arguments, Trace
@@ -52,7 +52,7 @@ def _spans(trace: Trace) -> Ints:
     codes = spans.column("name")
     is_gloo = [name.startswith("gloo:") for name in trace.names]
     places = np.array([place for place in spans.args if is_gloo[codes[place]]], np.int64)
-    return places[np.argsort(spans.start[places], kind="stable")]
+    return places[order_by(spans.start[places])]
 
 
 def activity(trace: Trace) -> pa.Table:
@@ -112,7 +112,7 @@ def _owners(
     named = {thread for thread, name in trace.threads.items() if _WORKER in name}
     workers = np.array(sorted(named | set(threads.tolist())), np.int64)
     if listed and workers.size == _WORKERS_PER_GROUP * len(listed):
-        lanes = np.searchsorted(workers, threads) // _WORKERS_PER_GROUP
+        lanes = row_of(workers, threads) // _WORKERS_PER_GROUP
         return [listed[lane] for lane in lanes.tolist()], lanes, []
     unknown = (
         f"gloo does not name which of {len(listed)} process groups an operation is of, and the"
@@ -136,7 +136,7 @@ def _issues(trace: Trace, operations: list[str], start: Ints) -> tuple[Ints, Int
         names = [f"c10d::{name}" for name in _ISSUED_BY.get(kind, ())]
         wanted = [place for place, name in enumerate(trace.names) if name in names]
         handed = np.flatnonzero(np.isin(spans.column("name"), wanted))
-        handed = handed[np.argsort(spans.start[handed], kind="stable")]
+        handed = handed[order_by(spans.start[handed])]
         rows = np.flatnonzero(kinds == kind)
         if handed.size == rows.size and (spans.start[handed] <= start[rows]).all():
             issue[rows], until[rows], issued[rows] = spans.start[handed], spans.end[handed], True

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from clusterprof.columns import Bools, Ints
+from clusterprof.columns import Bools, Ints, order_by, where_known
 from clusterprof.ingest.exchange_kernels import exchange_of, exchanging_names, without_nccl
 from clusterprof.ingest.kineto.trace_events import NO_ARGUMENTS, Arguments, Spans, Trace
 from clusterprof.ingest.operations import operation
@@ -119,7 +119,7 @@ def read(
     spans = trace.spans["kernel"]
     order = np.flatnonzero(exchanging)
     issued = np.where(launched.known, launched.start, spans.start)
-    order = order[np.argsort(issued[order], kind="stable")]
+    order = order[order_by(issued[order])]
     launched = launched.at(order)
     operators, given = _operators(trace, launched)
     given = [
@@ -207,7 +207,8 @@ def _operators(trace: Trace, launched: Launched) -> tuple[list[str], list[Argume
 def _around(spans: Spans, rows: Ints, launched: Launched) -> Ints:
     """Return for each launch which of these spans of its thread is around it, else -1."""
     start, end, thread = spans.start[rows], spans.end[rows], spans.column("thread")[rows]
-    return np.append(rows, -1)[span_around(start, end, thread, launched.thread, launched.start)]
+    place = span_around(start, end, thread, launched.thread, launched.start)
+    return where_known(rows, place, -1)
 
 
 def _operations(

@@ -11,7 +11,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from clusterprof.columns import Bools, Ints
+from clusterprof.columns import (
+    Bools,
+    Ints,
+    begins,
+    count_by,
+    first_of,
+    order_by,
+    preceding,
+    running_maximum,
+)
 from clusterprof.errors import ReportError
 from clusterprof.ingest import other_tools
 from clusterprof.ingest.kineto import gloo, nccl_kernels, trace_events
@@ -265,17 +274,16 @@ def _cpu_compute(trace: Trace) -> pa.Table:
     whole = np.flatnonzero((outer == np.arange(outer.size)) & ~is_wait)
     # An operator with waits inside is what begins at its begin or at a wait's end, and ends at
     # a wait's begin or at its own end: sorted by thread and time, both lists pair up.
-    begins = np.r_[start[whole], end[waits]]
-    ends = np.r_[end[whole], start[waits]]
-    owner = np.r_[whole, inside]
-    first = np.lexsort((begins, thread[owner]))
-    last = np.lexsort((ends, thread[owner]))
-    begins, ends, owner = begins[first], ends[last], owner[first]
-    kept = ends > begins
-    begins, ends, owner = begins[kept], ends[kept], owner[kept]
-    none = not_launched(begins.size)
+    starts = np.concatenate((start[whole], end[waits]))
+    ends = np.concatenate((end[whole], start[waits]))
+    owner = np.concatenate((whole, inside))
+    by_start, by_end = (order_by(thread[owner], times) for times in (starts, ends))
+    starts, ends, owner = starts[by_start], ends[by_end], owner[by_start]
+    kept = ends > starts
+    starts, ends, owner = starts[kept], ends[kept], owner[kept]
+    none = not_launched(starts.size)
     return activity(
-        begins,
+        starts,
         ends,
         none.start,
         thread[owner],
@@ -301,9 +309,9 @@ def _event_waits(trace: Trace) -> Calls:
     )
     asks = with_names(matching(trace.names, f"^{_EVENT_TIME}"), name)
     rows = np.isin(thread, thread[asks])
-    time, on = np.r_[start[rows], end[rows]], np.r_[thread[rows], thread[rows]]
-    asking = np.r_[asks[rows], np.zeros(int(rows.sum()), dtype=bool)]
-    order = np.lexsort((asking, time, on))
+    time, on = np.concatenate((start[rows], end[rows])), np.tile(thread[rows], 2)
+    asking = np.concatenate((asks[rows], np.zeros_like(asks[rows])))
+    order = order_by(on, time, asking)
     time, on, asking = time[order], on[order], asking[order]
     ends = np.flatnonzero(asking[1:] & (on[1:] == on[:-1])) + 1
     return Calls("cuda", time[ends - 1], time[ends], on[ends], np.zeros_like(ends), [_EVENT_WAIT])
@@ -311,17 +319,12 @@ def _event_waits(trace: Trace) -> Calls:
 
 def _outermost(start: Ints, end: Ints, thread: Ints) -> Ints:
     """Return for each span the place of the outermost span of its thread around it."""
-    if not start.size:
-        return np.empty(0, np.int64)
-    order = np.lexsort((-end, start, thread))
-    lanes = np.unique(thread, return_inverse=True)[1]
-    # One axis for all threads, a thread's times after all those of the thread before it.
-    axis = lanes.astype(np.int64) * (int(end.max()) - int(start.min()) + 1) - int(start.min())
-    begins, ends = (start + axis)[order], (end + axis)[order]
-    reached = np.maximum.accumulate(ends)
-    opens = np.r_[True, begins[1:] >= reached[:-1]]
+    order = order_by(thread, start, -end)
+    other_thread = begins(thread[order])
+    latest_end = running_maximum(end[order], np.cumsum(other_thread))
+    outermost = other_thread | (start[order] >= preceding(latest_end, 0))
     around = np.empty(order.size, np.int64)
-    around[order] = order[np.flatnonzero(opens)[np.cumsum(opens) - 1]]
+    around[order] = order[first_of(outermost)]
     return around
 
 
@@ -332,5 +335,5 @@ def _step_ends(trace: Trace) -> Ints:
     of_optimizer = trace.named("user_annotation", f"^{_OPTIMIZER_STEP}")
     if not of_optimizer.any():
         return np.empty(0, np.int64)
-    most = np.bincount(codes[of_optimizer]).argmax()
+    most = count_by(codes[of_optimizer]).argmax()
     return np.sort(spans.end[codes == most])

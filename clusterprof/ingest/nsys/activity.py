@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from clusterprof.columns import Ints
+from clusterprof.columns import Ints, order_by
 from clusterprof.ingest import recording
 from clusterprof.ingest.exchange_kernels import exchanging_names
 from clusterprof.ingest.nsys import schema
@@ -87,7 +87,7 @@ def read(export: Export, process: int | None, cuda: Calls) -> Activity:
     ours = np.flatnonzero(~is_nccl & launched.known)
     update = with_names(updates(full_names), full)[ours]
     nccl = np.flatnonzero(is_nccl)
-    nccl = nccl[np.argsort(raw["start"][nccl], kind="stable")]
+    nccl = nccl[order_by(raw["start"][nccl])]
     begin, end, stream = (raw[name][nccl] for name in ("start", "end", "streamId"))
     graphs, copies, memsets = (
         export.spans(table, process) for table in (schema.GRAPH, schema.MEMCPY, schema.MEMSET)

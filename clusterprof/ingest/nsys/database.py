@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.ipc
 
 from clusterprof.agent.contracts import files
-from clusterprof.columns import Ints
+from clusterprof.columns import Ints, places
 from clusterprof.errors import ReportError
 from clusterprof.ingest.nsys import schema
 from clusterprof.ingest.nsys.schema import Table
@@ -286,9 +286,8 @@ class Export:
 
     def names(self, ids: Ints) -> tuple[Ints, list[str]]:
         """Return codes and names for string ids: `names[codes[i]]` is the string of `ids[i]`."""
-        present = np.unique(ids)
-        names = [self.strings.get(int(string_id), "") for string_id in present]
-        return np.searchsorted(present, ids), names
+        present, codes = places(ids)
+        return codes, [self.strings.get(string_id, "") for string_id in present.tolist()]
 
     def _damaged(self, why: str) -> ReportError:
         return ReportError(

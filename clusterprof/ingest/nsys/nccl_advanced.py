@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clusterprof.columns import Bools, Ints
+from clusterprof.columns import Bools, Ints, first_by, greatest_by, least_by, row_among, where_known
 from clusterprof.ingest.nsys.nccl_payloads import Payloads
 from clusterprof.ingest.nsys.nvtx import Ranges
 from clusterprof.ingest.operations import NCCL_CALL
-from clusterprof.ingest.recording import place_of, span_around
+from clusterprof.ingest.recording import span_around
 
 #: ranges of NCCL's own work, in which operations come a second time; the second inside the first
 _SCHEDULING = ("^GroupLaunch$", "^GroupRuntime$")
@@ -48,12 +48,11 @@ def operations(ranges: Ranges, payloads: Payloads) -> DeviceOperations:
     number, on_device = payloads.at(ranges.row, "on_device")
     rows = np.flatnonzero(on_device & (ranges.end >= ranges.start))
     _, first, place = np.unique(number[rows], return_index=True, return_inverse=True)
-    start = np.full(first.size, np.iinfo(np.int64).max)
-    end = np.full(first.size, np.iinfo(np.int64).min)
-    np.minimum.at(start, place, ranges.start[rows])
-    np.maximum.at(end, place, ranges.end[rows])
-    api, has_api = payloads.at(ranges.row[rows[first]], "api")
-    return DeviceOperations(rows[first], start, end, api, has_api)
+    first_rows = rows[first]
+    start = least_by(place, ranges.start[rows], ranges.start[first_rows])
+    end = greatest_by(place, ranges.end[rows], ranges.end[first_rows])
+    api, has_api = payloads.at(ranges.row[first_rows], "api")
+    return DeviceOperations(first_rows, start, end, api, has_api)
 
 
 def calls(ranges: Ranges, payloads: Payloads) -> Ints:
@@ -68,9 +67,8 @@ def calls(ranges: Ranges, payloads: Payloads) -> Ints:
         is_call &= inside(ranges, outer, ranges.thread, ranges.start) < 0
     rows = np.flatnonzero(is_call)
     api, has_api = payloads.at(ranges.row[rows], "api")
-    order = np.argsort(ranges.start[rows], kind="stable")
     once = np.zeros(rows.size, bool)
-    once[order[np.unique(api[order], return_index=True)[1]]] = True
+    once[first_by(api, ranges.start[rows])] = True
     return rows[once | ~has_api]
 
 
@@ -81,7 +79,7 @@ def groups(ranges: Ranges, calls: Ints) -> tuple[Ints, Ints]:
     """
     around = inside(ranges, np.flatnonzero(ranges.named(_API_GROUP)), ranges.thread, ranges.start)
     of_calls, counts = np.unique(around[calls], return_counts=True)
-    return place_of(of_calls[(counts > 1) & (of_calls >= 0)], around), around
+    return row_among(of_calls[(counts > 1) & (of_calls >= 0)], around), around
 
 
 def inside(ranges: Ranges, outer: Ints, thread: Ints, time: Ints) -> Ints:
@@ -91,4 +89,4 @@ def inside(ranges: Ranges, outer: Ints, thread: Ints, time: Ints) -> Ints:
     """
     end = np.where(ranges.end < 0, np.iinfo(np.int64).max, ranges.end)
     place = span_around(ranges.start[outer], end[outer], ranges.thread[outer], thread, time)
-    return np.append(outer, -1)[place]
+    return where_known(outer, place, -1)

@@ -21,13 +21,13 @@ import orjson
 import pyarrow as pa
 
 from clusterprof.agent.contracts import files
-from clusterprof.columns import Bools, Ints
+from clusterprof.columns import Bools, Ints, row_among, where_known
 from clusterprof.errors import ReportError
 from clusterprof.ingest.nsys import schema
 from clusterprof.ingest.nsys.database import Export
 from clusterprof.ingest.nsys.nvtx import Ranges
 from clusterprof.ingest.opening import unreadable
-from clusterprof.ingest.recording import ints, place_of
+from clusterprof.ingest.recording import ints
 
 #: bytes of a JSON export that are read at once
 _PIECE = 8 << 20
@@ -105,9 +105,9 @@ class Payloads:
 
     def at(self, rows: Ints, name: str) -> tuple[Ints, Bools]:
         """Return field `name` for NVTX rows `rows`, and where it is present."""
-        place = place_of(self.row, rows)
-        present = np.append(self.present[name], False)[place]
-        return np.where(present, np.append(self.values[name], 0)[place], 0), present
+        place = row_among(self.row, rows)
+        present = where_known(self.present[name], place, False)
+        return np.where(present, where_known(self.values[name], place, 0), 0), present
 
 
 @dataclass(frozen=True)

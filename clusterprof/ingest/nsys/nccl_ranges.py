@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clusterprof.columns import Bools, Ints
+from clusterprof.columns import (
+    Bools,
+    Ints,
+    Stretches,
+    count_by,
+    first_by,
+    last_at_or_before,
+    order_by,
+    row_among,
+    where_known,
+)
 from clusterprof.ingest.exchange_kernels import exchange_of
 from clusterprof.ingest.nsys import nccl_advanced, nccl_payloads, schema
 from clusterprof.ingest.nsys.activity import NcclKernels
@@ -28,7 +37,7 @@ from clusterprof.ingest.nsys.nccl_advanced import DeviceOperations
 from clusterprof.ingest.nsys.nccl_payloads import Payloads
 from clusterprof.ingest.nsys.nvtx import Ranges
 from clusterprof.ingest.operations import NCCL_CALL, operation
-from clusterprof.ingest.recording import encoded, fill, joined, nullable, place_of
+from clusterprof.ingest.recording import encoded, fill, joined, nullable
 
 #: the payloads of these ranges, out of another file
 Elsewhere = Callable[[Ranges], Payloads]
@@ -83,7 +92,7 @@ def read(
     """
     in_domain = ranges.in_domains(schema.NCCL_DOMAIN)
     ranges = ranges.where(in_domain if in_domain.any() else ranges.named("^nccl[A-Z]"))
-    ranges = ranges.where(np.lexsort((ranges.start, ranges.thread)))
+    ranges = ranges.where(order_by(ranges.thread, ranges.start))
     advanced = nccl_advanced.is_advanced(ranges)
     payloads = nccl_payloads.read(export, ranges.row, advanced=advanced)
     if ranges.row.size and not payloads.row.size and elsewhere is not None:
@@ -125,7 +134,7 @@ def read(
     table = joined("collective_calls", [table, orphans])
     # of a kernel without a launch: in order of its begin
     issued = pc.coalesce(table["issue_start_ns"], table["start_ns"]).to_numpy()
-    table = table.take(pa.array(np.argsort(issued, kind="stable")))
+    table = table.take(pa.array(order_by(issued)))
     _, is_device = payloads.at(ranges.row, "on_device")
     return table, communicators, ranges.row[is_device]
 
@@ -146,13 +155,13 @@ def _exchanges(
         return keep, exchange
     count = int(group.max()) + 1
     sent, received, others = (
-        np.bincount(group[inside & of_kind], minlength=count)
+        count_by(group[inside & of_kind], count)
         for of_kind in (sends, receives, ~sends & ~receives)
     )
     whole = (sent > 0) & (received > 0) & (sent + received > 2) & (others == 0)
     members = inside & whole[np.maximum(group, 0)]
     first = np.zeros(group.size, bool)
-    first[np.unique(group, return_index=True)[1]] = True
+    first[first_by(group)] = True
     return keep & (~members | first), members & first
 
 
@@ -170,8 +179,8 @@ def _groups(ranges: Ranges) -> tuple[Ints, Ints]:
         return group, closing
     delta = opens.astype(np.int64) - closes
     number = 0
-    threads = np.flatnonzero(np.diff(ranges.thread, prepend=-1, append=-1))
-    for begin, end in pairwise(threads.tolist()):
+    of_thread = Stretches.of(ranges.thread)
+    for begin, end in zip(of_thread.first.tolist(), (of_thread.last + 1).tolist(), strict=True):
         first, depth = begin, -min(int(np.cumsum(delta[begin:end]).min()), 0)
         for row in (begin + np.flatnonzero(delta[begin:end])).tolist():
             if depth == 0:
@@ -203,7 +212,7 @@ def _executing(
     wanted = dict(zip(api[empty].tolist(), launcher[empty].tolist(), strict=True))
     ours = np.flatnonzero(on_device.known & np.isin(on_device.api, api[empty]))
     middle = (on_device.start[ours] + on_device.end[ours]) // 2
-    place = left[np.maximum(np.searchsorted(kernels.start[left], middle, side="right") - 1, 0)]
+    place = left[np.maximum(last_at_or_before(kernels.start[left], middle), 0)]
     within = (kernels.start[place] <= middle) & (middle <= kernels.end[place])
     executing: Ints = inside.copy()
     for kernel in np.unique(place[within]).tolist():
@@ -223,10 +232,11 @@ def _ids(
     communicator apart (`seqNumber[NCCL_NUM_FUNCTIONS]` in its comm.h): the function is put beside.
     """
     api, has_api = payloads.at(rows, "api")
-    order = np.argsort(on_device.api, kind="stable")
+    order = order_by(on_device.api)
     order = order[on_device.known[order]]
-    place = np.where(has_api, place_of(on_device.api[order], api), -1)
-    beside = np.where(place >= 0, np.append(ranges.row[on_device.first[order]], -1)[place], rows)
+    place = np.where(has_api, row_among(on_device.api[order], api), -1)
+    device_row = where_known(ranges.row[on_device.first[order]], place, -1)
+    beside = np.where(place >= 0, device_row, rows)
     ids, present = _of_either(payloads, "operation", rows, beside)
     if not present.any():
         ids, present = _of_either(payloads, "sequence", rows, beside)
@@ -258,7 +268,7 @@ def _link(launcher: Ints, inside: Ints, communicator: Ints, kernels: NcclKernels
     last[inside[used]] = np.flatnonzero(used)
     kernel = last[launcher]
     columns = (kernels.start, kernels.end, kernels.stream)
-    start, end, stream = (np.r_[column, -1][kernel] for column in columns)
+    start, end, stream = (where_known(column, kernel, -1) for column in columns)
     has_kernel, unclear = kernel >= 0, np.zeros(kernel.size, bool)
     several = launching[counts > 1]
     single = has_kernel & ~np.isin(launcher, several) & (communicator != 0)
