@@ -38,6 +38,10 @@ _UNBOUNDED = (
     "matched without knowing it): the wall clock is taken as it is, and waits and transfers rest "
     "on it"
 )
+_CONTRADICTING = (
+    "excluded from the clock alignment, because the times contradict those of the other ranks' "
+    "collectives (a clock that jumped, a drift beyond 150 ppm, or a wrong match)"
+)
 #: an offset of zero on one host is contradicted by an estimate this many errors away
 _ERRORS = 4.0
 #: the bounds' half-width is so many standard errors of their middle
@@ -113,6 +117,19 @@ class _Ranks:
     #: on the reference's host
     same_host: Bools
 
+    @classmethod
+    def of(cls, tables: Sequence[RankTables], base: Ints, reference: int) -> _Ranks:
+        """Return the ranks of these tables, which are in ascending order."""
+        spans = [_span(t) for t in tables]
+        begin, end = spans[reference]
+        if end <= begin or abs(begin - int(base[reference])) > LONGEST_NS:
+            begin = end = int(base[reference])
+        half = max(0, end - begin, *(last - first for first, last in spans)) / 2
+        host = tables[reference].info.host
+        same_host = np.array([bool(host) and t.info.host == host for t in tables])
+        numbers = tuple(t.rank for t in tables)
+        return cls(numbers, base, reference, (begin + end) // 2, half, same_host)
+
     def named(self, which: Bools) -> tuple[int, ...]:
         """The ranks' numbers of a mask."""
         return tuple(self.numbers[k] for k in np.flatnonzero(which))
@@ -142,32 +159,18 @@ def _aligned(
     calls = _without(calls, odd)
     pairs = _without(as_blocks(measured, numbers, base), odd)
     reference = min((m for b in (*calls, *pairs) for m in b.members), default=0)
-    host = tables[reference].info.host
-    same_host = np.array([bool(host) and t.info.host == host for t in tables])
-    spans = [_span(t) for t in tables]
-    begin, end = spans[reference]
-    if end <= begin or abs(begin - int(base[reference])) > LONGEST_NS:
-        begin = end = int(base[reference])
-    half = max(0, end - begin, *(last - first for first, last in spans)) / 2
-    who = _Ranks(numbers, base, reference, (begin + end) // 2, half, same_host)
     some = np.isin(numbers, list(assume))
     arrivals = delivered([b for b in calls if some[list(b.members)].any()])
-    clock, consistent = _refined(who, calls, pairs, arrivals)
-    warnings = clock.warnings
-    if odd:
-        warning = (
-            f"{words.ranks(numbers[k] for k in odd)}: excluded from the clock alignment, because "
-            "the times contradict those of the other ranks' collectives (a clock that jumped, a "
-            "drift beyond 150 ppm, or a wrong match)"
-        )
-        warnings = (warning, *warnings)
+    clock, consistent = _refined(_Ranks.of(tables, base, reference), calls, pairs, arrivals)
+    warnings = []
     if lost.any():
-        who_lost = np.unique(integers(matched, "rank")[lost]).tolist()
-        warning = (
-            f"{words.ranks(who_lost)}: {words.counted(int(lost.sum()), 'call')} more than a day "
+        ranks_lost = np.unique(integers(matched, "rank")[lost]).tolist()
+        warnings.append(
+            f"{words.ranks(ranks_lost)}: {words.counted(int(lost.sum()), 'call')} more than a day "
             "from the others of the same report: broken time stamps, left out of the clock"
         )
-        warnings = (warning, *warnings)
+    if odd:
+        warnings.append(f"{words.ranks(numbers[k] for k in odd)}: {_CONTRADICTING}")
     of_report = [pair.source == "report" for pair in measured]
     methods = {
         BY_CALLS: bool(calls) or not measured,
@@ -177,7 +180,7 @@ def _aligned(
     method = words.listed(name for name, used in methods.items() if used)
     if not calls and not pairs:
         method = BY_WALL_CLOCKS
-    return replace(clock, method=method, warnings=warnings), consistent
+    return replace(clock, method=method, warnings=(*warnings, *clock.warnings)), consistent
 
 
 def _without(blocks_: list[Block], odd: Sequence[int]) -> list[Block]:
