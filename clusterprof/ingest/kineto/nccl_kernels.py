@@ -125,16 +125,16 @@ def read(
     given = [
         spans.args.get(place) or args for place, args in zip(order.tolist(), given, strict=True)
     ]
-    stated = [_stated(*launch, groups) for launch in zip(given, operators, strict=True)]
+    launches = [_stated(*launch, groups) for launch in zip(given, operators, strict=True)]
+    stated = {name: [launch[name] for launch in launches] for name in _STATED}
     names = [trace.names[code] for code in spans.column("name")[order].tolist()]
     streams = spans.column("stream")[order].tolist()
-    members = _agreed([call["group"] for call in stated], streams)
-    stated_sizes = _agreed([call["size"] for call in stated], streams)
+    members, stated_sizes = (_agreed(stated[name], streams) for name in ("group", "size"))
     sizes = [
         len(group.ranks) if group and group.ranks else size
         for group, size in zip(members, stated_sizes, strict=True)
     ]
-    operations = _operations([call["operation"] for call in stated], names, streams)
+    operations = _operations(stated["operation"], names, streams)
     described = [
         args != NO_ARGUMENTS or bool(name) for args, name in zip(given, operators, strict=True)
     ]
@@ -146,12 +146,12 @@ def read(
             "operation": pa.array(operations, pa.string()),
             "communicator_size": sizes,
             "stream": streams,
-            "message_bytes": [call["bytes"] for call in stated],
-            "peer": [call["peer"] for call in stated],
+            "message_bytes": stated["bytes"],
+            "peer": stated["peer"],
             "operation_id": [
                 # of sends and receives it counts the rank's own: it is not the other side's
-                None if operation in ("Send", "Recv", "SendRecv") else call["number"]
-                for call, operation in zip(stated, operations, strict=True)
+                None if operation in ("Send", "Recv", "SendRecv") else number
+                for number, operation in zip(stated["number"], operations, strict=True)
             ],
             "issue_start_ns": nullable(launched.start, launched.known),
             "issue_end_ns": nullable(launched.end, launched.known),
@@ -242,12 +242,14 @@ def _agreed(stated: Sequence[_T | None], keys: Sequence[Hashable]) -> list[_T | 
     ]
 
 
+#: what is stated of a call: its `group` is a `ProcessGroup`, its `number` in that the operation's
+_STATED = ("operation", "peer", "bytes", "group", "size", "number")
 #: how c10d names its operators for sends and receives: `nccl:send 0->1`, `nccl:recv 1<-0`
 _DIRECTED = re.compile(r"(?:send|recv) \d+(?:->|<-)(\d+)")
 
 
 def _stated(args: Arguments, operator: str, groups: Mapping[str, ProcessGroup]) -> dict[str, Any]:
-    """Return what a kernel's arguments and the operator around its launch state, else None."""
+    """Return `_STATED` by a kernel's arguments and the operator around its launch, else None."""
     operations = map(_operation, (str(args.collective or ""), operator))
     directed = _DIRECTED.search(operator)
     peers = (args.to_rank, args.from_rank, directed[1] if directed else -1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -50,7 +49,6 @@ _FEW_KERNELS_FRAC = 0.05
 _LEAST_LAUNCHED_FRAC = 0.5
 #: GPUs that one process may drive: a number beyond is none of theirs
 _MOST_DEVICES = 1024
-_NUMBER = re.compile(r"\d+")
 _OPTIMIZER_STEP = "Optimizer.step#"
 _COPY_DIRECTIONS = {
     "HtoD": "host_to_device", "DtoH": "device_to_host", "DtoD": "device_to_device",
@@ -82,17 +80,15 @@ def read(path: Path, *, alone: bool = False) -> list[Recording]:
     on_devices = [] if alone else _frequent(trace.spans["kernel"].column("device"))
     devices = [number for number in on_devices if number < _MOST_DEVICES]
     if trace.ranks:
-        of = {tuple(map(int, _NUMBER.findall(label))): each for label, each in trace.ranks.items()}
-        plain = all(len(numbers) == 1 for numbers in of)
-        parts = {numbers[0] if plain else k: of[numbers] for k, numbers in enumerate(sorted(of))}
+        of_ranks = trace.by_rank()
     elif len(processes) > 1:
-        parts = _by_process(path, trace, processes, devices)
+        of_ranks = _by_process(path, trace, processes, devices)
     elif len(devices) > 1:
-        parts = {k: trace.of_device(device) for k, device in enumerate(devices)}
+        of_ranks = {k: trace.of_device(device) for k, device in enumerate(devices)}
     else:
         return [_read(path, trace)]
     gpus = 0 if trace.ranks or len(processes) > 1 else len(devices)
-    return [_of_several(_read(path, of_rank), number, gpus) for number, of_rank in parts.items()]
+    return [_of_several(_read(path, own), rank, gpus) for rank, own in of_ranks.items()]
 
 
 def _frequent(numbers: Ints) -> list[int]:

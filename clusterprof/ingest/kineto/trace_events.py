@@ -47,7 +47,11 @@ _FORMERLY = {
     "Operator": "cpu_op",
 }  # fmt: skip
 _STEP = "ProfilerStep#"
+#: metadata that name a thread, or a process
+_THREAD_NAME = "thread_name"
+_NAMING = (_THREAD_NAME, "process_name", "process_labels")
 _MOST_PROCESSES, _MOST_RANKS = 256, 1024
+_NUMBER = re.compile(r"\d+")
 #: digits of a rank: more are none's
 _DIGITS = 9
 #: threads that were named and not numbered then get numbers from here on
@@ -184,6 +188,29 @@ class Trace:
     #: what several ranks' traces were merged into, by the label of each rank
     ranks: dict[str, Trace] = field(default_factory=dict)
 
+    def by_rank(self) -> dict[int, Trace]:
+        """Return the traces of `ranks` by the one number in each label, or else by their order."""
+        labels = {tuple(map(int, _NUMBER.findall(label))): label for label in self.ranks}
+        plain = all(len(numbers) == 1 for numbers in labels)
+        return {
+            numbers[0] if plain else k: self.ranks[labels[numbers]]
+            for k, numbers in enumerate(sorted(labels))
+        }
+
+    def take_name(self, event: Event) -> None:
+        """Take what an event of `_NAMING` calls a thread or a process."""
+        args = event.args or NO_ARGUMENTS
+        if event.name == _THREAD_NAME:
+            if isinstance(event.tid, int):
+                self.threads[event.tid] = str(args.name or "")
+            return
+        name = str(args.name or args.labels or "")
+        rank = _RANK.search(name)
+        if rank and type(event.pid) is int and len(self.labelled) < _MOST_RANKS:
+            self.labelled[event.pid] = int(rank[1][:_DIGITS])
+        if args.name and len(self.processes) < _MOST_PROCESSES:
+            self.processes.add(name)
+
     def of_device(self, device: int, process: int | None = None) -> Trace:
         """Return the trace with this device's work only, and of its hosts with this process's."""
         spans = dict(self.spans)
@@ -290,26 +317,19 @@ def _take(events: list[Event], trace: Trace, codes: dict[str, int]) -> None:
     """Add a piece's events to the columns."""
     by_category: dict[str, list[Event]] = {category: [] for category in CATEGORIES}
     for event in events:
-        if event.ph == "X":
-            kept = by_category.get(event.cat)
-            if kept is None and event.cat in _FORMERLY:
-                now = _FORMERLY[event.cat]
-                is_step = now == "cpu_op" and event.name.startswith(_STEP)
-                kept = by_category["user_annotation" if is_step else now]
-            if kept is not None:
-                kept.append(event)
-            else:
-                trace.unread[event.cat or ""] += 1
-        elif event.name == "thread_name" and isinstance(event.tid, int):
-            trace.threads[event.tid] = str((event.args or NO_ARGUMENTS).name or "")
-        elif event.name in ("process_name", "process_labels"):
-            args = event.args or NO_ARGUMENTS
-            name = str(args.name or args.labels or "")
-            rank = _RANK.search(name)
-            if rank and type(event.pid) is int and len(trace.labelled) < _MOST_RANKS:
-                trace.labelled[event.pid] = int(rank[1][:_DIGITS])
-            if args.name and len(trace.processes) < _MOST_PROCESSES:
-                trace.processes.add(name)
+        if event.ph != "X":
+            if event.name in _NAMING:
+                trace.take_name(event)
+            continue
+        kept = by_category.get(event.cat)
+        if kept is None and event.cat in _FORMERLY:
+            now = _FORMERLY[event.cat]
+            is_step = now == "cpu_op" and event.name.startswith(_STEP)
+            kept = by_category["user_annotation" if is_step else now]
+        if kept is not None:
+            kept.append(event)
+        else:
+            trace.unread[event.cat or ""] += 1
     by_category["python_function"] = _functions(by_category["python_function"], trace.functions)
     for category, kept in by_category.items():
         if kept:
