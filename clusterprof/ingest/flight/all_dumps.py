@@ -203,11 +203,8 @@ def join(dumps: Sequence[FlightDump]) -> Flight:
     kept.sort(key=lambda dump: dump.rank)
     ranks = tuple(dump.rank for dump in kept)
     groups, entries = _grouped(kept)
-    worlds = [group.size for group in groups if group.size and group.is_world]
-    worlds += [max(group.ranks) + 1 for group in groups if group.ranks]
-    world = max(
-        [*worlds, *(dump.world_size for dump in kept), *(rank + 1 for rank in ranks)], default=0
-    )
+    worlds = [*(group.least_world for group in groups), *(dump.world_size for dump in kept)]
+    world = max([*worlds, *(rank + 1 for rank in ranks)], default=0)
     callers = entries.group_by("group").aggregate([("rank", "distinct")]).to_pydict()
     ranks_in = dict(zip(callers["group"], callers["rank_distinct"], strict=True))
     members = [tuple(sorted(ranks_in.get(place, ()))) for place in range(len(groups))]

@@ -138,6 +138,12 @@ class Group:
         """Whether it is the group of all ranks that torch makes first."""
         return self.description == "default_pg"
 
+    @property
+    def least_world(self) -> int:
+        """How many ranks the job has at least, by this group."""
+        size = self.size or 0 if self.is_world else 0
+        return max(size, 1 + max(self.ranks or (-1,)))
+
 
 @dataclass(frozen=True)
 class FlightDump:
