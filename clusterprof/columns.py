@@ -264,6 +264,15 @@ def begins(*keys: npt.NDArray[Any]) -> Bools:
     return fresh
 
 
+def group_of_rows(sizes: Any, dtype: type[np.signedinteger[Any]] = np.int64) -> Small:
+    """Return the group of each row where the groups' rows lie one after the other.
+
+    >>> group_of_rows([2, 0, 1]).tolist()
+    [0, 0, 2]
+    """
+    return np.repeat(np.arange(len(sizes), dtype=dtype), sizes)
+
+
 @dataclass(frozen=True)
 class Stretches:
     """Rows in stretches, each from one of `first` up to the next; there are `rows` of them.
