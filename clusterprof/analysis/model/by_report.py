@@ -17,7 +17,26 @@ from clusterprof.analysis.model.accounts import activity_of
 from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.graph import NEVER
 from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE
-from clusterprof.columns import Bools, Ints, Small, first_places, narrow, places
+from clusterprof.columns import (
+    Bools,
+    Ints,
+    Small,
+    begins,
+    count_by,
+    first_after,
+    first_places,
+    greatest_by,
+    group_of_rows,
+    inverse,
+    last_at_or_before,
+    narrow,
+    order_by,
+    places,
+    preceding,
+    row_of,
+    sum_by,
+    where_known,
+)
 from clusterprof.mapped import release
 
 #: a queued kernel starts this long after the one before it, at most (1 to 2 µs on an H200), and the
@@ -101,7 +120,7 @@ def part_of(dataset: Dataset, steps: Ints, chosen: Ints, ranks: tuple[int, int])
     """Return the part of those of `chosen` (places) from one of `ranks` to before the other."""
     r = _Reports(dataset, steps, chosen, *ranks)
     row, early, first = r.row, r.early, r.rows.start
-    near, begin = np.r_[row, early], r.begins[:, 0].astype(float)
+    near, begin = np.concatenate((row, early)), r.begins[:, 0].astype(float)
     far = np.stack([r.start[near], r.stop[near]]) - begin[r.rank[near]]
     window = r.begins[r.chosen] - begin[r.chosen, None]
     # times that are too far apart cannot be added up
@@ -135,17 +154,18 @@ class _Reports:
         self.launch = a.launches(k, until)[1]
         self.stop = np.maximum(host_activity.ends(dataset)[rows], self.start)
         #: all activities by rank and end
-        self.by_stop = np.lexsort((self.stop, self.rank))
+        self.by_stop = order_by(self.rank, self.stop)
         d = dataset.timelines
         lines = np.flatnonzero(np.isin(d.step, steps) & np.isin(d.rank, chosen))
         lines = lines.reshape(len(chosen), len(steps)).T
         # the last step ends where the next one begins, if the report has that
-        follows = np.r_[d.rank, -1][lines[-1] + 1] == chosen
-        end = np.where(follows, np.r_[d.host_begin, 0][lines[-1] + 1], d.host_end[lines[-1]])
-        begins = dataset.aligned(chosen, np.stack([*d.host_begin[lines], end]))
+        following = lines[-1] + 1
+        follows = where_known(d.rank, following, -1) == chosen
+        end = np.where(follows, where_known(d.host_begin, following, 0), d.host_end[lines[-1]])
+        marks = dataset.aligned(chosen, np.stack([*d.host_begin[lines], end]))
         #: when the steps begin, and the last ends, [ranks, steps + 1]; NEVER of ranks not chosen
         self.begins = np.full((len(dataset.ranks), len(steps) + 1), NEVER)
-        self.begins[chosen] = np.maximum.accumulate(begins, axis=0).T
+        self.begins[chosen] = np.maximum.accumulate(marks, axis=0).T
         # a launch that ends as a step begins is of the step before
         early = self.launch <= self.begins[self.rank, 0]
         row = np.flatnonzero(~early & (self.launch <= self.begins[self.rank, -1]))
@@ -154,28 +174,27 @@ class _Reports:
         streams, self.stream = places(self.rank * np.int64(len(names)) + name)
         #: each stream's rank, and when it became free of what was launched before the window
         self.of_stream = streams // max(len(names), 1)
-        self.free = self.begins[self.of_stream, 0] - 10**12
-        np.maximum.at(self.free, self.stream[early], self.stop[early])
-        self.row = row[np.lexsort((self.start[row], self.stream[row]))]
-        self.early = early[np.lexsort((self.launch[early], self.rank[early]))]
+        long_before = self.begins[self.of_stream, 0] - 10**12
+        self.free = greatest_by(self.stream[early], self.stop[early], long_before)
+        self.row = row[order_by(self.stream[row], self.start[row])]
+        self.early = early[order_by(self.rank[early], self.launch[early])]
 
     def step(self, rank: Ints, time: Ints) -> Ints:
         """The place among `steps` of each rank's `time`."""
         axis, steps = self.dataset.axis, self.begins.shape[1]
-        begins = axis.of(self.chosen[:, None], self.begins[self.chosen]).ravel()
-        place = np.searchsorted(begins, axis.of(rank, time), side="right")
-        return place - 1 - steps * np.searchsorted(self.chosen, rank)
+        marks = axis.of(self.chosen[:, None], self.begins[self.chosen]).ravel()
+        return last_at_or_before(marks, axis.of(rank, time)) - steps * row_of(self.chosen, rank)
 
     def place(self, among: Ints, times: Ints, rank: Ints, time: Ints) -> Ints:
         """How many of `among` (activities by rank and `times`) come up to a rank's `time`."""
         axis = self.dataset.axis
         keys = axis.of(self.rank[among], times[among])
-        return np.searchsorted(keys, axis.of(rank, time), side="right")
+        return first_after(keys, axis.of(rank, time))
 
     def at(self, among: Ints, place: Ints, rank: Ints) -> Ints:
         """The activities at these places of `among`, -1 where that is none of the rank's."""
-        activity = np.r_[among, -1][place]
-        return np.where(np.r_[self.rank, -1][activity] == rank, activity, -1)
+        activity = where_known(among, place, -1)
+        return np.where(where_known(self.rank, activity, -1) == rank, activity, -1)
 
     def ended_by(self, rank: Ints, time: Ints, launched_by: Ints) -> Ints:
         """The rank's activity that ended last by each time and was launched by another, or -1."""
@@ -199,7 +218,7 @@ def _hosts(r: _Reports) -> dict[str, Ints]:
     rank, begin, end = rank[inside], begin[inside], end[inside]
     by = r.ended_by(rank, end + STAMP_NS, end + STAMP_NS)
     # a copy from pageable memory may end a little after the call that makes it
-    launched = r.row[np.lexsort((r.launch[r.row], r.rank[r.row]))]
+    launched = r.row[order_by(r.rank[r.row], r.launch[r.row])]
     copy = r.at(launched, r.place(launched, r.launch, rank, begin - 1), rank)
     made = (copy >= 0) & (r.launch[copy] == begin) & (r.start[copy] < end)
     made &= np.abs(r.stop[copy] - end) <= limits.REACTS_NS
@@ -209,12 +228,13 @@ def _hosts(r: _Reports) -> dict[str, Ints]:
     rank, begin, end, by = rank[waited], begin[waited], end[waited], by[waited]
     # moments of one time in this order: ends of waits, launches, begins of steps, of waits
     marks = r.begins[r.chosen]
+    # of marks, each rank as often as it has some
     ranks = [rank, r.rank[r.row], np.repeat(r.chosen, marks.shape[1]), rank]
     times = [end, r.launch[r.row], marks.ravel(), begin]
     counts = [len(group) for group in times]
     of_moment, time = np.concatenate(ranks), np.concatenate(times)
-    order = np.lexsort((np.repeat(np.arange(4), counts), time, of_moment))
-    ended, launches, marked, _ = np.split(np.argsort(order), np.cumsum(counts)[:-1])
+    order = order_by(of_moment, time, group_of_rows(counts))
+    ended, launches, marked, _ = np.split(inverse(order), np.cumsum(counts)[:-1])
     time, of_moment = time[order], of_moment[order]
     return {
         "host_at": time, "host_rank": of_moment.astype(np.int32),
@@ -229,12 +249,12 @@ def _devices(r: _Reports) -> dict[str, Ints]:
     """What the activities of `row` waited for, and how much of it no recorded length explains."""
     row, stream = r.row, r.stream[r.row]
     start, stop, launch = (v[row] for v in (r.start, r.stop, r.launch))
-    fresh = np.diff(stream, prepend=-1) != 0
-    before = np.where(fresh, r.free[stream], np.r_[0, stop][:-1])
+    fresh = begins(stream)
+    before = np.where(fresh, r.free[stream], preceding(stop, 0))
     follow, latency = start - before, start - launch
     waiting, other = _queued_behind(r)
-    after_stream = np.full(len(row), NEVER)
-    np.maximum.at(after_stream, waiting, r.stop[other] + STAMP_NS)
+    never = np.full(len(row), NEVER)
+    after_stream = greatest_by(waiting, r.stop[other] + STAMP_NS, never)
     # an idle device begins at once: whatever takes longer waits for something else
     idle = launch > np.maximum(before, after_stream - STAMP_NS) + limits.REACTS_NS
     # the lower quartile: others may have waited for something that is not known
@@ -254,13 +274,15 @@ def _devices(r: _Reports) -> dict[str, Ints]:
     last[late] = -1
     after, elsewhere = start[waiting] - r.stop[other], last[waiting] == ELSEWHERE
     after = np.where(elsewhere, after, np.minimum(after, STAMP_NS))
+    after_unexplained = np.where(elsewhere, unexplained[waiting], 0)
     return {
         "before": narrow(np.where(last == FOLLOWING, follow, np.minimum(follow, gap))),
         "latency": narrow(np.where(last == LAUNCHING, latency, np.minimum(latency, least))),
         "unexplained": narrow(unexplained), "unexplained_in": last,
-        "waiting": np.r_[waiting, late], "other": np.r_[other, by] + r.rows.start,
-        "after": np.r_[after, start[late] - r.stop[by]],
-        "after_unexplained": np.r_[np.where(elsewhere, unexplained[waiting], 0), unexplained[late]],
+        "waiting": np.concatenate((waiting, late)),
+        "other": np.concatenate((other, by)) + r.rows.start,
+        "after": np.concatenate((after, start[late] - r.stop[by])),
+        "after_unexplained": np.concatenate((after_unexplained, unexplained[late])),
     }  # fmt: skip
 
 
@@ -293,12 +315,12 @@ def _queued_behind(r: _Reports) -> tuple[Ints, Ints]:
     other activities.
     """
     row = r.row
-    counts = np.bincount(r.stream[r.kind == COMPUTE], minlength=len(r.of_stream))
-    most = np.lexsort((-counts, r.of_stream))
-    most = most[np.diff(r.of_stream[most], prepend=-1) != 0]
+    counts = count_by(r.stream[r.kind == COMPUTE], len(r.of_stream))
+    most = order_by(r.of_stream, -counts)
+    most = most[begins(r.of_stream[most])]
     main = np.isin(r.stream, most[counts[most] > 0])
     computing = np.flatnonzero(main)
-    computing = computing[np.lexsort((r.launch[computing], r.rank[computing]))]
+    computing = computing[order_by(r.rank[computing], r.launch[computing])]
     calls = row[(r.kind[row] == COLLECTIVE) & ~main[row]]
     before = r.place(computing, r.launch, r.rank[calls], r.launch[calls] - 1) - 1
     received = activity_of(r.dataset)[r.dataset.collectives.operation == "Recv"]
@@ -314,7 +336,8 @@ def _queued_behind(r: _Reports) -> tuple[Ints, Ints]:
         place, waiting, other = place[both], waiting[both], other[both]
         true, assumed = r.stop[other] <= r.start[waiting] + STAMP_NS, assumed_by[waiting]
         # hardly any other assumption about the same part of the recording is contradicted
-        true &= (np.bincount(assumed, ~true) <= limits.WARNING_FRAC * np.bincount(assumed))[assumed]
+        few = sum_by(assumed, ~true) <= limits.WARNING_FRAC * count_by(assumed)
+        true &= few[assumed]
         pairs.append((place[true], other[true]))
     waiting, other = (np.concatenate(places) for places in zip(*pairs, strict=True))
     return waiting, other
@@ -322,6 +345,6 @@ def _queued_behind(r: _Reports) -> tuple[Ints, Ints]:
 
 def quantiles(key: Ints, values: Ints, quantile: float) -> tuple[Ints, Ints, Ints]:
     """All keys, ascending, a quantile of each one's values (of two the lower), and their number."""
-    ordered = values[np.lexsort((values, key))]
+    ordered = values[order_by(key, values)]
     keys, count = np.unique(key, return_counts=True)
     return keys, ordered[np.cumsum(count) - count + (quantile * (count - 1)).astype(int)], count

@@ -18,7 +18,18 @@ from clusterprof.analysis.model import limits, replay
 from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.replay import Lengths, Replay
 from clusterprof.analysis.model.what_if import what_ifs
-from clusterprof.columns import Ints, Small, first_of, ranges, running_maximum, sums
+from clusterprof.columns import (
+    Ints,
+    Small,
+    begins,
+    first_of,
+    group_of_rows,
+    order_by,
+    ranges,
+    running_maximum,
+    sum_by,
+    sums,
+)
 from clusterprof.results import CriticalPath, PathPart, What
 
 #: what binds a piece of the path: codes of `Pieces.what`
@@ -88,7 +99,7 @@ def _pieces(job: Replay, lengths: Lengths, reached: Ints, edge: Ints) -> Ints:
     gap[woken] += lengths.woken[pick[woken]]
     rank = np.where(reached < hosts, job.host_rank[np.minimum(reached, hosts - 1)], job.rank[last])
     edges, count = np.arange(len(edge)), np.where(runs, last - first + 1, 0)
-    edge_of, m = np.repeat(edges, count), ranges(first, count)
+    edge_of, m = group_of_rows(count), ranges(first, count)
     inner = m > first[edge_of]
     starts = (reached >= hosts) & (reached < hosts + 2 * n)
     # a host goes on at once after what it waited for, or else for a reason of its own
@@ -111,7 +122,7 @@ def _pieces(job: Replay, lengths: Lengths, reached: Ints, edge: Ints) -> Ints:
         axis=1,
     )  # fmt: skip
     parts = parts[:, parts[4] != 0]
-    return parts[2:, np.lexsort((parts[1], parts[0]))]
+    return parts[2:, order_by(parts[0], parts[1])]
 
 
 def _first_of_queues(job: Replay, lengths: Lengths) -> tuple[Ints, Small, Small]:
@@ -124,8 +135,7 @@ def _first_of_queues(job: Replay, lengths: Lengths) -> tuple[Ints, Small, Small]
     for block in job.blocks:
         since = block.since(lengths)
         greatest = running_maximum(block.launched(lengths, since)[1], block.run)
-        later = np.r_[True, greatest[1:] > greatest[:-1]]
-        latest = first_of(job.fresh[block.rows] | later)
+        latest = first_of(begins(block.run, greatest))
         of_blocks.append((since, block.rows.start + block.begin, block.rows.start + latest))
     since, begin, latest = (np.concatenate(parts) for parts in zip(*of_blocks, strict=True))
     return since, begin, latest
@@ -146,7 +156,7 @@ def critical_path(dataset: Dataset) -> CriticalPath | None:
     shape = len(dataset.ranks), len(WHAT)
     on_path = sums(shape, (pieces.rank, pieces.what), pieces.length)
     spent = sums(shape, (job.rank, OF_KIND[job.kind]), base.run)
-    spent[:, HOST] = np.bincount(job.host_rank, base.own, len(on_path))
+    spent[:, HOST] = sum_by(job.host_rank, base.own, len(on_path))
     mean, whole = spent[job.ranks].mean(axis=0), on_path.sum(axis=0)
     imbalance = np.maximum(whole - mean, 0)
     imbalance[IDLE] = 0

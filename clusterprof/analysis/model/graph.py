@@ -11,7 +11,18 @@ from itertools import pairwise
 
 import numpy as np
 
-from clusterprof.columns import Ints, first_places, places, ranges
+from clusterprof.columns import (
+    Ints,
+    Stretches,
+    count_by,
+    first_at_or_after,
+    first_places,
+    inverse,
+    order_by,
+    places,
+    ranges,
+    where_known,
+)
 
 #: a moment that no edge leads to, or an edge that is cut: earlier than anything
 NEVER = np.iinfo(np.int64).min >> 2
@@ -23,37 +34,38 @@ class Graph:
     `order` is by level, and has the moments of edges and `others` alone, which are few where most
     activities only queue; moments on a circle, and those behind one, are in no level. `edge` is the
     place of each edge among those given; `source` and `target` are places in `order`. Each of
-    `levels` is its edges, its targets, and where among its edges those of each target begin.
+    `levels` is its edges, its targets, and the stretches of its edges that each target has.
     """
 
     def __init__(
         self, moments: int, source: Ints, target: Ints, others: Sequence[int] | Ints = ()
     ) -> None:
         self.moments = moments
-        used, where = places(np.r_[source, target, np.asarray(others, dtype=np.int64)])
+        others = np.asarray(others, dtype=np.int64)
+        used, where = places(np.concatenate((source, target, others)))
         self._used = used
         #: how many places there are: one for each in `order`, and one for all other moments
         self.size = len(used) + 1
         source, target, _ = np.split(where, [len(source), 2 * len(source)])
         depth = depths(len(used), source, target)
-        order = np.argsort(np.maximum(depth, 0), kind="stable")
-        place = np.argsort(order)
+        order = order_by(np.maximum(depth, 0))
+        place = inverse(order)
         self.order, self._place = used[order], place
         edge = np.flatnonzero(depth[target] > 0)
-        edge = edge[np.argsort(place[target[edge]], kind="stable")]
+        edge = edge[order_by(place[target[edge]])]
         to = place[target[edge]]
-        self.levels = list[tuple[slice, slice, Ints]]()
-        ends = np.cumsum(np.bincount(depth[target[edge]])[1:]).tolist()
+        self.levels = list[tuple[slice, slice, Stretches]]()
+        ends = np.cumsum(count_by(depth[target[edge]])[1:]).tolist()
         for low, high in pairwise([0, *ends]):
-            begin = np.flatnonzero(np.diff(to[low:high], prepend=-1))
-            self.levels.append((slice(low, high), slice(to[low], to[high - 1] + 1), begin))
+            of_targets = Stretches.of(to[low:high])
+            self.levels.append((slice(low, high), slice(to[low], to[high - 1] + 1), of_targets))
         self.edge, self.source, self.target = edge, place[source[edge]], to
         #: moments on or behind a circle: they have no time
         self.circular = used[depth < 0]
 
     def place(self, moments: Ints) -> Ints:
         """Return where these moments, of any shape, are in `order`; of others the last place."""
-        return np.asarray(np.r_[self._place, self.size - 1][first_places(self._used, moments)])
+        return where_known(self._place, first_places(self._used, moments), self.size - 1)
 
     def one_pass(self, length: Ints, times: Ints) -> Ints:
         """Return when each moment is, in `times`: which may have more, and is written to.
@@ -62,11 +74,11 @@ class Graph:
         or [what-ifs, moments], in `order`, with the times of moments that wait for nothing, and
         NEVER for all others, or the least time of a moment that also waits.
         """
-        for edges, targets, begin in self.levels:
+        for edges, targets, of_targets in self.levels:
             reached: Ints = times.take(self.source[edges], axis=-1)
             reached += length[..., edges]
             latest = times[..., targets]
-            np.maximum(latest, np.maximum.reduceat(reached, begin, axis=-1), out=latest)
+            np.maximum(latest, of_targets.greatest(reached), out=latest)
         return times
 
 
@@ -76,9 +88,9 @@ def depths(moments: int, source: Ints, target: Ints) -> Ints:
     Kahn's method (Topological sorting of large networks, CACM 1962), a whole level at a time.
     """
     depth = np.full(moments, -1, dtype=np.int64)
-    waiting = np.bincount(target, minlength=moments)
-    order = np.argsort(source, kind="stable")
-    out_of, leads = np.searchsorted(source[order], np.arange(moments + 1)), target[order]
+    waiting = count_by(target, moments)
+    order = order_by(source)
+    out_of, leads = first_at_or_after(source[order], np.arange(moments + 1)), target[order]
     now, level = np.flatnonzero(waiting == 0), 0
     while len(now):
         depth[now] = level

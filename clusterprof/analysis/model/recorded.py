@@ -17,7 +17,25 @@ from clusterprof.analysis.model.graph import NEVER, Graph, depths
 from clusterprof.analysis.model.intervals import union
 from clusterprof.analysis.model.replay import Contention, Lengths, Replay
 from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE
-from clusterprof.columns import Ints, Small, first_of, first_places, sums
+from clusterprof.columns import (
+    Ints,
+    Small,
+    Stretches,
+    begins,
+    count_by,
+    first_after,
+    first_at_or_after,
+    first_of,
+    first_places,
+    greatest_by,
+    last_at_or_before,
+    order_by,
+    preceding,
+    row_of,
+    sum_by,
+    sums,
+    where_known,
+)
 from clusterprof.mapped import trim
 
 #: makes one number of several: other ones are alike by chance of 2^-64
@@ -42,9 +60,9 @@ def replay_of(dataset: Dataset) -> Replay | None:
     """The replay of the steady-state steps; None where there are none, or times that cannot be."""
     steady, d = np.asarray(dataset.steady_steps, dtype=np.int64), dataset.timelines
     # the longest run of steady-state steps with no other step of any rank between them
-    apart = np.diff(np.searchsorted(dataset.steps, steady)) > 1
+    apart = np.diff(row_of(dataset.steps, steady)) > 1
     steps = max(np.split(steady, np.flatnonzero(apart) + 1), key=len)
-    has = np.bincount(d.rank[np.isin(d.step, steps)], minlength=len(dataset.ranks))
+    has = count_by(d.rank[np.isin(d.step, steps)], len(dataset.ranks))
     chosen = np.flatnonzero(has == len(steps))
     if not len(steps) or not len(chosen):
         return None
@@ -76,15 +94,13 @@ class _Calls:
         usable = (c.synchronising | c.point_to_point) & ~np.isin(c.collective, j.apart)
         rows = np.flatnonzero(c.matched & c.has)
         ids, number = np.unique(c.collective[rows], return_inverse=True)
-        whole = np.bincount(number, place[rows] < 0, len(ids)) == 0
-        whole &= np.bincount(number, usable[rows], len(ids)) >= 2
+        whole = sum_by(number, place[rows] < 0, len(ids)) == 0
+        whole &= sum_by(number, usable[rows], len(ids)) >= 2
         rows, number = rows[whole[number]], number[whole[number]]
         member, gates = place[rows], usable[rows]
-        arrival = np.full(len(ids), NEVER)
-        np.maximum.at(arrival, number[gates], start[member[gates]])
+        arrival = greatest_by(number[gates], start[member[gates]], np.full(len(ids), NEVER))
         # calls of one group share a kernel, which ends a transfer after the last of them can begin
-        latest = np.full(j.n, NEVER)
-        np.maximum.at(latest, member, arrival[number])
+        latest = greatest_by(member, arrival[number], np.full(j.n, NEVER))
         transfer = stop[member] - latest[member]
         # a member that has left before the last one came did not wait for it
         held = gates & (transfer >= -limits.REACTS_NS)
@@ -151,9 +167,9 @@ class _Moments:
         self.joined[self.calls.held] = True
         self.special[self.calls.member] = self.special[part.waiting] = True
         #: where a run of activities begins that wait for nothing else
-        self.first_of_stream = np.diff(part.stream, prepend=-1) != 0
-        self.fresh = self.first_of_stream | self.special
-        self.fresh[1:] |= self.special[:-1] | (np.diff(self.root_of[part.launch_moment]) != 0)
+        self.first_of_stream = begins(part.stream)
+        self.fresh = begins(part.stream, self.root_of[part.launch_moment])
+        self.fresh |= self.special | preceding(self.special, False)
 
     def made(self, steps: Ints) -> Replay:
         """The graph with its lengths."""
@@ -194,16 +210,18 @@ class _Moments:
         For what was launched before it stands what was launched in it, from the last one on.
         """
         part, streams = self.part, self.begins + np.arange(len(self.part.stream_rank))
-        last = self.ends + np.flatnonzero(np.diff(part.stream, append=-1))
-        launched = self.ends + np.argsort(part.launch_moment)
+        last = self.ends + Stretches.of(part.stream).last
+        launched = self.ends + order_by(part.launch_moment)
         rank = self.dataset.activities.rank[part.early]
-        left = np.searchsorted(rank, rank, side="right") - np.arange(len(rank))
-        place = np.searchsorted(part.rank, rank, side="right") - left
-        again = np.where(place < np.searchsorted(part.rank, rank), -1, np.r_[launched, -1][place])
+        left = first_after(rank, rank) - np.arange(len(rank))
+        place = first_after(part.rank, rank) - left
+        none = place < first_at_or_after(part.rank, rank)
+        again = np.where(none, -1, where_known(launched, place, -1))
+        hosts, early = part.step_begins, self.earlies + np.arange(len(part.early))
         return (
-            np.r_[part.step_begins[:, 0], streams, self.earlies + np.arange(len(part.early))],
-            np.r_[part.host_at[part.step_begins[:, 0]], part.stream_free, part.early_stop],
-            np.r_[part.step_begins[:, -1], last, again],
+            np.concatenate((hosts[:, 0], streams, early)),
+            np.concatenate((part.host_at[hosts[:, 0]], part.stream_free, part.early_stop)),
+            np.concatenate((hosts[:, -1], last, again)),
         )
 
     def _hosts(self) -> list[Ints]:
@@ -214,13 +232,13 @@ class _Moments:
         part, marks, wakes = self.part, self.part.step_begins, self.part.woken[self.wakes]
         inner = np.unique(marks[:, 1:])
         inner = inner[~self.root[inner]]
-        ranks = np.searchsorted(part.host_rank[marks[:, 0]], part.stream_rank)
+        ranks = row_of(part.host_rank[marks[:, 0]], part.stream_rank)
         # how many were launched on each stream before each mark, and the last of these
         shape = len(part.stream_rank), marks.shape[1]
         launched = sums(shape, (part.stream, part.step + 1)).cumsum(axis=1).astype(np.int64)
         before = np.flatnonzero(self.first_of_stream)[:, None] - 1
-        begins = self.begins + np.arange(shape[0])[:, None]
-        last = np.where(launched > 0, self.ends + before + launched, begins)
+        free = self.begins + np.arange(shape[0])[:, None]
+        last = np.where(launched > 0, self.ends + before + launched, free)
         return [
             _edges(self.end_of[part.woken_by[self.wakes]], wakes, replay.WAKING, wakes),
             _edges(self.root_of[wakes - 1], wakes, replay.SINCE, wakes - 1),
@@ -257,8 +275,8 @@ class _Moments:
 
     def _prior(self, rows: Ints) -> Small:
         """The moment before each of these on its stream: the end of another, or the begin."""
-        begins = self.begins + self.part.stream[rows]
-        return np.asarray(np.where(self.first_of_stream[rows], begins, self.ends + rows - 1))
+        free = self.begins + self.part.stream[rows]
+        return np.asarray(np.where(self.first_of_stream[rows], free, self.ends + rows - 1))
 
     def on_circles(self, graph: Graph) -> tuple[Ints, Ints]:
         """The collectives and the activities' starts that wait for each other in circles."""
@@ -272,19 +290,19 @@ class _Moments:
     def _contention(self, graph: Graph, run: Ints) -> Contention:
         """Which kernels ran beside waits in collectives, and how long they run without (`run`)."""
         part, calls, axis = self.part, self.calls, self.dataset.axis
-        begins = axis.of(part.rank[calls.held], self.start[calls.held])
+        starts = axis.of(part.rank[calls.held], self.start[calls.held])
         ends = axis.of(part.rank[calls.held], calls.arrival[calls.held_in])
-        waits = np.argsort(begins, kind="stable")
-        waits = waits[(ends - begins)[waits] > limits.REACTS_NS]
-        begins, ends = begins[waits], ends[waits]
+        waits = order_by(starts)
+        waits = waits[(ends - starts)[waits] > limits.REACTS_NS]
+        starts, ends = starts[waits], ends[waits]
         kernels = [np.zeros((4, 0), dtype=np.int64)]
-        first = np.flatnonzero(np.diff(part.rank, prepend=-1, append=-1))
+        first = np.append(Stretches.of(part.rank).first, self.n)
         for k, until in threads.blocks(first, threads.AT_ONCE):
             rows = slice(*first[[k, until]])
             begin, end = (axis.of(part.rank[rows], t[rows]) for t in (self.start, self.stop))
             busy = part.kind[rows] == COLLECTIVE
             kernel = np.flatnonzero((part.kind[rows] == COMPUTE) & (end > begin))
-            kernel = kernel[np.argsort(begin[kernel], kind="stable")]
+            kernel = kernel[order_by(begin[kernel])]
             covered = union(begin[busy], end[busy]).within(begin[kernel], end[kernel])
             # equal for those of a rank that do the same, in any layer and step: by their names,
             # and those of two before and two behind each
@@ -293,15 +311,15 @@ class _Moments:
             for apart in range(-2, 3):
                 alike = alike * _MIXES + np.roll(name, apart)
             middle = (begin[kernel] + end[kernel]) // 2
-            wait = np.searchsorted(begins, middle, side="right") - 1
-            wait = np.where(middle < np.r_[ends, 0][wait], wait, -1)
+            wait = last_at_or_before(starts, middle)
+            wait = np.where(middle < where_known(ends, wait, 0), wait, -1)
             kernels.append(np.stack([rows.start + kernel, alike, covered, wait]))
         kernel, alike, covered, wait = np.concatenate(kernels, axis=1)
         took, beside, freely = run[kernel], wait >= 0, run.copy()
         freely[kernel[beside]] = took[beside] / _times_longer(alike, took, covered)
         moments = self.starts + calls.held[waits], self.arrivals + calls.held_in[waits]
         places = graph.place(np.stack(moments))
-        return Contention(freely, kernel[beside], wait[beside], places, ends - begins)
+        return Contention(freely, kernel[beside], wait[beside], places, ends - starts)
 
 
 def _times_longer(alike: Ints, took: Ints, covered: Ints) -> float:
@@ -316,10 +334,10 @@ def _times_longer(alike: Ints, took: Ints, covered: Ints) -> float:
     keys, alone, times = by_report.quantiles(alike[free], took[free], limits.HALF)
     if not len(keys):
         return 1.0
-    other = np.searchsorted(others, keys)
-    factor = longer[other] / alone
-    weight = np.minimum(alone, longer[other]) * np.sqrt(np.minimum(times, count[other]))
-    order = np.argsort(factor)
+    same = row_of(others, keys)
+    factor = longer[same] / alone
+    weight = np.minimum(alone, longer[same]) * np.sqrt(np.minimum(times, count[same]))
+    order = order_by(factor)
     until = np.cumsum(weight[order])
-    middle = factor[order][np.searchsorted(until, limits.HALF * until[-1])]
-    return max(float(middle), 1.0)
+    middle = first_at_or_after(until, limits.HALF * until[-1])
+    return max(float(factor[order][middle]), 1.0)

@@ -22,7 +22,20 @@ import numpy as np
 from clusterprof import threads
 from clusterprof.analysis.model.by_report import FOLLOWING, LAUNCHING, Part
 from clusterprof.analysis.model.graph import NEVER, Graph
-from clusterprof.columns import Bools, Floats, Ints, Small, first_of, running_maximum, running_sum
+from clusterprof.columns import (
+    Bools,
+    Floats,
+    Ints,
+    Small,
+    Stretches,
+    begins,
+    first_at_or_after,
+    first_of,
+    order_by,
+    rows_between,
+    running_maximum,
+    running_sum,
+)
 
 #: until queues have filled, so many steps do not count: with 4 a step of the recording
 #: pipeline-1f1b takes 47.7 ms, with 12 48.8, and with four times as many as well
@@ -142,7 +155,7 @@ class Replay(Part):
     @cached_property
     def first_of_host(self) -> Ints:
         """The first moment of each rank's host."""
-        return np.flatnonzero(np.diff(self.host_rank, prepend=-1))
+        return Stretches.of(self.host_rank).first
 
     @property
     def ranks(self) -> Small:
@@ -156,14 +169,14 @@ class Replay(Part):
         """
         launches = np.zeros(len(self.host_rank), dtype=np.int32)
         launches[self.launch_moment[which]] = 1
-        so_far = running_sum(launches, first_of(np.diff(group, prepend=-1) != 0))
+        so_far = running_sum(launches, first_of(begins(group)))
         return (so_far - launches).astype(np.int32)
 
     @cached_property
     def blocks(self) -> list[Block]:
         """The job's ranks in parts, none of which has many activities."""
-        rows = np.r_[np.searchsorted(self.rank, self.ranks), len(self.rank)]
-        hosts = np.r_[self.first_of_host, len(self.host_rank)]
+        rows = np.append(first_at_or_after(self.rank, self.ranks), len(self.rank))
+        hosts = np.append(self.first_of_host, len(self.host_rank))
         return [
             Block(self, slice(*hosts[[k, until]]), slice(*rows[[k, until]]))
             for k, until in threads.blocks(rows, threads.AT_ONCE)
@@ -208,7 +221,7 @@ class Replay(Part):
     @cached_property
     def picked(self) -> list[tuple[Ints, Ints]]:
         """Which edges pick a length of each kind that has any, and its place among those; by it."""
-        order = np.argsort(self.pick, kind="stable")
+        order = order_by(self.pick)
         by_kind = [order[self.kind_of_edge[order] == kind] for kind in range(NONE)]
         return [(edges, self.pick[edges]) for edges in by_kind]
 
@@ -294,14 +307,14 @@ class Block:
         #: of each kind: which edges pick a length of this block, and its place among those
         self._picks = list[tuple[Ints, Ints]]()
         for (edges, place), among in zip(job.picked, (rows, rows, hosts, rows, hosts), strict=True):
-            inside = slice(*np.searchsorted(place, (among.start, among.stop)))
+            inside = rows_between(place, among.start, among.stop)
             self._picks.append((edges[inside], place[inside] - among.start))
         self._ends, self._end = np.unique(self._picks[LAUNCHED][1], return_inverse=True)
         begin = self.begin[self._ends]
         begin[1:] = np.maximum(begin[1:], self._ends[:-1] + 1)
         # between an end and the next run's begin nothing is looked for
         bounds = np.stack([begin, self._ends + 1], axis=1).ravel()
-        self._bounds = bounds[bounds < len(self.run)]
+        self._runs_and_others = Stretches(bounds[bounds < len(self.run)], len(self.run))
 
     def since(self, lengths: Lengths) -> Ints:
         """Return each host moment's own time of its host since it was woken (ns)."""
@@ -336,6 +349,6 @@ class Block:
         edges[..., queued] += total.take(last + 1, axis=-1) - total.take(self.begin[last], axis=-1)
         edges[..., running] += lengths.run[..., self.rows].take(row, axis=-1)
         if len(end):
-            latest = np.maximum.reduceat(launched, self._bounds, axis=-1)[..., ::2]
+            latest = self._runs_and_others.greatest(launched)[..., ::2]
             latest = running_maximum(latest, self.run[self._ends])
             edges[..., by_launch] += total.take(end + 1, axis=-1) + latest.take(self._end, axis=-1)
