@@ -19,7 +19,18 @@ from clusterprof.align.clock import Clock
 from clusterprof.analysis.model.dataset import Dataset, once
 from clusterprof.analysis.model.intervals import union
 from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE, COPY, MEMSET, Timelines
-from clusterprof.columns import Ints, Small, first_places, places
+from clusterprof.columns import (
+    Ints,
+    Small,
+    first_places,
+    order_by,
+    places,
+    preceding,
+    row_of,
+    rows_between,
+    sum_by,
+    where_known,
+)
 from clusterprof.results import ComputeAbsent
 from clusterprof.tables import required
 
@@ -52,16 +63,13 @@ def accounts(d: Timelines, ranks: Sequence[int], placed: pa.Table, clock: Clock)
     if not len(ranks):
         return ACCOUNTS.empty_table()
     numbers = np.asarray(ranks)
-    member = np.searchsorted(numbers, placed["rank"].to_numpy())
+    member = row_of(numbers, placed["rank"].to_numpy())
     start = d.axis.of(member, pc.fill_null(placed["start_ns"], 0).to_numpy())
     stop = start + pc.fill_null(placed["wait_ns"], 0).to_numpy()
 
     def spent(block: tuple[int, int]) -> dict[str, Ints]:
         """What the steps of some ranks last, and what is spent in them."""
-        steps, rows = (
-            slice(*np.searchsorted(d.rank, block)),
-            (member >= block[0]) & (member < block[1]),
-        )
+        steps, rows = rows_between(d.rank, *block), (member >= block[0]) & (member < block[1])
         compute, communication, copies = d.ran(*block, (COMPUTE,), (COLLECTIVE,), (COPY, MEMSET))
         started, launch = d.on_axis((0, 3), *block)[:, d.kind[d.rows(*block)] == COMPUTE]
         launched, waits = union(launch, started) | compute, union(start[rows], stop[rows])
@@ -145,14 +153,14 @@ def activity_of(dataset: Dataset) -> Ints:
     c, a, axis = dataset.collectives, dataset.activities, dataset.axis
     kernels = np.flatnonzero(a.kind == COLLECTIVE)
     starts = axis.of(a.rank[kernels], a.start[kernels])
-    wanted = axis.of(np.searchsorted(dataset.ranks, c.rank), c.aligned_start)
+    wanted = axis.of(row_of(dataset.ranks, c.rank), c.aligned_start)
     streams = a.column("stream")[kernels]
-    _, start = places(np.r_[starts, wanted])
-    different, stream = places(np.r_[streams, c.stream])
+    _, start = places(np.concatenate((starts, wanted)))
+    different, stream = places(np.concatenate((streams, c.stream)))
     both = start * different.size + stream
     exact, begun = (first_places(*np.split(keys, [kernels.size])) for keys in (both, start))
     kernel = np.where(exact >= 0, exact, begun)
-    return np.where(c.has, np.r_[kernels, -1][kernel], -1)
+    return np.where(c.has, where_known(kernels, kernel, -1), -1)
 
 
 @once
@@ -164,19 +172,19 @@ def by_call(dataset: Dataset) -> Ints:
     accounts say.
     """
     c, d, call = dataset.collectives, dataset.activities.lines, call_of(dataset)
-    member = np.searchsorted(dataset.ranks, c.rank)
+    member = row_of(dataset.ranks, c.rank)
     waits, steady = d.axis.of(member, c.start), np.isin(d.step, dataset.evidence_steps)
 
     def spent(ranks: tuple[int, int]) -> Ints:
         k, until = ranks
         (start, stop), kind = d.on_axis((0, 1), k, until), d.kind[d.rows(k, until)]
         rows = np.flatnonzero(kind == COLLECTIVE)
-        rows = rows[np.argsort(start[rows], kind="stable")]
+        rows = rows[order_by(start[rows])]
         end = np.maximum.accumulate(stop[rows])
-        begin = np.minimum(np.maximum(start[rows], np.r_[0, end][:-1]), end)
+        begin = np.minimum(np.maximum(start[rows], preceding(end, 0)), end)
         # what is of no step, what computes, and what waits, one after the other, is left out
         steps, calls = steady & (d.rank >= k) & (d.rank < until), (member >= k) & (member < until)
-        no_step = union(np.r_[0, d.end[steps]], np.r_[d.begin[steps], 2**62])
+        no_step = union(np.append(0, d.end[steps]), np.append(d.begin[steps], 2**62))
         computes = no_step | union(start[kind == COMPUTE], stop[kind == COMPUTE])
         waiting = computes | union(waits[calls], (waits + c.wait)[calls])
         left_out = (no_step, computes, waiting)
@@ -187,5 +195,5 @@ def by_call(dataset: Dataset) -> Ints:
     row, *spans = np.concatenate(every, axis=1)
     # kernels without a call (-1) are in the last row
     size = len(c.rank) + 1
-    columns = [np.bincount(row % size, length, size) for length in spans]
+    columns = [sum_by(row % size, length, size) for length in spans]
     return np.stack(columns, axis=1).astype(np.int64)

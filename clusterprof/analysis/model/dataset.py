@@ -16,7 +16,20 @@ from clusterprof import exchanges
 from clusterprof.align.clock import Clock
 from clusterprof.analysis.model.intervals import Axis
 from clusterprof.analysis.model.timeline import Timelines, wall_times
-from clusterprof.columns import Bools, Floats, Ints, coded, first_places, integers, texts
+from clusterprof.columns import (
+    Bools,
+    Floats,
+    Ints,
+    begins,
+    coded,
+    first_places,
+    group_of_rows,
+    integers,
+    order_by,
+    row_of,
+    texts,
+    where_known,
+)
 from clusterprof.mapped import release, trim
 from clusterprof.results import CaptureCost, ShallowResults
 from clusterprof.tables import GRAPH, RankTables, empty, launches_graphs
@@ -100,13 +113,13 @@ class Collectives:
 
     def once(self, rows: Ints) -> Ints:
         """`rows` with one for each kernel of an all-to-all: the one that waited longest."""
-        mine = self.exchange[rows]
-        if not mine.any():
+        grouped = self.exchange[rows]
+        if not grouped.any():
             return rows
-        grouped = rows[mine]
-        order = grouped[np.lexsort((-self.wait[grouped], self.kernel[grouped]))]
-        _, first = np.unique(self.kernel[order], return_index=True)
-        return np.sort(np.r_[rows[~mine], order[first]])
+        by_kernel = rows[grouped]
+        by_kernel = by_kernel[order_by(self.kernel[by_kernel], -self.wait[by_kernel])]
+        longest = by_kernel[begins(self.kernel[by_kernel])]
+        return np.sort(np.concatenate((rows[~grouped], longest)))
 
     @cached_property
     def label(self) -> npt.NDArray[np.object_]:
@@ -217,11 +230,11 @@ class Dataset:
     def account(self, name: str) -> Floats:
         """A column of the accounts, [ranks, steady-state steps]; NaN where a rank lacks one."""
         rank, step, values = (self.accounts[c].to_numpy() for c in ("rank", "step", name))
-        known = np.isin(step, self.steady_steps)
-        rows = np.searchsorted(self.ranks, rank[known])
-        out = np.full((len(self.ranks), len(self.steady_steps)), np.nan)
-        out[rows, np.searchsorted(self.steady_steps, step[known])] = values[known]
-        return out
+        steady = np.isin(step, self.steady_steps)
+        by_step = np.full((len(self.ranks), len(self.steady_steps)), np.nan)
+        cells = row_of(self.ranks, rank[steady]), row_of(self.steady_steps, step[steady])
+        by_step[cells] = values[steady]
+        return by_step
 
     @cached_property
     def step_ns(self) -> float:
@@ -294,16 +307,16 @@ class Dataset:
     def issued(self, name: str) -> Ints:
         """A column of `collective_calls` (of lists their lengths) for each placed row, or -1."""
         c, tables = self.collectives, [t.collective_calls for t in self.tables]
-        rank = np.repeat(np.arange(len(tables)), [t.num_rows for t in tables])
+        rank = group_of_rows([t.num_rows for t in tables])
         both = [t.select(["call", name]) for t in (empty("collective_calls"), *tables)]
         table = pa.concat_tables(both)
         values, call = table[name], table["call"].to_numpy()
         if pa.types.is_list(values.type):
             values = pc.list_value_length(values)
         size = int(call.max(initial=0)) + 1
-        key, wanted = rank * size + call, np.searchsorted(self.ranks, c.rank) * size + c.call
-        every: Ints = np.r_[pc.fill_null(values, -1).to_numpy(), -1].astype(np.int64)
-        return every[first_places(key, wanted)]
+        key, wanted = rank * size + call, row_of(self.ranks, c.rank) * size + c.call
+        numbers: Ints = pc.fill_null(values, -1).to_numpy().astype(np.int64)
+        return where_known(numbers, first_places(key, wanted), -1)
 
 
 def calls_per_step(dataset: Dataset, rows: Ints) -> float:

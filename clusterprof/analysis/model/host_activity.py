@@ -9,9 +9,24 @@ import pyarrow as pa
 
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset, once
-from clusterprof.analysis.model.intervals import union
+from clusterprof.analysis.model.intervals import Intervals, union
 from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE
-from clusterprof.columns import Bools, Ints, coded, matched, places, ranges
+from clusterprof.columns import (
+    Bools,
+    Ints,
+    Stretches,
+    coded,
+    first_after,
+    first_at_or_after,
+    greatest_by,
+    group_of_rows,
+    matched,
+    order_by,
+    places,
+    ranges,
+    rows_between,
+    where_known,
+)
 from clusterprof.mapped import release
 from clusterprof.tables import GARBAGE
 
@@ -38,7 +53,7 @@ class HostCalls:
             tables.append(calls.take(pa.array(np.flatnonzero(wanted))))
             has_cuda.append(cuda.any())
             release()
-        self.rank = np.repeat(np.arange(len(tables)), [table.num_rows for table in tables])
+        self.rank = group_of_rows([table.num_rows for table in tables])
         #: whether each rank's report has calls of CUDA
         self.has_cuda = np.asarray(has_cuda, dtype=bool)
         self.table = pa.concat_tables(tables)
@@ -67,23 +82,24 @@ def wait_calls(dataset: Dataset, k: int, until: int) -> tuple[Ints, Ints, Ints]:
     """
     a, calls, axis = dataset.activities, host_calls(dataset), dataset.axis
     rows, waits = long_calls(dataset)
-    here = slice(*np.searchsorted(calls.rank[rows], (k, until)))
-    rows, waits = rows[here], waits[here].copy()
+    of_ranks = rows_between(calls.rank[rows], k, until)
+    rows, waits = rows[of_ranks], waits[of_ranks].copy()
     begin, end = (axis.of(calls.rank[rows], t[rows]) for t in (calls.start, calls.stop))
     # a launch waits where 1,024 are queued (in the recordings nine in ten of those longer than
     # 50 µs begin with 1,024 to 1,066 that have not ended, and hardly any with fewer)
     mine = a.lines.rows(k, until)
     launched, stop = (axis.of(a.rank[mine], t) for t in (a.launches(k, until)[0], a.stop[mine]))
     launched, launch = places(launched)
-    finished = np.zeros_like(launched)
-    np.maximum.at(finished, launch, stop)
-    queued = np.searchsorted(launched, begin) - np.searchsorted(np.sort(finished), begin)
+    finished = np.sort(greatest_by(launch, stop, np.zeros_like(launched)))
+    queued = first_at_or_after(launched, begin) - first_at_or_after(finished, begin)
     waits |= queued >= 1_000
-    found = union(begin[waits], end[waits])
-    (rank, start), (_, stop) = axis.back(found.start), axis.back(found.end)
+    waited = union(begin[waits], end[waits])
+    (rank, start), (_, stop) = axis.back(waited.start), axis.back(waited.end)
     # a host without CUDA calls waits in its collectives, in each of several at once
     own = mine.start + np.flatnonzero((a.kind[mine] == COLLECTIVE) & ~calls.has_cuda[a.rank[mine]])
-    return np.r_[rank, a.rank[own]], np.r_[start, a.start[own]], np.r_[stop, ends(dataset)[own]]
+    pairs = (rank, a.rank), (start, a.start), (stop, ends(dataset))
+    ranks, begins, stops = (np.concatenate((waits, column[own])) for waits, column in pairs)
+    return ranks, begins, stops
 
 
 @once
@@ -106,32 +122,32 @@ def ends(dataset: Dataset) -> Ints:
     """
     a, axis, d = dataset.activities, dataset.axis, dataset.timelines
     on_host, calls = d.on_host[a.rank], host_calls(dataset)
-    out: Ints = a.stop.copy()
+    end: Ints = a.stop.copy()
     rows = np.flatnonzero(on_host & (a.kind == COLLECTIVE) & (a.stop > a.start))
     if not len(rows):
-        return out
+        return end
     does, op = on_host & (a.kind == COMPUTE), _called(calls.table, ("op", ""))
-    of, marks = np.r_[d.rank, d.rank], np.r_[d.host_begin, d.host_end]
-    marks = axis.of(of, dataset.aligned(of, marks))
+    rank, marks = np.tile(d.rank, 2), np.concatenate((d.host_begin, d.host_end))
+    marks = axis.of(rank, dataset.aligned(rank, marks))
     # steps, and operators that hand a call over or wait for one, are no work: they only begin
-    began = np.r_[axis.of(calls.rank[op], calls.start[op]), marks]
+    began = np.concatenate((axis.of(calls.rank[op], calls.start[op]), marks))
     done = union(
-        np.r_[axis.of(a.rank[does], a.start[does]), began],
-        np.r_[axis.of(a.rank[does], a.stop[does]), began + 1],
+        np.concatenate((axis.of(a.rank[does], a.start[does]), began)),
+        np.concatenate((axis.of(a.rank[does], a.stop[does]), began + 1)),
     )
     start, stop = (axis.of(a.rank[rows], t[rows]) for t in (a.start, a.stop))
     # gap i lies between what the host did i-th, from 0, and what it did before
-    first = np.searchsorted(done.start, start, side="right")
-    count = np.maximum(np.searchsorted(done.end, stop) + 1 - first, 0)
-    call, gap = np.repeat(np.arange(len(rows)), count), ranges(first, count)
-    until = np.minimum(np.r_[done.start, 2**62][gap], stop[call])
-    since = np.maximum(np.r_[-1, done.end][gap], start[call])
+    first = first_after(done.start, start)
+    count = np.maximum(first_at_or_after(done.end, stop) + 1 - first, 0)
+    call, gap = group_of_rows(count), ranges(first, count)
+    until = np.minimum(where_known(done.start, gap, 2**62), stop[call])
+    since = np.maximum(where_known(done.end, gap - 1, -1), start[call])
     explained = (until - since) - (stop[call] - until)
-    best = np.lexsort((explained, call))
-    best = best[np.diff(call[best], append=-1) != 0]
+    best = order_by(call, explained)
+    best = best[Stretches.of(call[best]).last]
     best = best[explained[best] > 0]
-    out[rows[call[best]]] -= (stop[call] - until)[best]
-    return out
+    end[rows[call[best]]] -= (stop[call] - until)[best]
+    return end
 
 
 #: Python's garbage collector, as the agent notes it
@@ -175,14 +191,13 @@ def quiet(dataset: Dataset, place: Ints, begin: Ints, end: Ints) -> Ints:
     `place` is each span's rank; `begin` and `end` are on the reference rank's clock, and no two
     spans of a rank overlap.
     """
-    out = np.zeros_like(begin)
+    quiet_ns = np.zeros_like(begin)
     for k in np.unique(place).tolist():
-        mine, calls = place == k, dataset.tables[k].host_calls
-        marks = np.r_[calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy()]
+        spans, calls = place == k, dataset.tables[k].host_calls
+        marks = np.concatenate([calls[name].to_numpy() for name in ("start_ns", "end_ns")])
         marks = dataset.aligned(np.full(len(marks), k), marks)
-        times = np.unique(np.r_[marks, begin[mine], end[mine]])
-        edges = np.searchsorted(times, np.stack((begin[mine], end[mine]), axis=1))
-        apart = np.diff(times, append=times[-1])
-        apart[apart < limits.PAUSE_NS] = 0
-        out[mine] = np.add.reduceat(apart, edges.ravel())[::2]
-    return out
+        times = np.unique(np.concatenate((marks, begin[spans], end[spans])))
+        paused = np.diff(times) >= limits.PAUSE_NS
+        pauses = Intervals(times[:-1][paused], times[1:][paused])
+        quiet_ns[spans] = pauses.within(begin[spans], end[spans])
+    return quiet_ns

@@ -14,7 +14,17 @@ from clusterprof.analysis.model.dataset import Dataset, once
 from clusterprof.analysis.model.host_activity import COLLECTING, COLLECTOR, GIL_WAIT
 from clusterprof.analysis.model.intervals import Axis, union
 from clusterprof.analysis.model.recorded import replay_of
-from clusterprof.columns import Floats, Ints, called, coded, places, texts
+from clusterprof.columns import (
+    Floats,
+    Ints,
+    called,
+    coded,
+    last_at_or_before,
+    order_by,
+    places,
+    row_of,
+    texts,
+)
 from clusterprof.mapped import release
 
 #: ranges of whole steps, of communication, and our own: they do not tell what the program does
@@ -107,7 +117,7 @@ def spent(dataset: Dataset, k: int) -> Ints:
     if job is not None and len(begin) == len(dataset.steady_steps):
         waits = np.flatnonzero(job.host_root & (job.host_rank == k))[1:]
         low, high = (own_clock(dataset, k, job.host_at[at]) for at in (waits - 1, waits))
-        step = np.maximum(np.searchsorted(begin, low, side="right") - 1, 0)
+        step = np.maximum(last_at_or_before(begin, low), 0)
         inside = (np.clip(each, begin[step], end[step]) for each in (low, high))
         np.subtract.at(out.T, step, time.within(*inside).T)
     return out
@@ -132,9 +142,9 @@ def _between(ranges: pa.Table) -> pa.Table:
     """What lies between these ranges, one row for each gap: the host's own code."""
     start, stop = (ranges[column].to_numpy() for column in ("start_ns", "end_ns"))
     covered, names = union(start, stop), texts(ranges, "name")
-    ends = np.argsort(stop, kind="stable")
-    before = ends[np.searchsorted(stop[ends], covered.end[:-1])]
-    after = np.searchsorted(start, covered.start[1:])
+    by_end = order_by(stop)
+    before = by_end[row_of(stop[by_end], covered.end[:-1])]
+    after = row_of(start, covered.start[1:])
     gaps = [
         f"between two of '{one}'" if one == other else f"between '{one}' and '{other}'"
         for one, other in zip(names[before], names[after], strict=True)

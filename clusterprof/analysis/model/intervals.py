@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from clusterprof.columns import Ints
+from clusterprof.columns import Ints, last_at_or_before, order_by
 
 
 @dataclass(frozen=True)
@@ -25,15 +25,16 @@ class Intervals:
 
     def __or__(self, other: Intervals) -> Intervals:
         """Return what one of both covers."""
-        return union(np.r_[self.start, other.start], np.r_[self.end, other.end])
+        start = np.concatenate((self.start, other.start))
+        return union(start, np.concatenate((self.end, other.end)))
 
     def covered(self, times: Ints) -> Ints:
         """Return for each time how much of the axis before it is covered."""
         if not len(self.start):
             return np.zeros(np.shape(times), dtype=np.int64)
-        at = np.searchsorted(self.start, times, side="right") - 1
-        inside = np.minimum(times, self.end[at]) - self.start[at]
-        return np.where(at < 0, 0, self._before[at] + inside)
+        row = last_at_or_before(self.start, times)
+        inside = np.minimum(times, self.end[row]) - self.start[row]
+        return np.where(row < 0, 0, self._before[row] + inside)
 
     def within(self, begin: Ints, end: Ints) -> Ints:
         """Return for each span `begin`..`end` how much of it is covered."""
@@ -48,11 +49,11 @@ def union(start: Ints, end: Ints) -> Intervals:
     if not len(start):
         return Intervals(start, end)
     if (start[1:] < start[:-1]).any():  # most come in order
-        order = np.argsort(start, kind="stable")
+        order = order_by(start)
         start, end = start[order], end[order]
     reach = np.maximum.accumulate(end)
     apart = start[1:] > reach[:-1]
-    return Intervals(start[np.r_[True, apart]], reach[np.r_[apart, True]])
+    return Intervals(start[np.append(True, apart)], reach[np.append(apart, True)])
 
 
 @dataclass(frozen=True)

@@ -5,25 +5,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from clusterprof import threads
 from clusterprof.align.time_stamps import issue_times
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.intervals import Axis, Intervals, union
-from clusterprof.columns import Ints, called, coded, integers
+from clusterprof.columns import (
+    Ints,
+    Small,
+    begins,
+    called,
+    coded,
+    first_after,
+    first_at_or_after,
+    greatest_by,
+    group_of_rows,
+    integers,
+    last_at_or_before,
+)
 from clusterprof.mapped import release, trim
 from clusterprof.tables import KINDS as OF_TABLES, RankTables
 
 #: codes of `Timelines.kind`
 KINDS = OF_TABLES["activity"]
 COMPUTE, COLLECTIVE, COPY, MEMSET = range(4)
-
-#: integers of less than 64 bits: there are as many as activities of all ranks
-Small = npt.NDArray[Any]
 
 
 class Timelines:
@@ -67,10 +74,10 @@ class Timelines:
             steps, axis=1
         )
         #: the place of the rank of each activity
-        self.of: Small = np.repeat(np.arange(len(tables), dtype=np.int32), np.diff(self.first))
+        self.of: Small = group_of_rows(np.diff(self.first), np.int32)
         trim()
         #: on the axis
-        self.axis = Axis(begin[np.diff(self.rank, prepend=-1) != 0])
+        self.axis = Axis(begin[begins(self.rank)])
         self.begin, self.end = (self.axis.of(self.rank, each) for each in (begin, end))
 
     def near(self, steps: Sequence[int]) -> Timelines:
@@ -171,7 +178,7 @@ def _cut(tables: RankTables) -> tuple[Ints, Ints, bool]:
     drain, idle = (tables.host_calls[name].to_numpy()[drains] for name in ("start_ns", "end_ns"))
     # A window's stop drains the device between two steps; the report may hold some steps after it,
     # which begin with empty queues. Programs that drain between their steps do so at each of them.
-    begun, ended = (np.searchsorted(times, drain, side="right") for times in steps[1:])
+    begun, ended = (first_after(times, drain) for times in steps[1:])
     between = np.unique(ended[(ended == begun) & (ended > 0) & (ended < steps.shape[1])])
     if len(between) == 1:
         steps = steps[:, : between[0]]
@@ -182,15 +189,14 @@ def _cut(tables: RankTables) -> tuple[Ints, Ints, bool]:
     if len(stop) and steps[1, -1] < drained:
         steps[2, -1] = drained
     _, begin, end = steps
-    of = np.searchsorted(begin, launch, side="right") - 1
-    of[launch > end[-1]] = len(begin)
+    launched_in = last_at_or_before(begin, launch)
+    launched_in[launch > end[-1]] = len(begin)
     # until when what was launched before the first step runs, and what was in each, and after them
-    runs_until = np.full(len(begin) + 2, -(2**63))
-    np.maximum.at(runs_until, of + 1, stop)
-    begins = np.maximum(begin, np.maximum.accumulate(runs_until)[:-2])
-    ends = np.r_[begins[1:], max(runs_until[-2], end[-1], begins[-1])]
-    of[of == len(begin)] = -1
-    return np.stack([*steps, begins, ends]), of, has_steps
+    runs_until = greatest_by(launched_in + 1, stop, np.full(len(begin) + 2, -(2**63)))
+    on_device = np.maximum(begin, np.maximum.accumulate(runs_until)[:-2])
+    ends = np.append(on_device[1:], max(runs_until[-2], end[-1], on_device[-1]))
+    launched_in[launched_in == len(begin)] = -1
+    return np.stack([*steps, on_device, ends]), launched_in, has_steps
 
 
 def _host_steps(tables: RankTables, launch: Ints) -> Ints:
@@ -200,7 +206,8 @@ def _host_steps(tables: RankTables, launch: Ints) -> Ints:
     are left out.
     """
     steps = np.stack([tables.steps[name].to_numpy() for name in ("step", "begin_ns", "end_ns")])
-    count = np.diff(np.searchsorted(np.sort(launch), np.r_[steps[1], steps[2, -1:]]))
+    bounds = np.append(steps[1], steps[2, -1:])
+    count = np.diff(first_at_or_after(np.sort(launch), bounds))
     inside = np.flatnonzero(count > 0)
     if not len(inside):
         return steps[:, :0]
