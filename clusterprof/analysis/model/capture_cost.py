@@ -11,7 +11,7 @@ from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.replay import SETTLE_STEPS
 from clusterprof.analysis.model.shallow import half_width
 from clusterprof.analysis.model.steady_state import TYPICAL_STEPS
-from clusterprof.columns import Floats, Ints
+from clusterprof.columns import Floats, Ints, first_after, order_by
 from clusterprof.ingest.rank_steps import WARM_UP, patterns, period, stretches
 from clusterprof.results import CaptureCost, StepTimes
 
@@ -100,9 +100,8 @@ def _median(steps: Ints) -> int | None:
     count = int(weight.sum())
     if count <= 2:  # of two none is in the middle
         return None
-    order = np.argsort(values, kind="stable")
-    upto = np.cumsum(weight[order])
-    middle = np.searchsorted(upto, [(count - 1) // 2, count // 2], side="right")
+    order = order_by(values)
+    middle = first_after(np.cumsum(weight[order]), np.array([count - 1, count]) // 2)
     return int(values[order][middle].mean())
 
 

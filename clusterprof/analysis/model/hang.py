@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from clusterprof.align.match.flight_calls import FlightCalls
-from clusterprof.columns import Ints, coded, integers
+from clusterprof.columns import Ints, Stretches, begins, coded, integers, order_by
 from clusterprof.exchanges import combined
 from clusterprof.results import CalledEntry, HangEntry
 
@@ -106,10 +106,10 @@ class _Job:
             kind.update(dict.fromkeys(_UNEVEN.get(kind["operation"], ()), ""))
         self.absent = {*self.flight.absent}
         last_first = np.where(self.finished, -self.record, self.record)
-        order = np.lexsort((last_first, self.finished, self.rank))
-        ranks, first = np.unique(self.rank[order], return_index=True)
+        order = order_by(self.rank, self.finished, last_first)
+        rows = order[begins(self.rank[order])]
         #: of each rank the first row that is not finished, else its last one
-        self.row_of = dict(zip(ranks.tolist(), order[first].tolist(), strict=True))
+        self.row_of = dict(zip(self.rank[rows].tolist(), rows.tolist(), strict=True))
         #: of each rank that waits the call
         self.stuck_in = {
             k: int(self.of_row[row]) for k, row in self.row_of.items() if not self.finished[row]
@@ -122,10 +122,11 @@ class _Job:
         calls = self.calls
         if not calls.begins.size:
             return []
-        lowest, highest = (of.reduceat(self.kind, calls.begins) for of in (np.minimum, np.maximum))
+        members = Stretches(calls.begins, self.kind.size)
+        unlike = members.least(self.kind) < members.greatest(self.kind)
         lanes, lacking = calls.group << 32 | calls.restarts, calls.counts < calls.expected
         looked_at = [*self.stuck_in.values()]
-        for wrong in (lowest < highest, lacking):
+        for wrong in (unlike, lacking):
             collectives = np.flatnonzero(wrong & ~calls.p2p)
             first = np.unique(lanes[collectives], return_index=True)[1]
             looked_at += collectives[first].tolist()

@@ -29,7 +29,18 @@ from clusterprof.align.clock.model import Clock
 from clusterprof.align.lateness import shallow
 from clusterprof.align.match.flight_calls import FlightCalls, match
 from clusterprof.analysis.model import limits
-from clusterprof.columns import Bools, Floats, Ints, coded, connected, integers, parts, places
+from clusterprof.columns import (
+    Bools,
+    Floats,
+    Ints,
+    coded,
+    connected,
+    greatest_by,
+    integers,
+    order_by,
+    parts,
+    places,
+)
 from clusterprof.ingest.flight.all_dumps import Flight
 from clusterprof.ingest.rank_steps import WARM_UP
 from clusterprof.results import ShallowNode, ShallowResults, Suspect
@@ -140,8 +151,7 @@ def waits(table: pa.Table, disturbed: Sequence[int] = ()) -> Waits:
     rank, step = integers(table, "rank"), integers(table, "step")
     (ranks, row), (steps, column) = places(rank), places(step)
     lateness, (calls, call) = integers(table, "lateness_ns"), places(integers(table, "call"))
-    last = np.zeros_like(calls)
-    np.maximum.at(last, call, lateness)
+    last = greatest_by(call, lateness, np.zeros_like(calls))
     waited = last[call] - lateness
     operations, operation = coded(table, "operation")
     direct, computed, exchanged = (
@@ -217,7 +227,7 @@ def suspects(job: Waits, step_ns: float) -> list[Suspect]:
 def _late(group: Waits, name: str, chance: float, least_ns: float) -> list[Suspect]:
     """Return the members of a group that are late in its steps, but for so much chance."""
     own = group.own_ns
-    order = np.argsort(own.mean(axis=1), kind="stable")
+    order = order_by(own.mean(axis=1))
     # those that wait least, together, up to half of the members: a slow node has several
     gaps = np.diff(own.mean(axis=1)[order])[: order.size // 2]
     late, others = np.split(order, [int(gaps.argmax()) + 1])
@@ -226,7 +236,7 @@ def _late(group: Waits, name: str, chance: float, least_ns: float) -> list[Suspe
         for waited, delays in ((group.at_least_ns, True), (group.at_most_ns, False)):
             caused = waited[others].min(axis=0) - own[place]
             when = regime(caused)
-            caused, compared = caused[when], group.of(np.r_[place, others], when)
+            caused, compared = caused[when], group.of(np.append(place, others), when)
             bound = half_width(caused, chance) + compared.bound_ns[0].mean()
             if caused.mean() <= max(bound, least_ns) or (delays and outlasts(compared, caused)):
                 continue
@@ -261,7 +271,7 @@ def _now_and_then(group: Waits, name: str, step_ns: float) -> list[Suspect]:
     late_ns = np.where(late_ns >= max(limits.HALF * step_ns, 1.0), late_ns, 0.0)
     named: list[Suspect] = []
     for place in np.flatnonzero(late_ns.any(axis=1)).tolist():
-        order = np.r_[place, np.delete(np.arange(group.ranks.size), place)]
+        order = np.append(place, np.delete(np.arange(group.ranks.size), place))
         compared, late = group.of(order, slice(None)), late_ns[place] > 0
         if not more_often(late_ns[order], len(group.groups)) or outlasts(compared, late_ns[place]):
             continue

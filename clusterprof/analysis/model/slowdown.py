@@ -20,7 +20,17 @@ from clusterprof.analysis.model.accounts import call_of
 from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.replay import Replay
 from clusterprof.analysis.model.what_if import WhatIfs, what_ifs
-from clusterprof.columns import Bools, Floats, Ints, places
+from clusterprof.columns import (
+    Bools,
+    Floats,
+    Ints,
+    Stretches,
+    count_by,
+    inverse,
+    order_by,
+    places,
+    sum_by,
+)
 from clusterprof.results import Slowdown
 
 #: so many lengths are replayed in all (15 s), and side by side (about 100 MB)
@@ -108,23 +118,21 @@ class _Even:
         self.model, self.job = model, model.job
         job, base, dataset = model.job, model.base, model.dataset
         operations, call = dataset.collectives.label, call_of(dataset)[job.activity]
-        names, code = np.unique(np.r_[operations, _PLAIN].astype(str), return_inverse=True)
+        labels = np.concatenate((operations, _PLAIN)).astype(str)
+        names, code = np.unique(labels, return_inverse=True)
         plain = len(operations) + job.kind.astype(np.int64)
         used, kinds = places(code[np.where(call >= 0, call, plain)])
         #: each activity's kind, as in `names`: compute, copy, or its collective's operation
         self.names, self.kinds = names[used].tolist(), kinds
         key = job.host_rank * len(job.steps) + model.step_of_host
         # what a host does before a launch, however many waits it has in between
-        before_launch = job.launched_before(key)
-        fresh = (np.diff(key, prepend=-1) != 0) | (np.diff(before_launch, prepend=-1) != 0)
-        first, launch = np.flatnonzero(fresh), np.cumsum(fresh) - 1
-        took = np.add.reduceat(base.own, first)
+        launches = Stretches.of(key, job.launched_before(key))
+        first, last, took = launches.first, launches.last, launches.sum(base.own)
         even = _even(took, job.host_rank[first], model.step_of_host[first], np.mean)
-        own = base.own * (even / np.maximum(took, 1))[launch]
-        last = np.r_[first[1:], len(own)] - 1
+        own = base.own * (even / np.maximum(took, 1))[launches.of_row]
         own[last] = np.where(took > 0, own[last], even)
         run = base.run.copy()
-        launched = np.lexsort((job.launch_moment, job.rank))
+        launched = order_by(job.rank, job.launch_moment)
         for k, kind in enumerate(self.names):
             rows = launched[self.kinds[launched] == k]
             middle: _Middle = np.mean if kind in ("compute", "copy") else np.median
@@ -149,15 +157,14 @@ class _Even:
 
 def _even(values: Ints, rank: Ints, step: Ints, middle: _Middle) -> Ints:
     """What each takes in the middle of all ranks and steps; elements by rank and in order."""
-    order = np.lexsort((step, rank))
+    order = order_by(rank, step)
     values, rank, step = values[order].astype(float), rank[order], step[order]
-    fresh = (np.diff(rank, prepend=-1) != 0) | (np.diff(step, prepend=-1) != 0)
-    group, rank = np.cumsum(fresh) - 1, rank[fresh]
-    count = np.bincount(group)
-    usual, sums = np.bincount(count).argmax(), np.bincount(group, values)
+    steps = Stretches.of(rank, step)
+    group, count, rank = steps.of_row, steps.size, rank[steps.first]
+    usual, sums = count_by(count).argmax(), sum_by(group, values)
     alike, total = count == usual, values.sum() / len(count)
     # most steps of each rank have one and the same number of activities
-    alike &= bool((np.bincount(rank, ~alike) <= limits.HALF * np.bincount(rank)).all())
+    alike &= bool((sum_by(rank, ~alike) <= limits.HALF * count_by(rank)).all())
     if alike.any():
         ideal = middle(values[alike[group]].reshape(-1, usual), axis=0)
         # steps unlike most count as well: the ideal one takes what the mean one does
@@ -168,4 +175,4 @@ def _even(values: Ints, rank: Ints, step: Ints, middle: _Middle) -> Ints:
     even = values * (total / np.maximum(sums, 1))[group]
     if alike.any():
         even[alike[group]] = np.tile(ideal, alike.sum())
-    return np.asarray(np.round(even[np.argsort(order)]), dtype=np.int64)
+    return np.asarray(np.round(even[inverse(order)]), dtype=np.int64)

@@ -6,7 +6,19 @@ import numpy as np
 import pyarrow as pa
 
 from clusterprof.analysis.model.timeline import Timelines
-from clusterprof.columns import Bools, connected, integers, places, texts
+from clusterprof.columns import (
+    Bools,
+    Stretches,
+    begins,
+    connected,
+    count_by,
+    integers,
+    places,
+    preceding,
+    row_of,
+    sum_by,
+    texts,
+)
 
 #: so many steps tell a job's pace. A window of more steady-state ones is judged by the most typical
 #: of them on end: every step is replayed for each what-if, and 5 to 10 are enough. Before a window
@@ -34,16 +46,17 @@ def steady_steps(d: Timelines, placed: pa.Table) -> tuple[int, ...]:
     kept = np.isin(rank, rank[np.isin(step, steps[counts == counts.max()])])
     rank, step, took = rank[kept], step[kept], took[kept]
     steps = np.unique(step)
-    first, last = step[np.diff(rank, prepend=-1) != 0], step[np.diff(rank, append=-1) != 0]
-    at = np.searchsorted(steps, step)
+    windows = Stretches.of(rank)
+    first, last = step[windows.first], step[windows.last]
+    column = row_of(steps, step)
     # a profiler that pauses on a rank starts once more
-    starts = step[(np.diff(rank, prepend=-1) != 0) | (np.diff(at, prepend=0) > 1)]
+    starts = step[begins(rank) | (column - preceding(column, 0) > 1)]
     # others go on after a rank's stop; the last one cuts its own collectives off
     cut_off = integers(placed, "step", -1)[texts(placed, "state") == "incomplete"]
-    stops = np.r_[last[last < last.max()] + 1, cut_off[cut_off == last.max()]]
-    disturbed = np.r_[starts, stops, step[took <= 0]]
+    stops = np.concatenate((last[last < last.max()] + 1, cut_off[cut_off == last.max()]))
+    disturbed = np.concatenate((starts, stops, step[took <= 0]))
     steady = (steps > _synchronised(placed, int(first.max()))) & ~np.isin(steps, disturbed)
-    ranks = np.bincount(at, minlength=len(steps))
+    ranks = count_by(column, len(steps))
     inside = (first[:, None] <= steps) & (steps <= last[:, None])
     steady &= ranks == inside.sum(axis=0)
     # what few ranks have is of another window; profilers begin in one step, or in the next
@@ -53,7 +66,7 @@ def steady_steps(d: Timelines, placed: pa.Table) -> tuple[int, ...]:
     chosen = steps[steady].tolist()
     if len(chosen) > TYPICAL_STEPS:
         # those on end whose mean length is nearest to that of all of them
-        took = np.bincount(at, took, len(steps))[steady] / ranks[steady]
+        took = sum_by(column, took, len(steps))[steady] / ranks[steady]
         means = np.convolve(took, np.full(TYPICAL_STEPS, 1 / TYPICAL_STEPS), mode="valid")
         nearest = int(np.argmin(np.abs(means - took.mean())))
         chosen = chosen[nearest : nearest + TYPICAL_STEPS]

@@ -14,7 +14,7 @@ import numpy as np
 
 from clusterprof.analysis.groups.peers import Peers
 from clusterprof.analysis.model.replay import Replay
-from clusterprof.columns import Bools, Floats, Ints, sums
+from clusterprof.columns import Bools, Floats, Ints, Stretches, count_by, sums
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,7 @@ class Hosts:
 
     def by_step(self, places: Floats) -> Floats:
         """The sums over the places of each step, [ranks, steps]."""
-        first = np.flatnonzero(np.diff(self.step, prepend=-1))
-        return np.asarray(np.add.reduceat(places, first, axis=1))
+        return Stretches.of(self.step).sum(places)
 
     def in_time(self, own: Ints, ranks: Ints) -> Ints:
         """The hosts' own times where `ranks` (places) are no later than the others, step by step.
@@ -67,7 +66,7 @@ class Hosts:
 def _at_places(rank: Ints, place: Ints, ranks: int, values: Ints) -> Floats:
     """The sums of the moments' `values`, [ranks, places]; NaN for ranks that have none."""
     shape = ranks, int(place.max(initial=0)) + 1
-    there = np.bincount(rank, minlength=ranks) > 0
+    there = count_by(rank, ranks) > 0
     return np.where(there[:, None], sums(shape, (rank, place), values), np.nan)
 
 

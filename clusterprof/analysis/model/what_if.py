@@ -25,7 +25,17 @@ from clusterprof.analysis.model.recorded import replay_of
 from clusterprof.analysis.model.replay import EVERY, Lengths, Replay, Some
 from clusterprof.analysis.model.timeline import COLLECTIVE
 from clusterprof.analysis.model.untraced import MOST_SLOWER, explanations
-from clusterprof.columns import Bools, Floats, Ints, Small, sums
+from clusterprof.columns import (
+    Bools,
+    Floats,
+    Ints,
+    Small,
+    count_by,
+    order_by,
+    row_of,
+    sum_by,
+    sums,
+)
 
 Part = Literal["host", "gpu"]
 PARTS: tuple[Part, ...] = ("host", "gpu")
@@ -154,7 +164,7 @@ class WhatIfs:
         #: each rank's pipeline stage; all 0 where there is no pipeline
         self.stage = np.zeros(len(dataset.ranks), dtype=np.int64)
         if pipeline := stages(dataset):
-            self.stage[np.searchsorted(dataset.ranks, pipeline.ranks)] = pipeline.stage
+            self.stage[row_of(dataset.ranks, pipeline.ranks)] = pipeline.stage
         self.ties = tied(dataset)
         self.peers: Peers = peers(dataset, self.stage)
         #: ranks that are compared with other stages only
@@ -162,12 +172,12 @@ class WhatIfs:
             [stage not in self.stage[self.peers.others(k)] for k, stage in enumerate(self.stage)]
         )
         #: where the steps that are replayed are among those in steady state
-        self.steps = np.searchsorted(dataset.steady_steps, job.steps)
+        self.steps = row_of(dataset.steady_steps, job.steps)
         self.step_of_host: Small = np.clip(job.host_step, 0, len(job.steps) - 1)
         #: activities that are no member of a collective, in the order of their launches
         whole = dataset.activities.whole_graphs[job.activity]
         work = np.flatnonzero(~job.joined & (job.kind != COLLECTIVE) & ~whole)
-        work = work[np.argsort(job.launch_moment[work], kind="stable")]
+        work = work[order_by(job.launch_moment[work])]
         self.work: Small = work.astype(np.int32)
         step = job.host_rank * len(job.steps) + self.step_of_host
         #: how many collectives each moment's host has launched before it in its step
@@ -211,7 +221,7 @@ class WhatIfs:
         job, dataset = self.job, self.dataset
         named = host_activity.named_time(dataset, job.host_rank, *job.host_spans)
         fetched = named["input.stall"]
-        fetching = np.bincount(job.host_rank, fetched, len(dataset.ranks))
+        fetching = sum_by(job.host_rank, fetched, len(dataset.ranks))
         profilers = np.asarray([tables.info.profiler for tables in dataset.tables])
         # one profiler records ranges and operators, the other none
         silent = ~np.isin(profilers, profilers[fetching > 0])
@@ -292,7 +302,7 @@ class WhatIfs:
         ahead = np.where(chosen | chosen.all(), bound, -bound)
         members = np.flatnonzero(job.joined)
         call, rank = call_of(self.dataset)[job.activity[members]], job.rank[members]
-        last = np.searchsorted(self.dataset.ranks, c.last_rank[call])
+        last = row_of(self.dataset.ranks, c.last_rank[call])
         took, after = saved.base.run[members], saved.without.run[members]
         later = ahead[rank] - ahead[last]
         # members of a call end about together: none transfers for much longer than the last one
@@ -334,7 +344,7 @@ class WhatIfs:
             later = self.peers.differences(total)
             if self.alone.any():
                 # a rank that is its stage's only one is compared by what each launch takes
-                count = np.maximum(np.bincount(job.host_rank, minlength=shape[0]), 1)[:, None]
+                count = np.maximum(count_by(job.host_rank, shape[0]), 1)[:, None]
                 by_launch = self.peers.differences(total / count) * count
                 later = np.where(self.alone[:, None], by_launch, later)
         return self.by_steady_step(later)
@@ -368,7 +378,7 @@ class WhatIfs:
         job, common = self.job, np.zeros(len(self.job.host_rank), dtype=np.int64)
         share = self.base.own / np.maximum(job.lengths.own, 1)
         for named_ns in self.named.values():
-            spent = np.sort(np.bincount(job.host_rank, named_ns)[job.ranks])
+            spent = np.sort(sum_by(job.host_rank, named_ns)[job.ranks])
             if spent[(len(spent) - 1) // 2] >= limits.HALF * spent[-1] > 0:
                 common += (named_ns * share).astype(np.int64)
         return common
@@ -439,7 +449,7 @@ def cut(values: Ints, total: int) -> Ints:
         return np.asarray(values * total // max(have, 1))
     order = np.sort(values)[::-1]
     level = (total - (have - np.cumsum(order))) // np.arange(1, len(order) + 1)
-    fits = np.flatnonzero(level >= np.r_[order[1:], 0])
+    fits = np.flatnonzero(level >= np.append(order[1:], 0))
     return np.asarray(np.minimum(values, max(int(level[fits[0]]) if len(fits) else 0, 0)))
 
 
