@@ -19,6 +19,7 @@ import pyarrow as pa
 from clusterprof.align.match.flight_calls import FlightCalls
 from clusterprof.columns import Ints, Stretches, begins, coded, integers, order_by
 from clusterprof.exchanges import combined
+from clusterprof.ingest.flight.dump import Group
 from clusterprof.results import CalledEntry, HangEntry
 
 
@@ -135,8 +136,7 @@ class _Job:
 
     def causes(self, call: int) -> list[HangEntry]:
         """Return why a call is open: none where its members only have to come to it."""
-        group = self.flight.groups[int(self.calls.group[call])]
-        rows = self.calls.rows(call)
+        group, rows = self._group(call), self.calls.rows(call)
         joined = {*self.rank[rows].tolist()}
         waiting = {rank for rank in joined if self.stuck_in.get(rank) == call}
         return [
@@ -175,18 +175,25 @@ class _Job:
         if not waiting:
             return []
         lane = (int(self.calls.group[call]), int(self.calls.restarts[call]))
-        group = self.flight.groups[lane[0]]
-        lacking = {*(group.ranks or ())} - joined - self.calls.unknown.get(lane, frozenset())
-        absent = lacking & self.absent if group.complete else self.absent
+        lacking = {*self._members(call)} - joined - self.calls.unknown.get(lane, frozenset())
+        absent = lacking & self.absent if self._group(call).complete else self.absent
         reasons: list[_Reason] = [
             (Cause.NEVER_JOINED, lacking - self.absent, False),
             (Cause.NO_DUMP, absent, len(absent) > 1),
         ]
         return [reason for reason in reasons if reason[1]] or [stalled]
 
+    def _group(self, call: int) -> Group:
+        """Return the group that makes a call."""
+        return self.flight.groups[int(self.calls.group[call])]
+
+    def _members(self, call: int) -> tuple[int, ...]:
+        """Return the ranks of a call's group that are known, ascending."""
+        return self._group(call).ranks or ()
+
     def _other_side(self, row: int) -> int | None:
         """Return the rank to which a row sends or from which it receives, if that is known."""
-        ranks = self.flight.groups[int(self.calls.group[self.of_row[row]])].ranks or ()
+        ranks = self._members(int(self.of_row[row]))
         peer = self.calls.entries["peer"][row].as_py()
         return ranks[peer] if peer is not None and peer < len(ranks) else None
 
@@ -244,8 +251,7 @@ class _Job:
         after: dict[int, set[int]] = {}
         for call in calls:
             rows = self.calls.rows(call)
-            group = self.flight.groups[int(self.calls.group[call])]
-            members: set[int | None] = {*(group.ranks or ())}
+            members: set[int | None] = {*self._members(call)}
             if self.calls.p2p[call]:
                 members = {*self.rank[rows].tolist(), self._other_side(int(rows[0]))}
             waiting = members.difference(self.rank[rows[self.finished[rows]]].tolist())
