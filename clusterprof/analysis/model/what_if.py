@@ -391,13 +391,15 @@ class WhatIfs:
         thing takes what it takes the peer; else, between two collectives, the longest are cut
         until the sum is the peer's: what a rank does besides is one long thing, not many.
         """
-        if part == "host" and self.unlike:
-            return replace(lengths, own=self.unlike.in_time(lengths.own, np.asarray(ranks)))
-        values = (lengths.own if part == "host" else lengths.run).copy()
+        if part == "host":
+            if self.unlike:
+                return replace(lengths, own=self.unlike.in_time(lengths.own, np.asarray(ranks)))
+            values, source = lengths.own.copy(), lengths.own
+        else:
+            # a peer's kernels as they would be without its waiting for these ranks
+            freely = self.job.contention.freely
+            values, source = lengths.run.copy(), np.minimum(lengths.run, freely)
         chosen, rank, step, phase = self.parts[part]
-        # a peer's kernels as they would be without its waiting for these ranks
-        source = values if part == "host" else np.minimum(values, self.job.contention.freely)
-        source = source.copy()
         for k in ranks:
             others = np.setdiff1d(self.peers.others(k), ranks)
             if not len(others):
@@ -414,7 +416,7 @@ class WhatIfs:
                 elif self.alone[k] and len(peers):
                     # another stage has another number of launches: as long for each of them
                     values[own] = cut(source[own], total[peer] * len(own) // len(peers))
-        return replace(lengths, **{"own" if part == "host" else "run": values})
+        return replace(lengths, own=values) if part == "host" else replace(lengths, run=values)
 
     def spread(self, lengths: Lengths, base: Lengths, ranks: Sequence[int]) -> Lengths:
         """`lengths`, where what kernels of `ranks` take less than in `base` their peers do as well.
