@@ -20,7 +20,7 @@ from clusterprof.analysis.model.accounts import activity_of
 from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.graph import NEVER
 from clusterprof.analysis.model.replay import Replay
-from clusterprof.columns import Ints
+from clusterprof.columns import Ints, last_at_or_before, rows_by
 from clusterprof.study import Study, dataset_of, study
 from clusterprof.tables import RankTables
 
@@ -222,6 +222,16 @@ def test_of_calls_that_begin_at_once_each_has_the_kernel_on_its_stream() -> None
     assert (streams == dataset.collectives.stream)[place >= 0].all()
     kernels = np.stack([dataset.collectives.rank, dataset.collectives.kernel])
     assert np.unique(kernels, axis=1).shape[1] == np.unique(place).size - (place < 0).any()
+
+
+def test_a_window_in_which_less_is_launched_than_before_it_is_replayed() -> None:
+    rank = simulate(Job(steps=6))[0][0]
+    begins, launches = rank.steps["begin_ns"], rank.activity["launch_start_ns"]
+    of_steps = rows_by(last_at_or_before(begins.to_numpy(), launches.to_numpy()))
+    # of each step but the one before the window only three
+    rows = np.concatenate([of_steps.pop(0), *(launched[:3] for launched in of_steps.values())])
+    job = exact(dataset_of([rank.changed("activity", rank.activity.take(pa.array(rows)))]))
+    assert len(job.early) > 2 * len(job.activity)
 
 
 def test_a_window_of_years_is_not_replayed_and_said_to_be_wrong() -> None:

@@ -214,9 +214,10 @@ class _Moments:
         launched = self.ends + order_by(part.launch_moment)
         rank = self.dataset.activities.rank[part.early]
         left = first_after(rank, rank) - np.arange(len(rank))
-        place = first_after(part.rank, rank) - left
-        none = place < first_at_or_after(part.rank, rank)
-        again = np.where(none, -1, where_known(launched, place, -1))
+        row = first_after(part.rank, rank) - left
+        # more may have been launched before the window than in it
+        row[row < first_at_or_after(part.rank, rank)] = -1
+        again = where_known(launched, row, -1)
         hosts, early = part.step_begins, self.earlies + np.arange(len(part.early))
         return (
             np.concatenate((hosts[:, 0], streams, early)),
