@@ -36,7 +36,7 @@ import numpy.typing as npt
 
 from clusterprof import __version__, gate, merge_run, words
 from clusterprof.agent.contracts import paths
-from clusterprof.columns import Floats
+from clusterprof.columns import Floats, sum_by
 from clusterprof.console import say
 from clusterprof.errors import ClusterprofError, MergeError, ReportError
 from clusterprof.ingest.rank_steps import WARM_UP, period, stretches
@@ -225,8 +225,8 @@ def blocked(count: npt.NDArray[np.int64], took: npt.NDArray[np.int64]) -> Floats
         blocks = total // length
         count, took = count[: blocks * length], took[: blocks * length]
         block = np.arange(blocks * length) // length
-    steps = np.bincount(block, count, blocks)
-    taken = np.bincount(block, took, blocks)[steps > 0]
+    steps = sum_by(block, count, blocks)
+    taken = sum_by(block, took, blocks)[steps > 0]
     return np.asarray(taken / steps[steps > 0]) if len(taken) >= _LEAST_BLOCKS else np.zeros(0)
 
 

@@ -18,7 +18,7 @@ from clusterprof.analysis.model.accounts import COMMUNICATION, EXPOSED, WAITING,
 from clusterprof.analysis.model.dataset import Dataset, calls_per_step, once
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.what_if import Saved
-from clusterprof.columns import Bools, Ints, parts
+from clusterprof.columns import Bools, Ints, parts, sum_by
 from clusterprof.results import OperationEntry
 from clusterprof.words import percent
 
@@ -112,7 +112,7 @@ def repairs(dataset: Dataset, _: Lengths, before: Sequence[Repair] = ()) -> list
     proposals = []
     for operation, separate in dict.fromkeys(zip(label[counted], separable[counted], strict=True)):
         calls = counted & (label == operation) & (separable == separate)
-        if np.bincount(c.rank, transfer * calls).max() >= least * len(dataset.steady_steps):
+        if sum_by(c.rank, transfer * calls).max() >= least * len(dataset.steady_steps):
             ranks = np.unique(c.rank[calls & steady])
             words = partial(_words, dataset, str(operation), np.flatnonzero(calls))
             apply = partial(_without, dataset, calls)

@@ -25,7 +25,17 @@ from clusterprof.analysis.model.intervals import union
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.timeline import COMPUTE
 from clusterprof.analysis.model.what_if import Saved, WhatIfs
-from clusterprof.columns import Bools, Floats, Ints, rows_by, sums
+from clusterprof.columns import (
+    Bools,
+    Floats,
+    Ints,
+    first_at_or_after,
+    rows_between,
+    rows_by,
+    sum_by,
+    sums,
+    where_known,
+)
 from clusterprof.words import counted, duration, ms, ranks as rank_list
 
 TIER = Tier.EVERYONE
@@ -132,8 +142,8 @@ class _Cause:
         """What each rank's host spends on it per step (ns)."""
         job, n, waits = self.job.job, len(self.job.dataset.ranks), self.waits
         waited = job.host_at[waits] - job.host_at[waits - 1]
-        spent = np.bincount(job.host_rank, self.own, n)
-        return (spent + np.bincount(job.host_rank[waits], waited, n)) / len(job.steps)
+        spent = sum_by(job.host_rank, self.own, n)
+        return (spent + sum_by(job.host_rank[waits], waited, n)) / len(job.steps)
 
     @cached_property
     def long(self) -> Bools:
@@ -141,8 +151,8 @@ class _Cause:
         shape = len(self.job.dataset.ranks), len(self.job.job.steps)
         spent = sums(shape, (self.job.job.host_rank, self.job.step_of_host), self.own)
         longest = np.sort(spent, axis=None)[::-1]
-        most = np.searchsorted(np.cumsum(longest), limits.HALF * spent.sum())
-        return np.asarray(spent >= limits.HALF * max(longest[most], 1.0))
+        most = first_at_or_after(np.cumsum(longest), limits.HALF * spent.sum())
+        return np.asarray(spent >= limits.HALF * np.maximum(longest[most], 1.0))
 
     @property
     def once(self) -> int | None:
@@ -164,16 +174,16 @@ class _Cause:
         begin, end = job.host_spans
         # a pause of the job without the profiler may be longer than what was recorded of it
         taken = np.minimum(self.own / np.maximum(job.lengths.own, 1), 1)
-        idle = np.bincount(job.rank, job.unexplained * (self.code == "gpu.idle"), n)
+        idle = sum_by(job.rank, job.unexplained * (self.code == "gpu.idle"), n)
         for k, until in a.lines.blocks():
-            first, stop = np.searchsorted(job.host_rank, (k, until))
-            moments, rows = first + np.flatnonzero(self.own[first:stop] > 0), a.lines.rows(k, until)
+            block, rows = rows_between(job.host_rank, k, until), a.lines.rows(k, until)
+            moments = block.start + np.flatnonzero(self.own[block] > 0)
             if not len(moments):
                 continue
             ran = union(*(axis.of(a.rank[rows], times[rows]) for times in (a.start, a.stop)))
             rank, spans = job.host_rank[moments], (begin[moments], end[moments])
             free = spans[1] - spans[0] - ran.within(*(axis.of(rank, times) for times in spans))
-            idle += np.bincount(rank, free * taken[moments], n)
+            idle += sum_by(rank, free * taken[moments], n)
         return np.asarray(idle / len(job.steps))
 
 
@@ -203,7 +213,7 @@ def _causes(job: WhatIfs, lengths: Lengths) -> Iterator[_Cause]:
     stop = np.sort(axis.of(a.rank[values], a.stop[values]))
     ends = np.setdiff1d(np.flatnonzero(replay.host_root), replay.first_of_host)
     end = axis.of(replay.host_rank[ends], replay.host_at[ends])
-    last = np.r_[stop, NEVER][np.searchsorted(stop, end + STAMP_NS) - 1]
+    last = where_known(stop, first_at_or_after(stop, end + STAMP_NS) - 1, NEVER)
     yield _Cause(job, "host.sync", nothing, ends[last >= end - limits.REACTS_NS])
     if job.dataset.on_host:
         return

@@ -22,7 +22,18 @@ from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.accounts import call_of
 from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.what_if import Saved
-from clusterprof.columns import Bools, Floats, Ints, first_of, integers, parts, rows_by
+from clusterprof.columns import (
+    Bools,
+    Floats,
+    Ints,
+    Stretches,
+    begins,
+    first_of,
+    integers,
+    order_by,
+    parts,
+    rows_by,
+)
 from clusterprof.exchanges import combined
 from clusterprof.words import ms, ranks as rank_list
 
@@ -64,7 +75,7 @@ class _Siblings:
         c, self.rows = dataset.collectives, rows
         self.communicators, member = np.unique(c.communicators[0][rows], return_inverse=True)
         calls, first, column = np.unique(call, return_index=True, return_inverse=True)
-        self._step, self.cell = c.step[rows[first]], (member, column)
+        self._steps, self.cell = Stretches.of(c.step[rows[first]]), (member, column)
         self.took = np.full((len(self.communicators), len(calls)), np.nan)
         self.took[self.cell] = (c.end - c.start)[rows]
         self.usual = median_of_others(self.took)
@@ -72,8 +83,7 @@ class _Siblings:
     def per_step(self, values: Floats) -> Floats:
         """The sums of each step over the calls that can be compared, [communicators, steps]."""
         compared = np.nan_to_num(values + 0 * (self.took + self.usual))
-        begins = np.flatnonzero(np.diff(self._step, prepend=-1))
-        return np.asarray(np.add.reduceat(compared, begins, axis=1))
+        return self._steps.sum(compared)
 
     def slow(self, questions: int) -> Bools:
         """Which of them take twice as long as the middle sibling, beyond chance.
@@ -101,11 +111,10 @@ def repairs(dataset: Dataset, *_: object) -> list[Repair]:
     row = call_of(dataset)[replayed.activity]
     rows = np.unique(row[replayed.joined & (row >= 0)])
     rows = rows[whole(dataset)[rows] & (c.size[rows] > 0)]
-    rows = rows[np.lexsort(((c.end - c.start)[rows], c.collective[rows]))]
-    first = np.unique(c.collective[rows], return_index=True)[1]
+    rows = rows[order_by(c.collective[rows], (c.end - c.start)[rows])]
+    calls, size = Stretches.of(c.collective[rows]), c.size[rows]
     # members of an uneven exchange have unlike sizes
-    most, least = (extreme.reduceat(c.size[rows], first) for extreme in (np.maximum, np.minimum))
-    rows = rows[first][most == least]
+    rows = rows[calls.first][calls.greatest(size) == calls.least(size)]
     codes, names = c.communicators
     shapes = np.full(len(names), "", dtype=object)
     for code, members in rows_by(codes).items():
@@ -116,8 +125,8 @@ def repairs(dataset: Dataset, *_: object) -> list[Repair]:
     operation = np.unique(c.operation[rows].astype(str), return_inverse=True)[1]
     alike = combined(c.step[rows], operation, c.size[rows])
     repeated = combined(communicator, alike)
-    order = np.lexsort((integers(dataset.placed, "order")[rows], repeated))
-    place[order] = np.arange(len(rows)) - first_of(np.diff(repeated[order], prepend=-1) != 0)
+    order = order_by(repeated, integers(dataset.placed, "order")[rows])
+    place[order] = np.arange(len(rows)) - first_of(begins(repeated[order]))
     call = combined(alike, place)
     kinds = parts(np.arange(len(rows)), shapes[communicator])
     siblings = [_Siblings(dataset, rows[kind], call[kind]) for kind in kinds]

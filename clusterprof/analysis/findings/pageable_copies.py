@@ -14,6 +14,7 @@ from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.graph import NEVER
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.what_if import Saved
+from clusterprof.columns import sum_by
 from clusterprof.words import ms, size
 
 TIER = Tier.EVERYONE
@@ -49,7 +50,7 @@ def repairs(dataset: Dataset, *_: object) -> list[Repair]:
     else:
         rate = float(np.median(a.size[fast] / np.maximum((a.stop - a.start)[fast], 1)))
     taken, copied = (
-        np.bincount(job.rank[pageable], values[pageable], len(dataset.ranks)) / len(job.steps)
+        sum_by(job.rank[pageable], values[pageable], len(dataset.ranks)) / len(job.steps)
         for values in (job.lengths.run, volume)
     )
     doing = np.flatnonzero(taken > 0)

@@ -20,7 +20,7 @@ from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE
 from clusterprof.analysis.model.untraced import MOST_SLOWER
 from clusterprof.analysis.model.what_if import Saved, WhatIfs
-from clusterprof.columns import Floats, Ints
+from clusterprof.columns import Floats, Ints, count_by, row_of, sum_by
 from clusterprof.results import Finding
 from clusterprof.words import ms, percent
 
@@ -57,8 +57,8 @@ def repairs(dataset: Dataset, lengths: Lengths, *_: object) -> list[Repair]:
         return []
     job = job_of(dataset)
     work = job.job.kind == COMPUTE
-    computes = np.bincount(job.job.rank, lengths.run * work, len(job.stage)) / len(job.job.steps)
-    usual = [float(computes[np.searchsorted(dataset.ranks, g)].mean()) for g in pipeline.groups]
+    computes = sum_by(job.job.rank, lengths.run * work, len(job.stage)) / len(job.job.steps)
+    usual = _stage_means(dataset, pipeline, computes)
     most, least = int(np.argmax(usual)), int(np.argmin(usual))
     if usual[most] - float(np.mean(usual)) < limits.LEAST_FRAC * dataset.step_ns:
         return []
@@ -80,11 +80,11 @@ def _even(job: WhatIfs, base: Lengths) -> Lengths:
     """The lengths where all stages compute and launch as much as the mean of them."""
     replayed, stage = job.job, np.zeros_like(job.stage)
     stage[replayed.ranks] = np.unique(job.stage[replayed.ranks], return_inverse=True)[1]
-    count = np.bincount(stage[replayed.ranks])
+    count = count_by(stage[replayed.ranks])
     host_stage, stages_of = stage[replayed.host_rank], stage[replayed.rank]
     compute = replayed.kind == COMPUTE
-    launches = np.bincount(stages_of[compute], minlength=len(count)) / count
-    hosts = np.bincount(host_stage, base.own) / count
+    launches = count_by(stages_of[compute], len(count)) / count
+    hosts = sum_by(host_stage, base.own) / count
     more = launches - launches.mean()
     # what a launch takes: by how much more the hosts that launch more take
     launch_ns = max(float(more @ hosts) / max(float(more @ more), 1.0), 0.0)
@@ -94,7 +94,7 @@ def _even(job: WhatIfs, base: Lengths) -> Lengths:
     inside = (replayed.kind == COLLECTIVE) & ~((call >= 0) & passed[call])
     run, alike = base.run.astype(float), np.ones(len(count))
     for rows, slower in ((compute, _slower(job, base, stage)), (inside, alike)):
-        took = np.bincount(stages_of[rows], run[rows], len(count)) / count
+        took = sum_by(stages_of[rows], run[rows], len(count)) / count
         equal = (took / slower).sum() / (1 / slower).sum()
         run[rows] *= (equal / np.maximum(took, 1))[stages_of[rows]]
     return replace(base, own=own.astype(np.int64), run=run.astype(np.int64))
@@ -128,7 +128,7 @@ def _waiting(dataset: Dataset) -> Floats:
     spent = by_call(dataset)[rows]
     quick = (c.end - c.start)[rows].min(initial=np.iinfo(np.int64).max)
     waits = np.where(c.matched[rows], spent[:, WAITING], np.maximum(spent[:, EXPOSED] - quick, 0))
-    total = np.bincount(np.searchsorted(dataset.ranks, c.rank[rows]), waits, len(dataset.ranks))
+    total = sum_by(row_of(dataset.ranks, c.rank[rows]), waits, len(dataset.ranks))
     return np.asarray(total / max(len(dataset.evidence_steps), 1))
 
 
@@ -141,7 +141,7 @@ def find(dataset: Dataset, earlier: Sequence[Finding] = ()) -> list[Finding]:
     per_step = float(waits.mean())
     if per_step < limits.LEAST_FRAC * step_ns:
         return []
-    per_stage = [float(waits[np.searchsorted(dataset.ranks, g)].mean()) for g in pipeline.groups]
+    per_stage = _stage_means(dataset, pipeline, waits)
     evidence = _stage_rows(pipeline, "wait_ns_per_step", per_stage)
     text = f"Pipeline bubble: each rank waits {of_window(dataset, per_step)} in receives."
     if any(f["saved_ns_per_step"] > 0 for f in earlier):
@@ -162,6 +162,12 @@ def find(dataset: Dataset, earlier: Sequence[Finding] = ()) -> list[Finding]:
         )
     ranks, confidence = sorted(pipeline.ranks.tolist()), limits.MEASURED if plan else limits.ASSUMED
     return [finding(dataset, CODES[0], ranks, Words(text, evidence, confidence))]
+
+
+def _stage_means(dataset: Dataset, pipeline: Stages, values: Floats) -> list[float]:
+    """The mean of `values` [ranks] over the ranks of each stage."""
+    groups = ([dataset.place[rank] for rank in group] for group in pipeline.groups)
+    return [float(values[group].mean()) for group in groups]
 
 
 def _stage_rows(pipeline: Stages, name: str, values_ns: Sequence[float]) -> Evidence:

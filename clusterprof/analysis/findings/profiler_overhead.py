@@ -12,6 +12,7 @@ from clusterprof.analysis.findings.follow_up import asks_for_nsys, capture
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import LEAST_STEADY, Dataset
 from clusterprof.analysis.model.what_if import what_ifs
+from clusterprof.columns import begins, sum_by
 from clusterprof.results import Finding, StepTimes
 from clusterprof.words import counted, duration, ms, percent
 
@@ -138,7 +139,7 @@ def _desynchronised(dataset: Dataset) -> Parts:
     """How far the start desynchronised the ranks, and the steps that show start or stop."""
     d, bounds = dataset.timelines, [dataset.clock.uncertainty(rank) for rank in dataset.ranks]
     bounded = (d.has_steps & (np.asarray(bounds) < UNBOUNDED_NS))[d.rank]
-    step = int(d.step[bounded & (np.diff(d.rank, prepend=-1) != 0)].max(initial=0))
+    step = int(d.step[bounded & (begins(d.rank))].max(initial=0))
     rows = np.flatnonzero(bounded & (d.step == step))
     times = dataset.aligned(d.rank[rows], d.host_begin[rows])
     if len(rows) < 2 or (spread := int(np.ptp(times))) < limits.HALF * dataset.step_ns:
@@ -159,7 +160,7 @@ def _slower_hosts(dataset: Dataset) -> Parts:
     if job is None or not job.untraced[0].overhead_ns:
         return
     pace = job.untraced[0]
-    more = np.bincount(job.job.host_rank, job.job.lengths.own - pace.own, len(dataset.ranks))
+    more = sum_by(job.job.host_rank, job.job.lengths.own - pace.own, len(dataset.ranks))
     launch = duration(pace.overhead_ns)
     text = f"tracing is taken to add {launch} to each launch, which is left out of savings"
     if pace.slower > 1 + limits.LEAST_FRAC:

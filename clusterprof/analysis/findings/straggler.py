@@ -32,7 +32,7 @@ from clusterprof.analysis.model.dataset import Dataset, once
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.shallow import more_often, students_t
 from clusterprof.analysis.model.what_if import PARTS, Part, Saved, WhatIfs, what_ifs
-from clusterprof.columns import Bools, Floats, Ints, parts
+from clusterprof.columns import Bools, Floats, Ints, order_by, parts, sum_by
 from clusterprof.results import Finding, Suspect
 from clusterprof.words import in_some, ms, ranks as rank_list
 
@@ -116,9 +116,9 @@ def hidden_by_profilers(dataset: Dataset) -> bool:
     if job is None or job.unlike is None:
         return False
     host, own, traced = job.job.host_rank, job.base.own, job.unlike.traced
-    total = np.bincount(host, traced, len(dataset.ranks)).astype(float)
+    total = sum_by(host, traced, len(dataset.ranks))
     more = np.maximum(job.peers.differences(total[:, None])[:, 0], 0.0) / np.maximum(total, 1.0)
-    worst = np.argsort(-more)[: limits.MOST].tolist()
+    worst = order_by(-more)[: limits.MOST].tolist()
     less = ((k, (traced * np.where(host == k, more[k], 0.0)).astype(np.int64)) for k in worst)
     saves = (job.saved(replace(job.base, own=own - ns), None, [dataset.ranks[k]]) for k, ns in less)
     return any(saved.most_ns >= limits.WARNING_FRAC * job.step_ns for saved in saves)
@@ -188,7 +188,7 @@ def _stands_out(job: WhatIfs, excess_of: Excess, member: Member, apart: set[Memb
         return True
     if part == "host":
         # by how much it and all that are not named are late where it is about as much as it ever is
-        late = excess[np.r_[k, np.setdiff1d(np.arange(len(excess)), named_too)]]
+        late = excess[[k, *np.setdiff1d(np.arange(len(excess)), named_too)]]
         least = max(limits.HALF * late[0].max(), limits.WARNING_FRAC * job.dataset.step_ns)
         if more_often(np.where(late >= least, late, 0.0), groups=1):
             return True

@@ -17,7 +17,7 @@ from clusterprof.analysis.model.accounts import call_of
 from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.intervals import union
 from clusterprof.analysis.model.what_if import Saved
-from clusterprof.columns import Bools, Floats, Ints, parts
+from clusterprof.columns import Bools, Floats, Ints, order_by, parts, sum_by
 from clusterprof.words import numbers, ranks as rank_list
 
 TIER = Tier.UNPROFILED
@@ -80,7 +80,7 @@ def _all_wait(dataset: Dataset, rows: Ints, transfer: Floats) -> bool:
     job, c = job_of(dataset).job, dataset.collectives
     call = call_of(dataset)[job.activity]
     members = np.flatnonzero(job.joined & np.isin(call, rows))
-    members = members[np.lexsort((c.start[call[members]], job.rank[members], job.step[members]))]
+    members = members[order_by(job.step[members], job.rank[members], c.start[call[members]])]
     by_step_and_rank = job.step[members] * len(dataset.ranks) + job.rank[members]
     groups = [group for group in parts(members, by_step_and_rank) if len(group) > 1]
     if not groups:
@@ -108,8 +108,8 @@ def repairs(dataset: Dataset, *_: object) -> list[Repair]:
     if not extra.any() or dataset.pipelined:
         return []
     codes = c.communicators[0]
-    waited = np.bincount(codes, extra * np.isin(c.step, dataset.steady_steps))
-    most = np.argsort(-waited, kind="stable")[: limits.MOST]
+    waited = sum_by(codes, extra * np.isin(c.step, dataset.steady_steps))
+    most = order_by(-waited)[: limits.MOST]
     return [_repair(dataset, codes == code, extra) for code in most if waited[code] > 0]
 
 

@@ -17,6 +17,7 @@ from clusterprof.analysis.findings.straggler import hidden_by_profilers, longer_
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import LEAST_STEADY, Dataset
 from clusterprof.analysis.model.what_if import what_ifs
+from clusterprof.columns import count_by, row_of, sum_by
 from clusterprof.results import NODES, Finding, Sentence
 from clusterprof.words import ms, ranks as rank_list
 
@@ -128,7 +129,7 @@ def _no_straggler(dataset: Dataset, *, named: bool) -> list[Sentence]:
         only = f"Only rank {dataset.ranks[0]} was profiled"
         return _plain("unknown", f"{only}, so stragglers {_OPEN}; profile two or more (--ranks).")
     c = dataset.collectives
-    several = c.matched & (np.bincount(c.collective, minlength=1)[c.collective] > 1)
+    several = c.matched & (count_by(c.collective)[c.collective] > 1)
     # without a collective that is matched with another rank's
     apart = sorted({*dataset.ranks} - {*c.rank[several].tolist()})
     if len(apart) > len(dataset.ranks) - 2:
@@ -159,8 +160,8 @@ def _always_last(dataset: Dataset) -> list[Sentence]:
     """
     c = dataset.collectives
     rows = np.flatnonzero(c.matched & c.synchronising & np.isin(c.step, dataset.steady_steps))
-    place = np.searchsorted(dataset.ranks, c.last_rank[rows])
-    waited = np.bincount(place, c.wait[rows], len(dataset.ranks))
+    latest = row_of(dataset.ranks, c.last_rank[rows])
+    waited = sum_by(latest, c.wait[rows], len(dataset.ranks))
     k = int(np.argmax(waited))
     if not 0 < limits.STEADY_FRAC * waited.sum() <= waited[k]:
         return []

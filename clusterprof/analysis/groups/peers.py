@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from clusterprof.analysis.model.dataset import Dataset, once
-from clusterprof.columns import Floats, Ints, connected
+from clusterprof.columns import Floats, Ints, connected, row_of
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Peers:
         counted[[*without]] = np.nan
         for number, circle in enumerate(self.circles):
             members = np.flatnonzero(self.circle_of == number)
-            usual[members] = median_of_others(counted[circle])[np.searchsorted(circle, members)]
+            usual[members] = median_of_others(counted[circle])[row_of(circle, members)]
         return usual
 
     def differences(self, values: Floats) -> Floats:
@@ -56,14 +56,15 @@ class Peers:
 
 def median_of_others(values: Floats) -> Floats:
     """The median of each column over all rows but each, without NaN; NaN where none has a value."""
-    place = np.argsort(np.argsort(values, axis=0, kind="stable"), axis=0)
+    # `order_by` and `inverse` know one order of all columns: here each has its own
+    place_in_column = np.argsort(np.argsort(values, axis=0, kind="stable"), axis=0)
     ordered = np.sort(values, axis=0)  # NaN last
     has_value = ~np.isnan(values)
     count = has_value.sum(axis=0) - has_value
     middle = []
     for rank in ((count - 1) // 2, count // 2):
         # of the others: a row's own value, if it has one, is skipped
-        row = rank + (has_value & (rank >= place))
+        row = rank + (has_value & (rank >= place_in_column))
         middle.append(np.take_along_axis(ordered, np.minimum(row, len(values) - 1), axis=0))
     return np.where(count > 0, (middle[0] + middle[1]) / 2, np.nan)
 
@@ -76,7 +77,7 @@ def tied(dataset: Dataset) -> Ints:
     """
     c = dataset.collectives
     rows = np.flatnonzero(c.matched & (c.synchronising | c.point_to_point))
-    member = np.searchsorted(dataset.ranks, c.rank[rows])
+    member = row_of(dataset.ranks, c.rank[rows])
     return connected(member, c.communicators[0][rows], len(dataset.ranks))
 
 

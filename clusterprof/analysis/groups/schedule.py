@@ -19,7 +19,17 @@ from clusterprof.analysis.groups.stages import Stages, traffic
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.timeline import COMPUTE
-from clusterprof.columns import Ints, parts
+from clusterprof.columns import (
+    Ints,
+    Stretches,
+    begins,
+    count_by,
+    first_of,
+    order_by,
+    parts,
+    row_of,
+    running_sum,
+)
 
 
 class Schedule(NamedTuple):
@@ -81,7 +91,7 @@ def _usual(dataset: Dataset, pipeline: Stages, depth: int) -> Ints | None:
     """
     sent, ranks = traffic(dataset), np.sort(pipeline.ranks)
     rows = np.flatnonzero(np.isin(sent.step, dataset.steady_steps) & np.isin(sent.rank, ranks))
-    rows = rows[np.lexsort((sent.step[rows], sent.rank[rows]))]
+    rows = rows[order_by(sent.rank[rows], sent.step[rows])]
     rank, step, sends = sent.rank[rows], sent.step[rows], sent.sends[rows]
     stage, other = pipeline.stages_of(rank), pipeline.stages_of(sent.other[rows])
     last = stage == depth - 1
@@ -90,16 +100,15 @@ def _usual(dataset: Dataset, pipeline: Stages, depth: int) -> Ints | None:
     # each of these twice a microbatch: activations one way, gradients the other
     neighbour, forward = np.where(last, to_before, to_next), sends != last
     onward, back, turned = neighbour & forward, neighbour & ~forward, around & ~forward
-    new = (np.diff(rank, prepend=-1) != 0) | (np.diff(step, prepend=-1) != 0)
-    begins = np.flatnonzero(new)
-    left = np.cumsum(back)
-    ahead = onward & (left == (left - back)[begins][np.cumsum(new) - 1])
-    kinds = np.stack([onward, back, turned, ahead, ~(to_next | to_before | around)])
-    sums = np.add.reduceat(kinds, begins, axis=1, dtype=np.int64)
-    counts = np.stack([rank[begins], stage[begins], *sums])
+    came_back = running_sum(back, first_of(begins(rank, step)))
+    ahead = onward & (came_back == 0)
+    elsewhere = ~(to_next | to_before | around)
+    sent_as = np.stack([onward, back, turned, ahead, elsewhere]).astype(np.int64)
+    steps = Stretches.of(rank, step)
+    counts = np.stack([rank[steps.first], stage[steps.first], *steps.sum(sent_as)])
     kinds, number = np.unique(counts, axis=1, return_counts=True)
-    steps = np.bincount(np.searchsorted(ranks, counts[0]), minlength=len(ranks))
-    most = kinds[:, 2 * number > steps[np.searchsorted(ranks, kinds[0])]]
+    steps_of = count_by(row_of(ranks, counts[0]), len(ranks))
+    most = kinds[:, 2 * number > steps_of[row_of(ranks, kinds[0])]]
     return None if most.shape[1] < len(ranks) or most[-1].any() else most[1:-1]
 
 

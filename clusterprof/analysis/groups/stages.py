@@ -15,7 +15,16 @@ import numpy as np
 
 from clusterprof.analysis.model.dataset import Dataset, once
 from clusterprof.analysis.model.graph import depths
-from clusterprof.columns import Bools, Ints, connected, first_places, parts
+from clusterprof.columns import (
+    Bools,
+    Ints,
+    connected,
+    first_places,
+    order_by,
+    parts,
+    row_of,
+    where_known,
+)
 
 
 class Traffic:
@@ -28,10 +37,10 @@ class Traffic:
     def __init__(self, dataset: Dataset) -> None:
         c = dataset.collectives
         rows = np.flatnonzero(c.between_stages)
-        rows = rows[np.lexsort((rows, c.issue[rows], c.rank[rows]))]
+        rows = rows[order_by(c.rank[rows], c.issue[rows])]
         other = np.full(len(c.rank), -1, dtype=np.int64)
         pairs = np.flatnonzero(c.point_to_point & c.matched)
-        pairs = pairs[np.argsort(c.collective[pairs], kind="stable")]
+        pairs = pairs[order_by(c.collective[pairs])]
         a, b = pairs[0::2], pairs[1::2]
         if len(a) == len(b) and bool((c.collective[a] == c.collective[b]).all()):
             other[a], other[b] = c.rank[b], c.rank[a]
@@ -77,7 +86,7 @@ class Stages:
         """The stage of each rank, also of unprofiled ones where the lay-out gives it; else -1."""
         if self.stride:
             return np.where(ranks >= 0, ranks // self.stride, -1)
-        return np.asarray(np.r_[self.stage, -1][first_places(self.ranks, ranks)])
+        return where_known(self.stage, first_places(self.ranks, ranks), -1)
 
 
 traffic = once(Traffic)
@@ -107,13 +116,13 @@ def stages(dataset: Dataset) -> Stages | None:
     # where a rank's own first calls are unknown, so is its stage, and those behind it: a circle
     ranks = np.unique(sent.rank)
     receives, unknown = ~sends & np.isin(other, ranks), np.setdiff1d(ranks, rank)
-    edges = np.searchsorted(
-        ranks, np.stack([np.r_[other[receives], unknown], np.r_[rank[receives], unknown]])
-    )
+    senders = np.concatenate((other[receives], unknown))
+    receivers = np.concatenate((rank[receives], unknown))
+    edges = row_of(ranks, np.stack((senders, receivers)))
     depth = depths(len(ranks), *edges)
     if depth.max() < 1:
         return None
     chain = connected(edges.ravel(), np.tile(np.arange(edges.shape[1]), 2), len(ranks))
-    order = np.argsort(depth, kind="stable")
+    order = order_by(depth)
     order = order[depth[order] >= 0]
     return Stages(ranks[order], depth[order], chain[order])

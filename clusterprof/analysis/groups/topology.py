@@ -21,7 +21,17 @@ from clusterprof.analysis.groups.stages import Stages, stages, traffic
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset, calls_per_step, once
 from clusterprof.analysis.model.timeline import COMPUTE
-from clusterprof.columns import Bools, Ints, parts, places
+from clusterprof.columns import (
+    Bools,
+    Ints,
+    count_by,
+    first_at_or_after,
+    greatest_by,
+    parts,
+    places,
+    row_of,
+    rows_between,
+)
 from clusterprof.results import GroupEntry, GroupKind, ShallowGroup, TopologyEntry
 
 
@@ -122,12 +132,12 @@ def _collective_groups(dataset: Dataset, pipeline: Stages | None) -> list[GroupE
     c = dataset.collectives
     compute = np.nan_to_num(dataset.account("compute_ns"), nan=np.inf).sum(axis=1)
     least_bytes, groups = _SIDE_FRAC * c.size.max(initial=0), []
-    called = np.r_[np.flatnonzero(~c.point_to_point), np.flatnonzero(c.exchange)]
+    called = np.concatenate((np.flatnonzero(~c.point_to_point), np.flatnonzero(c.exchange)))
     for rows in parts(called, 2 * c.communicators[0][called] + c.exchange[called]):
         ranks, size = np.unique(c.rank[rows]), communicator_size(dataset, rows)
         # extra work moves a rank's calls to another part of its step: the one that computes least
         # shows best what all members do
-        shown = ranks[np.argmin(compute[np.searchsorted(dataset.ranks, ranks)])]
+        shown = ranks[np.argmin(compute[row_of(dataset.ranks, ranks)])]
         kind, confidence, why = _purpose(_calls(dataset, int(shown), rows, least_bytes))
         several = pipeline is not None and len(np.unique(pipeline.stages_of(ranks))) > 1
         if kind in ("data", "tensor") and several:
@@ -164,9 +174,10 @@ def _calls(dataset: Dataset, rank: int, rows: Ints, least_bytes: float) -> dict[
     # an AllToAll's sizes differ between members, and reports of some kinds have none
     large = (c.size[rows] < 0) | c.exchange[rows] | (c.size[rows] >= least_bytes)
     large &= c.operation[rows] != "Barrier"
-    first, last = np.searchsorted(d.rank, [k, k + 1])
-    line = np.minimum(first + np.searchsorted(d.step[first:last], c.step[rows]), last - 1)
-    begin, end, start = d.begin[line], d.end[line], d.axis.of(k, c.start[rows])
+    rank_steps = rows_between(d.rank, k, k + 1)
+    step_row = rank_steps.start + first_at_or_after(d.step[rank_steps], c.step[rows])
+    step_row = np.minimum(step_row, rank_steps.stop - 1)
+    begin, end, start = d.begin[step_row], d.end[step_row], d.axis.of(k, c.start[rows])
     # how much of its step's compute is before each call, or else of its time
     (compute,) = d.ran(k, k + 1, (COMPUTE,))
     whole, done = compute.within(begin, end), compute.within(begin, start)
@@ -203,11 +214,11 @@ def whole(dataset: Dataset) -> Bools:
     if dataset.world_size == len(dataset.ranks):
         return np.ones(len(c.rank), dtype=bool)
     codes, names = c.communicators
-    pairs, _ = places(codes * len(dataset.ranks) + np.searchsorted(dataset.ranks, c.rank))
-    size = np.zeros(len(names), dtype=np.int64)
-    np.maximum.at(size, codes, dataset.issued("communicator_size"))
+    pairs, _ = places(codes * len(dataset.ranks) + row_of(dataset.ranks, c.rank))
+    unknown = np.zeros(len(names), dtype=np.int64)
+    size = greatest_by(codes, dataset.issued("communicator_size"), unknown)
     size = np.where(size > 0, size, dataset.world_size or 0)
-    members = np.bincount(pairs // len(dataset.ranks), minlength=len(names))
+    members = count_by(pairs // len(dataset.ranks), len(names))
     return (members >= size)[codes] | (c.between_stages & c.matched)
 
 
