@@ -394,45 +394,58 @@ def _findings(
             key = (finding["code"], tuple(finding["ranks"]))
             same.setdefault(key, ([], []))[side].append(finding)
     compared = [
-        _compared(before, after, (len(a), len(b)), step)
+        _compared(_OfSide(before, len(a)), _OfSide(after, len(b)), step)
         for _, (before, after) in sorted(same.items())
         if any(finding["severity"] != "info" for finding in (*before, *after))
     ]
     return sorted(compared, key=lambda finding: -abs(finding["b_saved_ns"] - finding["a_saved_ns"]))
 
 
-def _compared(
-    before: Sequence[MeasuredFinding],
-    after: Sequence[MeasuredFinding],
-    runs: tuple[int, int],
-    step: Change,
-) -> ComparedFinding:
-    """One finding of both sides; where it is not found it saves nothing.
+class _OfSide(NamedTuple):
+    """One finding in the runs of one side; where it is not found it saves nothing."""
+
+    findings: Sequence[MeasuredFinding]
+    runs: int
+
+    @property
+    def saved_ns(self) -> float:
+        return sum(finding["saved_ns_per_step"] for finding in self.findings) / self.runs
+
+    @property
+    def alone_ns(self) -> float:
+        return sum(finding["saved_alone_ns"] for finding in self.findings) / self.runs
+
+    @property
+    def unsure_ns(self) -> int:
+        return max((finding["saved_uncertainty_ns"] for finding in self.findings), default=0)
+
+
+def _compared(before: _OfSide, after: _OfSide, step: Change) -> ComparedFinding:
+    """One finding of both sides.
 
     Its noise is how uncertain both savings are, and by how much steps differ from run to run. What
     a side does not find may still save what is below every finding's limit. What saves more only
     because a cause before it is gone saves no more alone.
     """
-    sides = list(zip((before, after), runs, strict=True))
-    a_saved, b_saved = (sum(f["saved_ns_per_step"] for f in side) / count for side, count in sides)
-    a_alone, b_alone = (sum(f["saved_alone_ns"] for f in side) / count for side, count in sides)
-    unsure = [max((f["saved_uncertainty_ns"] for f in side), default=0) for side, _ in sides]
-    unseen = 0.0 if before and after else _LEAST_FINDING_FRAC * step["b_ns"]
-    noise, growth = math.hypot(*unsure, unseen, step["noise_ns"]), b_saved - a_saved
-    if before and after:
+    growth, unseen = after.saved_ns - before.saved_ns, _LEAST_FINDING_FRAC * step["b_ns"]
+    if before.findings and after.findings:
         # the lesser of both, or nothing where one is more and the other less
-        growth = sorted((0.0, growth, b_alone - a_alone))[1]
+        growth, unseen = sorted((0.0, growth, after.alone_ns - before.alone_ns))[1], 0.0
+    noise = math.hypot(before.unsure_ns, after.unsure_ns, unseen, step["noise_ns"])
     state: State = "same"
     if growth > noise:
-        state = "worse" if before else "new"
+        state = "worse" if before.findings else "new"
     elif -growth > noise:
-        state = "better" if after else "gone"
-    severe = [f["severity"] for f in (*before, *after) if f["severity"] != "info"]
-    last = (*before, *after)[-1]
+        state = "better" if after.findings else "gone"
+    findings = [*before.findings, *after.findings]
+    severe = [finding["severity"] for finding in findings if finding["severity"] != "info"]
+    last = findings[-1]
     return {
         "code": last["code"], "ranks": last["ranks"], "rank": last["rank"], "state": state,
-        "severity": severe[-1], "a_saved_ns": round(a_saved), "a_alone_ns": round(a_alone),
-        "b_saved_ns": round(b_saved), "b_alone_ns": round(b_alone), "noise_ns": round(noise),
+        "severity": severe[-1],
+        "a_saved_ns": round(before.saved_ns), "a_alone_ns": round(before.alone_ns),
+        "b_saved_ns": round(after.saved_ns), "b_alone_ns": round(after.alone_ns),
+        "noise_ns": round(noise),
         "share_of_step": round(growth / max(step["b_ns"], 1), 4), "summary": last["summary"],
     }  # fmt: skip
 
