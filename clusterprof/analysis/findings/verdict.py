@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -32,9 +34,44 @@ _PARTS = {
 }
 
 
+@dataclass(frozen=True, eq=False)
+class _Candidates:
+    """The findings that the verdict may begin with; of each kind those first that save most."""
+
+    dataset: Dataset
+    findings: Sequence[Finding]
+
+    @cached_property
+    def weighty(self) -> list[Finding]:
+        """Those above severity info."""
+        return [f for f in self.findings if f["severity"] != "info"]
+
+    @cached_property
+    def large(self) -> list[Finding]:
+        """Those whose least saving is above it.
+
+        Some are no more than information: what no step log tells the frequency of, or what may be
+        waiting for unprofiled ranks.
+        """
+        step_ns = pace_ns(self.dataset)
+        return [f for f in self.findings if severity(f["saved_least_ns"] / step_ns) != "info"]
+
+    @cached_property
+    def late(self) -> list[Finding]:
+        """Stragglers that delay the other ranks."""
+        stragglers = [f for f in self.findings if f["code"].startswith("straggler.")]
+        return [f for f in stragglers if not overlapped(f)]
+
+    @property
+    def most_ns(self) -> int:
+        """What the weightiest saves."""
+        return max((f["saved_ns_per_step"] for f in self.weighty), default=0)
+
+
 def verdict(dataset: Dataset, findings: Sequence[Finding]) -> list[Sentence]:
     """Who delays the other ranks and why; else that no rank does, and what saves most."""
-    count, weighty = len(dataset.steady_steps), [f for f in findings if f["severity"] != "info"]
+    count, candidates = len(dataset.steady_steps), _Candidates(dataset, findings)
+    weighty, late = candidates.weighty, candidates.late
     by_look = [f for f in weighty if f["code"] == all_ranks.CODE]
     if by_look and count < LEAST_STEADY:
         return headline(by_look[0], 2)
@@ -45,27 +82,23 @@ def verdict(dataset: Dataset, findings: Sequence[Finding]) -> list[Sentence]:
         if not dataset.timelines.has_steps.any():
             few = f"No report has steps, so stragglers {_OPEN}."
         return _plain("unknown", few, *_single_step(dataset))
-    some = len(dataset.ranks) < (dataset.world_size or 0)
-    late = [f for f in findings if f["code"].startswith("straggler.") and not overlapped(f)]
     start = _no_straggler(dataset, named=bool(late))
-    none = "No stragglers among the profiled ranks." if some else "No stragglers."
-    most_ns = max((f["saved_ns_per_step"] for f in weighty), default=0)
-    enough_ns = max(limits.WARNING_FRAC * pace_ns(dataset), most_ns)
+    enough_ns = max(limits.WARNING_FRAC * pace_ns(dataset), candidates.most_ns)
     if (job := what_ifs(dataset)) and job.unseen_ns > enough_ns:
         window, step = ms(dataset.step_ns), ms(pace_ns(dataset))
         text = f"The window shows {window} of each {step} step: the rest {_OPEN}."
         start, late = _plain("unknown", text), []
-    leading = [f for f in late if f in weighty]
-    if leading and leading[0]["saved_ns_per_step"] >= limits.HALF * most_ns:
+    leading, large = [f for f in late if f in weighty], candidates.large
+    if leading and leading[0]["saved_ns_per_step"] >= limits.HALF * candidates.most_ns:
         return headline(leading[0], 2)
-    # of these what no step log tells the frequency of, or what may be waiting for unprofiled ranks
-    large = [f for f in findings if severity(f["saved_least_ns"] / pace_ns(dataset)) != "info"]
     if weighty and large and large[0] not in weighty:
         return [*headline(large[0], 1), _also((leading or weighty)[0])]
     if weighty and (leading or (late and not start)):
         # the straggler comes first, but not where something else saves many times as much
         return [*headline(weighty[0], 1), _also((leading or late)[0])]
     if worth := weighty or large:
+        some = len(dataset.ranks) < (dataset.world_size or 0)
+        none = "No stragglers among the profiled ranks." if some else "No stragglers."
         start = start or _too_few(dataset, worth[0]) or _plain("none", none)
         return [*start, *headline(worth[0], 1)]
     steps = f"in {count} steady-state steps of {ms(dataset.step_ns)}"
