@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
@@ -81,6 +81,24 @@ def all_findings(dataset: Dataset) -> tuple[list[Finding], list[str]]:
     return sorted(every, key=lambda f: -f["saved_ns_per_step"]), warnings
 
 
+@dataclass
+class _Waiting:
+    """Repairs of a tier that are not weighed yet, those of each module in a list."""
+
+    by_module: list[list[Repair]]
+
+    def ready(self) -> list[Repair]:
+        """Those whose turn it is: of each module those of its earliest turn."""
+        return [
+            repair for repairs in self.by_module for repair in repairs
+            if repair.turn == min(waiting.turn for waiting in repairs)
+        ]  # fmt: skip
+
+    def remove(self, weighed: Repair) -> None:
+        """Leave the others waiting."""
+        self.by_module = [[r for r in repairs if r is not weighed] for repairs in self.by_module]
+
+
 def weigh(dataset: Dataset) -> list[tuple[Repair, Saved]]:
     """Return what is to be repaired, in order, and what each repair saves where it comes then.
 
@@ -94,15 +112,14 @@ def weigh(dataset: Dataset) -> list[tuple[Repair, Saved]]:
     for tier in Tier:
         before, enough = [repair for repair, _ in weighed], dict[Repair, bool]()
         modules = [m for m in MODULES if m.TIER is tier and hasattr(m, "repairs")]
-        left: list[list[Repair]] = [[*m.repairs(dataset, lengths, before)] for m in modules]
-        while any(left):
-            ready = [r for some in left for r in some if r.turn == min(s.turn for s in some)]
+        waiting = _Waiting([[*m.repairs(dataset, lengths, before)] for m in modules])
+        while ready := waiting.ready():
             saved = {r: job.saved(r.apply(lengths), lengths, r.ranks) for r in ready}
             enough = {r: saved[r].most_ns >= r.least * step_ns for r in ready} | enough
             # first what is too little to change anything for the others
             small = [r for r in ready if not enough[r]]
             best = small[0] if small else max(ready, key=lambda r: saved[r].certain_ns)
-            left = [[r for r in repairs if r is not best] for repairs in left]
+            waiting.remove(best)
             if not enough[best]:
                 continue
             alone = job.saved(best.apply(job.base), job.base, best.ranks)
