@@ -57,7 +57,7 @@ def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
     """
     if not dataset.ranks:
         return []
-    measures = (_stalls_and_steps, _desynchronised, _slower_hosts)
+    measures = (_stalls, _longer_steps, _desynchronised, _slower_hosts)
     clauses = [clause for measure in measures for clause in measure(dataset)]
     texts = [text for text, _ in clauses if text]
     if not texts:
@@ -98,16 +98,23 @@ def stay(times: StepTimes) -> bool | None:
     return True if chance is not None and after - before > chance else None
 
 
-def _stalls_and_steps(dataset: Dataset) -> Parts:
+def _stalls(dataset: Dataset) -> Parts:
+    """How long the profiler's start and stop stalled a rank, by the step logs of a run."""
+    cost = dataset.capture
+    if not cost:
+        return
+    stalls = {"start": cost["stall_start_ns"], "stop": cost["stall_stop_ns"] or 0}
+    if long := {when: ns for when, ns in stalls.items() if ns >= limits.PAUSE_NS}:
+        text = " and ".join(f"{ns / 1e6:.0f} ms at its {when}" for when, ns in long.items())
+        rows: Evidence = [{f"stall_{when}_ns": ns for when, ns in long.items()}]
+        yield f"a profiled rank stalled once for {text}", rows
+
+
+def _longer_steps(dataset: Dataset) -> Parts:
     """By the step logs of a run; else only what the reports know of the steps before."""
     groups: dict[str, StepTimes | None] = {}
     if cost := dataset.capture:
         groups = {"profiled ranks": cost["profiled"], "unprofiled ranks": cost["unprofiled"]}
-        stalls = {"start": cost["stall_start_ns"], "stop": cost["stall_stop_ns"] or 0}
-        if long := {when: ns for when, ns in stalls.items() if ns >= limits.PAUSE_NS}:
-            text = " and ".join(f"{ns / 1e6:.0f} ms at its {when}" for when, ns in long.items())
-            rows: Evidence = [{f"stall_{when}_ns": ns for when, ns in long.items()}]
-            yield f"a profiled rank stalled once for {text}", rows
     else:
         before, lasted = dataset.usual_step_ns, dataset.durations
         inside = round(float(np.median(lasted))) if len(lasted) else None
