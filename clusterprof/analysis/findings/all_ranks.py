@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from clusterprof import words
@@ -54,11 +55,13 @@ def find(dataset: Dataset, earlier: Sequence[Finding] = ()) -> list[Finding]:
 def _finding(dataset: Dataset, shallow: ShallowResults, suspects: list[Suspect]) -> Finding:
     """Make the finding of the suspects of one group, worst first."""
     ranks, worst, step_ns = [s["rank"] for s in suspects], suspects[0], shallow["step_ns"]
-    saved = min(worst["lateness_ns"], step_ns) if worst["delays"] else 0
-    bound = worst["bound_ns"] if worst["delays"] else 0
+    saved = bound = 0
+    if worst["delays"]:
+        saved, bound = min(worst["lateness_ns"], step_ns), worst["bound_ns"]
     first, last, late_steps = worst["since_step"] or 0, worst["until_step"], worst["late_steps"]
     candidates = shallow["steps"] if late_steps is None else late_steps
-    steps = [step for step in candidates if step >= first and (last is None or step <= last)]
+    until = math.inf if last is None else last
+    steps = [step for step in candidates if first <= step <= until]
     # several groups may have one name
     peers = [
         rank for e in shallow["groups"]
