@@ -302,15 +302,15 @@ def _groups(
     if by is None:
         whole = len(chosen) == len(profiled) > 1
         return {"all ranks" if whole else words.ranks(chosen): chosen}
-    of_rank: dict[int, Any] = {rank: rank for rank in chosen}
-    if by == "host":
-        of_rank = {entry["rank"]: entry["host"] for entry in results["ranks"]}
-    if by == "stage":
-        stages = results["topology"]["stages"]
-        of_rank = {rank: stage["stage"] for stage in stages for rank in stage["ranks"]}
+    stages, unnamed = results["topology"]["stages"], "" if by == "host" else 0
+    names: dict[By, dict[int, Any]] = {
+        "rank": {rank: rank for rank in chosen},
+        "host": {entry["rank"]: entry["host"] for entry in results["ranks"]},
+        "stage": {rank: stage["stage"] for stage in stages for rank in stage["ranks"]},
+    }
     members: dict[Any, list[int]] = {}
     for rank in chosen:
-        members.setdefault(of_rank.get(rank, "" if by == "host" else 0), []).append(rank)
+        members.setdefault(names[by].get(rank, unnamed), []).append(rank)
     return {f"{by} {name}": group for name, group in sorted(members.items())}
 
 
