@@ -292,7 +292,16 @@ class Stretches:
     @classmethod
     def of(cls, *keys: npt.NDArray[Any]) -> Stretches:
         """Return the stretches of rows in which all keys stay the same."""
-        return cls(np.flatnonzero(begins(*keys)), len(keys[0]))
+        return cls.from_begins(begins(*keys))
+
+    @classmethod
+    def from_begins(cls, fresh: Bools) -> Stretches:
+        """Return the stretches that begin where `fresh` [rows] is true.
+
+        >>> Stretches.from_begins(np.array([True, False, True])).size.tolist()
+        [2, 1]
+        """
+        return cls(np.flatnonzero(fresh), len(fresh))
 
     @classmethod
     def sized(cls, sizes: Any) -> Stretches:

@@ -19,7 +19,29 @@ from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.host_activity import WAITS
 from clusterprof.analysis.model.host_time import STEP_RANGES
 from clusterprof.analysis.model.intervals import Intervals, union
-from clusterprof.columns import Bools, Ints, coded, matched, places
+from clusterprof.columns import (
+    Bools,
+    Ints,
+    Stretches,
+    begins,
+    coded,
+    count_by,
+    first_after,
+    first_at_or_after,
+    first_of,
+    greatest_by,
+    last_at_or_before,
+    least_by,
+    matched,
+    order_by,
+    places,
+    preceding,
+    row_of,
+    rows_between,
+    running_sum,
+    sum_by,
+    where_known,
+)
 from clusterprof.mapped import release
 from clusterprof.results import Results, steps_to_look_at
 from clusterprof.tables import SPAN_ROWS, SPANS
@@ -95,7 +117,7 @@ def spans(
         blocks = _of_steps(dataset, [*first, *others], names, at_once)
         merged_blocks = [merged(block, bound) if bound else block for block in blocks]
         drawn = np.concatenate([_NONE, *merged_blocks], axis=1)
-    drawn = drawn[:, np.lexsort((drawn[_START], drawn[_LANE]))]
+    drawn = drawn[:, order_by(drawn[_LANE], drawn[_START])]
     return _table(dataset, drawn, list(names), bound)
 
 
@@ -132,16 +154,16 @@ def _of_steps(dataset: Dataset, steps: Sequence[int], names: Names, at_once: int
     rank, _ = d.axis.back(begin)
     # from when collectives begin to when their last member has arrived, on the axis
     c = dataset.collectives
-    called = d.axis.of(np.searchsorted(dataset.ranks, c.rank), c.start)
+    called = d.axis.of(row_of(dataset.ranks, c.rank), c.start)
     waits = union(called, called + c.wait)
     for k, until in d.blocks(at_once):
-        windows = slice(*np.searchsorted(rank, (k, until)))
+        windows = rows_between(rank, k, until)
         if windows.start == windows.stop:
             continue
         block = _of_block(_Block(dataset, k, until, begin[windows], end[windows]), waits, names)
         # which step a span is in, and from there the reference rank's clock
-        last = np.searchsorted(rank, block[_LANE] // len(SPAN_ROWS), side="right") - 1
-        window = np.minimum(np.searchsorted(end, block[_START], side="right"), last)
+        last = last_at_or_before(rank, block[_LANE] // len(SPAN_ROWS))
+        window = np.minimum(first_after(end, block[_START]), last)
         block[_STEP], block[_START] = step[window], block[_START] + ahead[window]
         yield block
         release()
@@ -163,9 +185,9 @@ def _windows(
         number = np.full(beside.sum(), _BESIDE)
         windows.append(np.stack([ahead[beside], low[beside], high[beside], number]))
     ahead, low, high, number = np.concatenate(windows, axis=1)
-    order = np.argsort(low, kind="stable")
+    order = order_by(low)
     ahead, low, high, number = ahead[order], low[order], high[order], number[order]
-    low = np.maximum(low, np.maximum.accumulate(np.r_[-(2**62), high])[:-1])
+    low = np.maximum(low, preceding(np.maximum.accumulate(high), -(2**62)))
     keep = high > low
     return ahead[keep], low[keep], high[keep], number[keep]
 
@@ -182,6 +204,7 @@ class _Block(NamedTuple):
     def table(self, name: str) -> tuple[pa.Table, Ints]:
         """A table of all of them, and the place of the rank of each row."""
         tables = [getattr(rank, name) for rank in self.dataset.tables[self.k : self.until]]
+        # numpy's own word says it: there are no keys by which a stretch begins
         rank = np.repeat(np.arange(self.k, self.until), [table.num_rows for table in tables])
         return pa.concat_tables(tables), rank
 
@@ -189,9 +212,8 @@ class _Block(NamedTuple):
         """The rows that lie in a window, even in part, and when they start and stop."""
         axis = self.dataset.timelines.axis
         start, stop = (axis.of(rank, table[name].to_numpy()) for name in ("start_ns", "end_ns"))
-        window = np.searchsorted(self.end, start, side="right")
-        fits = (window < len(self.begin)) & (stop > np.r_[self.begin, 0][window]) & (stop > start)
-        rows = np.flatnonzero(fits)
+        begin = where_known(self.begin, first_after(self.end, start), 2**62)
+        rows = np.flatnonzero((stop > begin) & (stop > start))
         return rows, start[rows], stop[rows]
 
 
@@ -207,7 +229,7 @@ def _of_block(block: _Block, waits: Intervals, names: Names) -> Ints:
         lane = axis.back(start)[0] * len(SPAN_ROWS) + row
         rows.append(np.stack([lane, single, kind, text, start, stop - start, single]))
     drawn = np.concatenate(rows, axis=1)
-    drawn = drawn[:, np.argsort(drawn[_LANE], kind="stable")]
+    drawn = drawn[:, order_by(drawn[_LANE])]
     drawn[_NAME] = _numbered(drawn, [*texts, *texts_of_host, ""], names)
     return drawn
 
@@ -217,24 +239,25 @@ def _device(block: _Block, activity: pa.Table, rank: Ints, names: Ints, waits: I
     d, begin, end = block.dataset.timelines, block.begin, block.end
     rows, start, stop = block.near(activity, rank)
     kind, name = _OF_DEVICE[d.kind[rows + d.first[block.k]]], names[rows]
-    near = slice(np.searchsorted(waits.end, begin[0]), np.searchsorted(waits.start, end[-1]))
+    near = slice(first_at_or_after(waits.end, begin[0]), first_at_or_after(waits.start, end[-1]))
     waits = Intervals(waits.start[near], waits.end[near])
     low, high = _between(begin, end, start, stop, waits.end)
-    window = np.searchsorted(end, low, side="right")
-    inside = low >= np.r_[begin, 2**62][window]
+    window = first_after(end, low)
+    inside = low >= where_known(begin, window, 2**62)
     low, high, window = low[inside], high[inside], window[inside]
     # of each moment the activity that covers the others
     winner = np.full(len(low), -1)
     for covering in (_COPY, _TRANSFER, _COMPUTE):
         rows = np.flatnonzero(kind == covering)
         inner = innermost(start[rows], stop[rows], low)
-        winner = np.where(inner >= 0, np.r_[rows, -1][inner], winner)
+        covered = inner >= 0
+        winner[covered] = rows[inner[covered]]
     waiting = innermost(waits.start, waits.end, low) >= 0
     low, high, first = _runs(low, high, winner, waiting, window)
     winner, waiting = winner[first], waiting[first]
-    kind = np.r_[kind, _IDLE][winner]
+    kind = where_known(kind, winner, _IDLE)
     kind[waiting & (kind == _TRANSFER)] = _WAIT
-    return _DEVICE, kind, np.r_[name, -1][winner], low, high
+    return _DEVICE, kind, where_known(name, winner, -1), low, high
 
 
 def _host(block: _Block, before: int) -> tuple[list[_Row], Sequence[str]]:
@@ -255,18 +278,18 @@ def _host(block: _Block, before: int) -> tuple[list[_Row], Sequence[str]]:
     name += before
     # the main thread's ranges; the outermost of them are the phases
     ranges = np.flatnonzero(telling & (row == _HOST))
-    phases = ranges[np.lexsort((-stop[ranges], start[ranges]))]
-    reach = np.maximum.accumulate(np.r_[-(2**62), stop[phases]])[:-1]
+    phases = ranges[order_by(start[ranges], -stop[ranges])]
+    reach = preceding(np.maximum.accumulate(stop[phases]), -(2**62))
     phases = phases[start[phases] >= reach]
     drawn: list[_Row] = [(_PHASE, kind[phases], name[phases], start[phases], stop[phases])]
     # what the main thread is in where it makes no call for long: else nothing would stand there
     inner = np.setdiff1d(ranges, phases)
-    axis, window_ns = block.dataset.timelines.axis, np.zeros(block.until, dtype=np.int64)
-    np.maximum.at(window_ns, axis.back(block.begin)[0], block.end - block.begin)
+    axis, no_window = block.dataset.timelines.axis, np.zeros(block.until, dtype=np.int64)
+    window_ns = greatest_by(axis.back(block.begin)[0], block.end - block.begin, no_window)
     for thread, beside in ((_HOST, inner), (_SECOND_HOST, inner[:0])):
-        of_thread = np.r_[np.flatnonzero((row == thread) & ~is_range), beside]
+        of_thread = np.concatenate((np.flatnonzero((row == thread) & ~is_range), beside))
         low, high = _between(start[of_thread], stop[of_thread])
-        winner = np.r_[of_thread, -1][innermost(start[of_thread], stop[of_thread], low)]
+        winner = where_known(of_thread, innermost(start[of_thread], stop[of_thread], low), -1)
         low, high, winner = (values[winner >= 0] for values in (low, high, winner))
         low, high, first = _runs(low, high, winner)
         winner = winner[first]
@@ -286,26 +309,28 @@ def _threads(block: _Block, rank: Ints, thread: Ints, telling: Bools) -> Ints:
     table, of_device = block.table("activity")
     launching = table["launch_thread"]
     of_device = of_device[launching.is_valid().to_numpy()]
-    threads, number = places(np.r_[thread, launching.drop_null().to_numpy()])
-    pairs, pair = places(np.r_[rank, of_device] * len(threads) + number)
+    threads, number = places(np.concatenate((thread, launching.drop_null().to_numpy())))
+    pairs, pair = places(np.concatenate((rank, of_device)) * len(threads) + number)
     of_pair, calls, launches = pairs // len(threads), pair[: len(thread)], pair[len(thread) :]
-    count = np.bincount(launches, minlength=len(pairs))
-    none = np.bincount(of_pair, count)[of_pair] == 0
-    count = np.where(none, np.bincount(calls, minlength=len(pairs)), count)
-    marks = np.bincount(calls[telling], minlength=len(pairs)) * (count > 0)
-    order = np.lexsort((np.where(marks > 0, 0, -count), -marks, of_pair))
+    count = count_by(launches, len(pairs))
+    none = sum_by(of_pair, count)[of_pair] == 0
+    count = np.where(none, count_by(calls, len(pairs)), count)
+    marks = count_by(calls[telling], len(pairs)) * (count > 0)
+    order = order_by(of_pair, -marks, np.where(marks > 0, 0, -count))
+    # pairs are by rank: the first of each in this order too is where its stretch begins
+    fresh = begins(of_pair)
     is_main = np.zeros(len(pairs), dtype=bool)
-    is_main[order[np.diff(of_pair[order], prepend=-1) != 0]] = True
-    order = np.lexsort((-count, ~is_main, of_pair))
+    is_main[order[fresh]] = True
+    order = order_by(of_pair, ~is_main, -count)
     row = np.full(len(pairs), -1)
-    row[order] = _HOST + np.arange(len(pairs)) - np.searchsorted(of_pair, of_pair)
+    row[order] = _HOST + np.arange(len(pairs)) - first_of(fresh)
     return np.where((count > 0) & (row <= _SECOND_HOST), row, -1)[calls]
 
 
 def _between(*times: Ints) -> tuple[Ints, Ints]:
     """Begin and end of the spans between all these times (of the axis), in order."""
     edges = np.sort(np.concatenate(times))
-    edges = edges[np.diff(edges, prepend=-1) > 0]
+    edges = edges[begins(edges)]
     return edges[:-1], edges[1:]
 
 
@@ -313,28 +338,24 @@ def innermost(start: Ints, stop: Ints, moment: Ints) -> Ints:
     """Of the spans that are open at each moment the one that began last, or -1."""
     if not len(start):
         return np.full(len(moment), -1)
-    order = np.lexsort((-stop, start))
+    order = order_by(start, -stop)
     start, stop = start[order], stop[order]
     # the span before each that ends later, if any: all between the two end earlier
-    before = np.maximum.accumulate(np.r_[-(2**62), stop])[:-1]
+    before = preceding(np.maximum.accumulate(stop), -(2**62))
     outer = np.where(before > stop, np.arange(len(start)) - 1, -1)
     while (short := (outer >= 0) & (stop[outer] <= stop)).any():
         outer[short] = outer[outer[short]]
-    inner = np.searchsorted(start, moment, side="right") - 1
+    inner = last_at_or_before(start, moment)
     while (over := (inner >= 0) & (stop[inner] <= moment)).any():
         inner[over] = outer[inner[over]]
-    return np.where(inner >= 0, order[inner], -1)
+    return where_known(order, inner, -1)
 
 
 def _runs(low: Ints, high: Ints, *keys: Ints | Bools) -> tuple[Ints, Ints, Ints]:
     """Neighbours of equal keys as one: its begin and end, and where its first stands."""
-    fresh = np.ones(len(low), dtype=bool)
-    fresh[1:] = low[1:] != high[:-1]
-    for key in keys:
-        fresh[1:] |= key[1:] != key[:-1]
-    first = np.flatnonzero(fresh)
-    last = np.r_[first[1:], len(low)][: len(first)] - 1
-    return low[first], high[last], first
+    fresh = begins(*keys) | (low != preceding(high, -1))
+    runs = Stretches.from_begins(fresh)
+    return low[runs.first], high[runs.last], runs.first
 
 
 def _numbered(drawn: Ints, texts: Sequence[str], names: Names) -> Ints:
@@ -344,10 +365,9 @@ def _numbered(drawn: Ints, texts: Sequence[str], names: Names) -> Ints:
     """
     rank, row = np.divmod(drawn[_LANE], len(SPAN_ROWS))
     key = (rank * len(SPAN_ROWS) + (row + 1) % len(SPAN_ROWS)) * len(KINDS) + drawn[_OF_KIND]
-    first = np.full(len(texts), 2**62)
-    np.minimum.at(first, drawn[_NAME], key)
+    first = least_by(drawn[_NAME], key, np.full(len(texts), 2**62))
     number = np.zeros(len(texts), dtype=np.int64)
-    for text in np.argsort(first, kind="stable")[: np.count_nonzero(first < 2**62)].tolist():
+    for text in order_by(first)[: np.count_nonzero(first < 2**62)].tolist():
         number[text] = names.setdefault(texts[text], len(names))
     return np.asarray(number[drawn[_NAME]])
 
@@ -366,31 +386,28 @@ def merged(drawn: Ints, bound: int) -> Ints:
     stretch = np.where(short, drawn[_START] // bound, -number)
     order = _sorted(drawn[_LANE], number, drawn[_STEP], stretch, drawn[_OF_KIND])
     s, short = drawn[:, order], short[order]
-    same = short[1:] & short[:-1]
-    for key in (s[_LANE], s[_STEP], number[order], stretch[order]):
-        same &= key[1:] == key[:-1]
-    head = np.r_[True, ~same]  # of each stretch
-    first = head | (np.diff(s[_OF_KIND], prepend=-1) != 0)  # of each kind in it
-    joined, several = s[:, first], ~head | np.r_[same, False]
+    # of each stretch; a long span is one of its own, as no other long one has its number
+    head = begins(s[_LANE], s[_STEP], number[order], stretch[order], short)
+    first = head | begins(s[_OF_KIND])  # of each kind in it
+    stretches = Stretches.from_begins(head)
+    joined, several = s[:, first], (stretches.size > 1)[stretches.of_row]
     if several.any():
-        of_several = np.flatnonzero(head[several]), np.flatnonzero(first[several])
-        joined[:, several[first]] = _joined(s[:, several], *of_several)
+        joined[:, several[first]] = _joined(s[:, several], head[several], first[several])
     return joined
 
 
-def _joined(s: Ints, head: Ints, first: Ints) -> Ints:
+def _joined(s: Ints, head: Bools, first: Bools) -> Ints:
     """Spans of stretches that begin at `head` as one of each kind, one behind the other.
 
     The spans of a kind begin at `first`.
     """
-    joined = s[:, first]
-    joined[_LENGTH], joined[_COUNT] = np.add.reduceat(s[_LENGTH:], first, axis=1)
-    before = np.cumsum(joined[_LENGTH]) - joined[_LENGTH]
-    stretch = np.searchsorted(head, first, side="right") - 1
-    begin = np.minimum.reduceat(s[_START], head)
-    joined[_START] = begin[stretch] + before - before[np.searchsorted(first, head)][stretch]
-    kinds = np.repeat(np.arange(len(first)), np.diff(first, append=s.shape[1]))
-    joined[_NAME] = s[_NAME, np.lexsort((-s[_LENGTH], kinds))[first]]
+    stretches, kinds = Stretches.from_begins(head), Stretches.from_begins(first)
+    joined, stretch = s[:, kinds.first], stretches.of_row[kinds.first]
+    joined[_LENGTH], joined[_COUNT] = kinds.sum(s[_LENGTH:])
+    ends = running_sum(joined[_LENGTH], first_of(begins(stretch)))
+    joined[_START] = stretches.least(s[_START])[stretch] + ends - joined[_LENGTH]
+    longest = order_by(kinds.of_row, -s[_LENGTH])[kinds.first]
+    joined[_NAME] = s[_NAME, longest]
     return joined
 
 
@@ -399,16 +416,16 @@ def _sorted(lane: Ints, number: Ints, *keys: Ints) -> Ints:
 
     Most spans are in order: only those are sorted whose lane and number have others that are not.
     """
-    apart = (np.diff(lane) != 0) | (np.diff(number) != 0)
-    below, equal = np.zeros(len(apart), dtype=bool), ~apart
+    group = Stretches.of(lane, number).of_row
+    equal = group[1:] == group[:-1]
+    below = np.zeros(len(equal), dtype=bool)
     for key in keys:
         below |= equal & (key[1:] < key[:-1])
         equal &= key[1:] == key[:-1]
-    group = np.cumsum(np.r_[False, apart])
     wrong = np.zeros(len(lane), dtype=bool)
     wrong[group[1:][below]] = True
     rows, order = np.flatnonzero(wrong[group]), np.arange(len(lane))
-    order[rows] = rows[np.lexsort((*(key[rows] for key in reversed(keys)), group[rows]))]
+    order[rows] = rows[order_by(group[rows], *(key[rows] for key in keys))]
     return order
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 
 from clusterprof import words
-from clusterprof.columns import Ints
+from clusterprof.columns import Ints, Stretches, order_by
 from clusterprof.export.merged_tables import Merged
 from clusterprof.export.perfetto import about_trace
 from clusterprof.export.tracks import Cut, Track, moments, of_rank, shown
@@ -85,14 +85,15 @@ def _flows(members: Sequence[Ints], begin_ns: int) -> Iterator[dict[str, Any]]:
     of a flow belongs to the slice that is open at its time.
     """
     flows = np.concatenate([np.empty((4, 0), np.int64), *members], axis=1)
-    flows = flows[:, np.lexsort((flows[1], flows[0]))]
-    first = np.diff(flows[0], prepend=0) != 0  # 0 is no flow
-    last = np.diff(flows[0], append=0) != 0
-    joins = (flows[0] > 0) & ~(first & last)
-    phases = np.where(first, "s", np.where(last, "f", "t"))[joins].tolist()
+    flows = flows[:, order_by(flows[0], flows[1])]
+    of_flow = Stretches.of(flows[0])
+    phases = np.full(flows.shape[1], "t")
+    phases[of_flow.last], phases[of_flow.first] = "f", "s"
+    # 0 is no flow, and one member alone is joined with none
+    joins = (flows[0] > 0) & (of_flow.size > 1)[of_flow.of_row]
     times = ((flows[1, joins] - begin_ns) / 1000).tolist()
     for phase, time, (flow, _, process, line) in zip(
-        phases, times, flows[:, joins].T.tolist(), strict=True
+        phases[joins].tolist(), times, flows[:, joins].T.tolist(), strict=True
     ):
         yield {
             **_event("members", phase, process, line), "cat": "collective", "id": flow,

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from clusterprof import words
-from clusterprof.columns import Bools, Ints, coded, integers, texts
+from clusterprof.columns import Bools, Ints, coded, integers, order_by, texts
 from clusterprof.export.merged_tables import Merged
 from clusterprof.export.tracks import shown
 from clusterprof.results import UNBOUNDED_NS, Finding
@@ -89,7 +89,7 @@ def _of_kernel(merged: Merged, finding: Finding, row: dict[str, Any]) -> Iterato
         yield f"{title}: no kernel that ncu can profile (a copy)"
         return
     launch = integers(table, "launch_start_ns", -1)[calls]
-    order = np.argsort(np.where(launch >= 0, launch, integers(table, "start_ns")[calls]))
+    order = order_by(np.where(launch >= 0, launch, integers(table, "start_ns")[calls]))
     calls, launch = calls[order], launch[order]
     thread = integers(table, "launch_thread", -1)[calls]
     took = (integers(table, "end_ns") - integers(table, "start_ns"))[calls]

@@ -13,7 +13,7 @@ from typing import IO
 import numpy as np
 
 from clusterprof import __version__, words
-from clusterprof.columns import Bools, Index, Ints
+from clusterprof.columns import Bools, Index, Ints, places
 from clusterprof.export import wire
 from clusterprof.export.merged_tables import Merged
 from clusterprof.export.tracks import Cut, Track, moments, of_rank, sequence, shown
@@ -127,7 +127,7 @@ def rank_packets(
             thread = [process, number(2, track.thread), text(5, name)]
             form = [message(_THREAD, *thread), order]
         yield _packet(on, message(_TRACK, number(_UUID, track_id), *form))
-        used, code = np.unique(track.code, return_inverse=True)
+        used, code = places(track.code)
         yield _interned(track, used, interned, line, on)
         yield _slices(track, code + interned + 1, line, track_id, on, begin_ns)
         interned += len(used)

@@ -12,7 +12,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clusterprof.columns import integers
+from clusterprof.columns import (
+    begins,
+    first_after,
+    first_at_or_after,
+    integers,
+    order_by,
+    preceding,
+)
 from clusterprof.export.merged_tables import Merged
 
 #: a kernel is launch-bound where this part of its calls at least began on a stream that had
@@ -135,22 +142,22 @@ def _launched_late(activity: pa.Table) -> pa.Array:
         return pa.nulls(len(launch), _WHOLE)
     start, end = integers(activity, "start_ns"), integers(activity, "end_ns")
     stream = np.stack([integers(activity, "device"), integers(activity, "stream")])
-    order = np.lexsort((start, stream[1], stream[0]))
-    same = np.r_[False, (np.diff(stream[:, order]) == 0).all(axis=0)]
-    before = np.r_[0, end[order][:-1]]
+    order = order_by(*stream, start)
+    is_first = begins(*stream[:, order])
+    before = preceding(end[order], 0)
     late = np.zeros(len(start), np.int64)
-    late[order] = (launch[order] >= before) & (launch[order] >= 0) & same
+    late[order] = (launch[order] >= before) & (launch[order] >= 0) & ~is_first
     return pa.array(late)
 
 
 def _launched_inside(ranges: pa.Table, activity: pa.Table) -> pa.Array:
     """How long what was launched while each range was open, by any thread, ran on the device."""
     launch = integers(activity, "launch_start_ns", -1)
-    order = np.argsort(launch, kind="stable")
+    order = order_by(launch)
     length = integers(activity, "end_ns") - integers(activity, "start_ns")
-    total = np.r_[0, np.cumsum(np.where(launch >= 0, length, 0)[order])]
-    until = np.searchsorted(launch[order], integers(ranges, "end_ns"), "right")
-    since = np.searchsorted(launch[order], integers(ranges, "start_ns"), "left")
+    total = np.cumsum(np.append(0, np.where(launch >= 0, length, 0)[order]))
+    until = first_after(launch[order], integers(ranges, "end_ns"))
+    since = first_at_or_after(launch[order], integers(ranges, "start_ns"))
     return pa.array((total[until] - total[since]).astype(np.int64))
 
 

@@ -11,7 +11,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof import words
-from clusterprof.columns import Bools, Floats, Index, Ints, Objects, coded, integers, rows_by
+from clusterprof.columns import (
+    Bools,
+    Floats,
+    Index,
+    Ints,
+    Objects,
+    coded,
+    count_by,
+    greatest_by,
+    integers,
+    last_at_or_before,
+    order_by,
+    places,
+    rows_by,
+    sum_by,
+)
 from clusterprof.exchanges import combined
 from clusterprof.export.merged_tables import Merged
 from clusterprof.results import Finding
@@ -101,7 +116,7 @@ def survey(merged: Merged, limit: float, *, json: bool = False) -> Cut:
     for kinds in CLASSES:
         slices = np.sum([count[kind] for kind in kinds], axis=0)
         sizes = np.sum([size[kind] for kind in kinds], axis=0)
-        from_length = np.r_[np.cumsum(sizes[::-1])[::-1], 0]
+        from_length = np.append(np.cumsum(sizes[::-1])[::-1], 0)
         first = int(np.argmax(from_length <= max(limit, 0)))
         limit -= from_length[first]
         shortest = int(_LENGTHS[first]) if first < len(_LENGTHS) else np.iinfo(np.int64).max
@@ -123,22 +138,21 @@ def _count(track: Track, count: Ints, size: Floats, *, json: bool) -> None:
 
     A name is written once, and needed by the longest of its slices; in JSON with each, and escaped.
     """
-    length = np.maximum(np.searchsorted(_LENGTHS, track.end - track.start, "right") - 1, 0)
-    slices = np.bincount(length, minlength=len(_LENGTHS))
-    longest = np.full(len(track.names), -1, np.int64)
-    np.maximum.at(longest, track.code, length)
+    length = np.maximum(last_at_or_before(_LENGTHS, track.end - track.start), 0)
+    slices = count_by(length, len(_LENGTHS))
+    longest = greatest_by(track.code, length, np.full(len(track.names), -1, np.int64))
     used = np.flatnonzero(longest >= 0)
-    names = np.zeros(len(track.names))
-    for place in used.tolist():
-        text = shown(track.names[place])
+    name_bytes = np.zeros(len(track.names))
+    for code in used.tolist():
+        text = shown(track.names[code])
         escapes = text.count('"') + text.count("\\") if json else 0
-        names[place] = len(text.encode()) + escapes
+        name_bytes[code] = len(text.encode()) + escapes
     count += slices
     size += slices * (JSON_BYTES if json else SLICE_BYTES)[track.kind]
     if json:
-        size += np.bincount(length, names[track.code], len(_LENGTHS))
+        size += sum_by(length, name_bytes[track.code], len(_LENGTHS))
     else:
-        size += np.bincount(longest[used], names[used] + NAME_BYTES, len(_LENGTHS))
+        size += sum_by(longest[used], name_bytes[used] + NAME_BYTES, len(_LENGTHS))
 
 
 #: what the slices of a kind are called
@@ -158,7 +172,7 @@ def of_rank(merged: Merged, rank: int, chosen: Cut) -> list[Track]:
     for track in unlimited(merged, rank):
         shortest_ns = chosen.shortest_ns.get(track.kind, 0)
         track = track.take(np.flatnonzero(track.end - track.start >= shortest_ns))
-        track = track.take(np.lexsort((-track.end, track.start)))
+        track = track.take(order_by(track.start, -track.end))
         lane = lanes(track.start, track.end)
         tracks += [track.take(np.flatnonzero(lane == k)) for k in np.unique(lane[lane >= 0])]
         if (lane < 0).any():
@@ -194,7 +208,7 @@ def _times(
 
 def _steps(merged: Merged, rank: int) -> Track:
     rows = merged.accounts.filter(pc.equal(merged.accounts["rank"], rank))
-    step, code = np.unique(integers(rows, "step"), return_inverse=True)
+    step, code = places(integers(rows, "step"))
     parts = ("compute_ns", "exposed_communication_ns", "exposed_copy_ns", "idle_ns")
     values = {name: (integers(rows, name), np.ones(rows.num_rows, np.bool_)) for name in parts}
     names = np.array([f"step {number}" for number in step], np.object_)
@@ -239,11 +253,11 @@ def _streams(merged: Merged, rank: int, table: pa.Table) -> Iterator[Track]:
     values = {"size_bytes": (size, has_size)} if has_size.any() else {}
     times = _times(merged, rank, table)
     whole = Track("", "device", *times, *coded(table, "name"), values=values)
-    for on, own in _groups(device, stream):
-        where = f"GPU {on[0]} stream {on[1]}" if on[0] >= 0 else f"stream {on[1]}"
+    for (gpu, number), rows in _groups(device, stream):
+        where = f"GPU {gpu} stream {number}" if gpu >= 0 else f"stream {number}"
         # what a stream is for: the kind of most of its slices
-        most = kinds[np.bincount(kind[own]).argmax()]
-        yield replace(whole.take(own), name=f"{where} · {most}")
+        purpose = kinds[count_by(kind[rows]).argmax()]
+        yield replace(whole.take(rows), name=f"{where} · {purpose}")
 
 
 def _threads(merged: Merged, rank: int, table: pa.Table) -> Iterator[Track]:
@@ -265,18 +279,17 @@ def _groups(first: Ints, second: Ints) -> Iterator[tuple[tuple[int, int], Index]
 
 
 def sequence(start: Ints, end: Ints) -> tuple[Index, Bools]:
-    """The begins and ends of a track's slices in order: places, and which of them are ends.
+    """The begins and ends of a track's slices in order: edges, and which of them are ends.
 
-    Place k < n is the begin of slice k, n + k its end; of slices without a length only the begin.
+    Edge k < n is the begin of slice k, n + k its end; of slices without a length only the begin.
     At one moment what began last ends first, and ends come before begins.
     """
     count = np.arange(len(start))
     ended = np.flatnonzero(end > start)
-    time = np.r_[start, end[ended]]
-    is_end = np.r_[np.zeros(len(start), np.bool_), np.ones(len(ended), np.bool_)]
-    order = np.lexsort((np.r_[count, -ended], ~is_end, time))
-    places = np.r_[count, len(start) + ended]
-    return places[order], is_end[order]
+    edges = np.concatenate((count, len(start) + ended))
+    time, is_end = np.concatenate((start, end[ended])), edges >= len(start)
+    order = order_by(time, ~is_end, np.concatenate((count, -ended)))
+    return edges[order], is_end[order]
 
 
 def lanes(start: Ints, end: Ints) -> Ints:
@@ -306,16 +319,16 @@ def _nested(start: Ints, end: Ints) -> bool:
 
     Else, at the first that does not, more slices are open than when that one began.
     """
-    places, is_end = sequence(start, end)
+    edges, is_end = sequence(start, end)
     count = len(start)
     lasts = np.zeros(count, np.bool_)
-    lasts[places[is_end] - count] = True
-    whole = is_end | lasts[np.where(is_end, 0, places)]
-    places, is_end = places[whole], is_end[whole]
+    lasts[edges[is_end] - count] = True
+    whole = is_end | lasts[np.where(is_end, 0, edges)]
+    edges, is_end = edges[whole], is_end[whole]
     depth = np.cumsum(np.where(is_end, -1, 1)) + is_end  # with itself, at begin and at end
     of_slice = np.zeros(count, np.int64)
-    of_slice[places[~is_end]] = depth[~is_end]
-    return bool((of_slice[places[is_end] - count] == depth[is_end]).all())
+    of_slice[edges[~is_end]] = depth[~is_end]
+    return bool((of_slice[edges[is_end] - count] == depth[is_end]).all())
 
 
 def moments(merged: Merged, finding: Finding) -> list[tuple[int | None, int]]:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof import exchanges, words
-from clusterprof.columns import Floats, integers
+from clusterprof.columns import Floats, count_by, integers, order_by, sums
 from clusterprof.report import summary
 from clusterprof.report.summary import Summary
 from clusterprof.results import UNBOUNDED_NS
@@ -224,7 +224,7 @@ def spread(run: Summary, matched: Calls) -> dict[str, Any] | None:
         return float(_LEAST_SPREAD_NS * 10 ** (bar / _PER_DECADE))
 
     bars = np.minimum(np.floor(along(apart)), _MOST_BARS - 1).astype(np.int64)
-    counts = np.bincount(bars)
+    counts = count_by(bars)
     wide = _ACROSS / max(len(counts), 6)
     heights = _HEIGHT * counts / counts.max()
     bound = run.pair_bound_ns
@@ -276,10 +276,10 @@ def waits(run: Summary, matched: Calls) -> dict[str, Any] | None:
     row = {name: number for number, name in enumerate(nodes)}
     node_of_rank = np.zeros(int(max(rank.max(), last.max())) + 1, dtype=np.intp)
     node_of_rank[ranks] = [row[names[rank]] for rank in ranks]
-    matrix = np.zeros((len(nodes), len(nodes)))
     certain = exchanges.counted_once(start, certain, rank, node_of_rank[last], step)
-    np.add.at(matrix, (node_of_rank[rank], node_of_rank[last]), certain)
-    matrix /= matched.steps * np.bincount(node_of_rank[ranks], minlength=len(nodes))[:, None]
+    pairs = node_of_rank[rank], node_of_rank[last]
+    matrix = sums((len(nodes), len(nodes)), pairs, certain)
+    matrix /= matched.steps * count_by(node_of_rank[ranks], len(nodes))[:, None]
     stragglers = set() if by_host else {str(rank) for rank in run.stragglers()}
     return _drawn(matrix, nodes, "host" if by_host else "rank", stragglers)
 
@@ -329,5 +329,5 @@ def _largest_places(totals: Floats) -> list[int]:
     """The places of the largest totals, in their own order; of many names none without waits."""
     if len(totals) <= _WRITTEN:
         return list(range(len(totals)))
-    largest = np.argsort(-totals, kind="stable")[:_MOST_NAMES]
+    largest = order_by(-totals)[:_MOST_NAMES]
     return sorted(largest[totals[largest] > 0].tolist())

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof import exchanges, words
-from clusterprof.columns import Floats, Ints, integers
+from clusterprof.columns import Floats, Ints, count_by, integers, order_by, places, row_of, sums
 from clusterprof.report.summary import Summary
 from clusterprof.report.whole_job import Job
 
@@ -76,18 +75,16 @@ def _measure(
     phrase: str,
     rank: Ints,
     step: Ints,
-    ns: npt.ArrayLike,
+    ns: Ints | Floats,
     *,
     from_least: bool = False,
     without: float = np.nan,
 ) -> Measure:
     """The sums of `ns` by rank and step; `without` where there are no values."""
-    ranks, row = np.unique(rank, return_inverse=True)
-    steps, column = np.unique(step, return_inverse=True)
-    sums, has_value = np.zeros((len(ranks), len(steps))), np.zeros((len(ranks), len(steps)), bool)
-    np.add.at(sums, (row, column), ns)
-    has_value[row, column] = True
-    return Measure(name, phrase, ranks, steps, np.where(has_value, sums, without), from_least)
+    (ranks, row), (steps, column) = places(rank), places(step)
+    shape, cells = (len(ranks), len(steps)), (row, column)
+    values = np.where(sums(shape, cells) > 0, sums(shape, cells, ns), without)
+    return Measure(name, phrase, ranks, steps, values, from_least)
 
 
 def _caused(run: Summary, collectives: pa.Table) -> Iterator[Measure]:
@@ -103,13 +100,13 @@ def _caused(run: Summary, collectives: pa.Table) -> Iterator[Measure]:
     # the mean over the ranks for which it comes last in the step
     cause, others = exchanges.combined(last, step), rank != last
     _, once = np.unique(exchanges.combined(cause, rank)[others], return_index=True)
-    kept_waiting = np.bincount(cause[others][once], minlength=cause.max() + 1)
+    kept_waiting = count_by(cause[others][once], cause.max() + 1)
     mean_waits = waits / np.maximum(kept_waiting, 1)[cause]
     phrase = "how long other ranks wait for the rank (mean of those that do), overlapped or not"
     # each rank has a row, also one that no rank waits for
     yield _measure(
-        "wait caused", phrase, np.r_[last, rank], np.r_[step, step],
-        np.r_[mean_waits, np.zeros(len(rank))], without=0.0,
+        "wait caused", phrase, np.concatenate((last, rank)), np.concatenate((step, step)),
+        np.concatenate((mean_waits, np.zeros(len(rank)))), without=0.0,
     )  # fmt: skip
 
 
@@ -145,11 +142,11 @@ def _packed(measure: Measure, ranks: Ints, run: Summary) -> dict[str, Any]:
     # the steps that a page can carry: those nearest to the window
     most_steps = max(min(MOST_CELLS // max(len(ranks), 1), MOST_STEPS), 1)
     middle = (window[0] + window[-1]) / 2 if window else float(measure.steps[-1])
-    nearest = np.argsort(np.abs(measure.steps - middle), kind="stable")
+    nearest = order_by(np.abs(measure.steps - middle))
     chosen = np.sort(nearest[:most_steps])
     steps = measure.steps[chosen]
     values = np.full((len(ranks), len(steps)), np.nan)
-    values[np.searchsorted(ranks, measure.ranks)] = measure.values[:, chosen]
+    values[row_of(ranks, measure.ranks)] = measure.values[:, chosen]
     has_value = np.isfinite(values)
     unit = max(float(np.nanmax(values, initial=0)) / _FULL, 1.0)
     codes = np.where(has_value, np.round(np.nan_to_num(values) / unit), _UNKNOWN).astype("<u2")
@@ -192,7 +189,7 @@ def _groupings(run: Summary, job: Job, ranks: Ints) -> list[dict[str, Any]]:
         label = np.full(len(ranks), -1)
         for number, group in enumerate(groups.values()):
             label[np.isin(ranks, group) & (label < 0)] = number
-        sizes = np.bincount(label[label >= 0], minlength=1)
+        sizes = count_by(label[label >= 0], 1)
         # one group, or one rank in each, groups nothing
         if (sizes > 0).sum() > 1 and sizes.max() > 1:
             groupings.append({"name": kind, "labels": [*groups], "of": label.tolist()})

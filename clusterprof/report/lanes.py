@@ -16,7 +16,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof import words
-from clusterprof.columns import Ints, integers
+from clusterprof.columns import (
+    Ints,
+    Stretches,
+    begins,
+    count_by,
+    first_of,
+    greatest_by,
+    integers,
+    inverse,
+    last_at_or_before,
+    order_by,
+    places,
+    preceding,
+    row_of,
+)
 from clusterprof.report.summary import Summary
 from clusterprof.results import UNBOUNDED_NS, Results, steps_to_look_at
 from clusterprof.tables import SPAN_ROWS, SPANS
@@ -69,7 +83,7 @@ def build(run: Summary, collectives: pa.Table, spans: pa.Table | None = None) ->
     placed = collectives.filter(pc.and_(*has_times))
     spans = SPANS.empty_table() if spans is None else spans
     spans = spans.filter(pc.is_in(spans["row"].cast(pa.string()), pa.array(SPAN_ROWS)))
-    ranks = np.unique(np.r_[placed["rank"].to_numpy(), spans["rank"].to_numpy()]).tolist()
+    ranks = np.union1d(placed["rank"].to_numpy(), spans["rank"].to_numpy()).tolist()
     if not ranks:
         return None
     notes = []
@@ -86,8 +100,9 @@ def build(run: Summary, collectives: pa.Table, spans: pa.Table | None = None) ->
     numbers = [step.number for step in steps]
     first = [numbers.index(step) for step in steps_to_look_at(run.results) if step in numbers]
     typical, worst = [*first, -1, -1][:2] if first else (0, -1)
-    stragglers, rows = run.stragglers(), np.zeros(len(ranks), np.int64)
-    np.maximum.at(rows, calls["lane"], calls["row"])
+    stragglers = run.stragglers()
+    lane, row = (np.array(calls[name], np.int64) for name in ("lane", "row"))
+    last_rows = greatest_by(lane, row, np.zeros(len(ranks), np.int64)).tolist()
     medians = {entry["step"]: entry["duration_ns"] for entry in run.results["steps"]}
     data = {
         "unit_ns": UNIT_NS,
@@ -98,7 +113,7 @@ def build(run: Summary, collectives: pa.Table, spans: pa.Table | None = None) ->
                 "rows": last_row + 1,
                 "named": rank in stragglers,
             }
-            for rank, last_row in zip(ranks, rows.tolist(), strict=True)
+            for rank, last_row in zip(ranks, last_rows, strict=True)
         ],
         "steps": [
             {
@@ -115,7 +130,7 @@ def build(run: Summary, collectives: pa.Table, spans: pa.Table | None = None) ->
         # the longest steady-state step where that is another one
         "worst": worst,
         "presets": [
-            {"name": name, "lanes": np.searchsorted(ranks, chosen).tolist()}
+            {"name": name, "lanes": row_of(ranks, np.array(chosen)).tolist()}
             for name, chosen in _presets(run, ranks)
         ],
         # findings that name ranks, by their anchors
@@ -139,36 +154,35 @@ def _call_columns(
     its wait (arrival before the last) and its duration, in the order of the collectives.
     """
     collective, last = _numbered(placed)
-    placed = placed.take(np.lexsort((integers(placed, "aligned_start_ns"), collective)))
+    placed = placed.take(order_by(collective, integers(placed, "aligned_start_ns")))
     collective = np.sort(collective)
-    lane = np.searchsorted(ranks, integers(placed, "rank"))
+    members = Stretches.of(collective)
+    lane = row_of(ranks, integers(placed, "rank"))
     coded = {name: _coded(placed[name]) for name in ("operation", "communicator", "state")}
     start, end = (integers(placed, f"aligned_{edge}_ns") for edge in ("start", "end"))
-    head = np.searchsorted(collective, np.arange(len(last)))
-    alone = np.asarray(pc.is_null(placed["wait_ns"])).astype(np.int64)[head]
+    alone = np.asarray(pc.is_null(placed["wait_ns"])).astype(np.int64)[members.first]
     # who came last, and by how much after the second-to-last
     uncertainty = np.array([run.uncertainties.get(rank, 0) for rank in ranks], np.int64)
-    final = np.append(head[1:], len(collective))[: len(head)] - 1
-    before = np.maximum(final - 1, head)
+    final, before = members.last, np.maximum(members.last - 1, members.first)
     margin = start[final] - start[before]
     bound = uncertainty[lane[final]] + uncertainty[lane[before]]
-    is_late = (margin > bound) & (final > head) & (alone == 0)
+    is_late = (margin > bound) & (members.size > 1) & (alone == 0)
     confidence = np.asarray(pc.fill_null(placed["confidence"].cast(pa.float64()), -0.01))
     # a row of its rank's lane for each communicator, at most `MOST_ROWS`
     pairs, of_pair = np.unique(
         np.stack([lane, coded["communicator"][0]]), axis=1, return_inverse=True
     )
-    row = np.minimum(np.arange(pairs.shape[1]) - np.searchsorted(pairs[0], pairs[0]), MOST_ROWS - 1)
+    row = np.minimum(np.arange(pairs.shape[1]) - first_of(begins(pairs[0])), MOST_ROWS - 1)
     # what the communicators are for, as far as that is known
     kinds = {
         words.plain(group["communicator"]): group["kind"]
         for group in run.results["topology"]["groups"]
         if group["kind"] != "unknown"
     }
-    columns = {name: codes[head] for name, (codes, _) in coded.items()} | {
-        "bytes": integers(placed, "message_bytes", -1)[head],
-        "order": integers(placed, "order", -1)[head],
-        "confidence": np.floor(confidence * 100 + 1e-9).astype(np.int64)[head],
+    columns = {name: codes[members.first] for name, (codes, _) in coded.items()} | {
+        "bytes": integers(placed, "message_bytes", -1)[members.first],
+        "order": integers(placed, "order", -1)[members.first],
+        "confidence": np.floor(confidence * 100 + 1e-9).astype(np.int64)[members.first],
         "last": np.diff((last - zero) // UNIT_NS, prepend=0),
         # lane of the rank that came last by more than the clocks may err, -1 where none did
         "late": np.where(is_late, lane[final], -1),
@@ -178,7 +192,7 @@ def _call_columns(
         "bound": np.where(bound < UNBOUNDED_NS, -(-bound // UNIT_NS), -1),
         # 1 where it could not be matched, so that wait and transfer are not known
         "alone": alone,
-        "members": np.bincount(collective, minlength=len(last)),
+        "members": members.size,
         "lane": lane,
         "row": row[of_pair.reshape(-1)],
         "wait": (last[collective] - start) // UNIT_NS,
@@ -200,20 +214,21 @@ def _span_columns(spans: pa.Table, ranks: list[int], zero: int) -> dict[str, lis
     row, rows = _coded(spans["row"])
     kind, kinds = _coded(spans["kind"])
     text, texts = _coded(spans["name"])
-    pairs, name = np.unique(kind * len(texts) + text, return_inverse=True)
-    key = np.searchsorted(ranks, integers(spans, "rank")) * len(SPAN_ROWS)
+    pairs, name = places(kind * len(texts) + text)
+    key = row_of(ranks, integers(spans, "rank")) * len(SPAN_ROWS)
     key += np.array([SPAN_ROWS.index(name) for name in rows], np.int64)[row]
     start, end, count = (integers(spans, column) for column in ("start_ns", "end_ns", "count"))
-    order = np.lexsort((start, key))
-    key, name, count = key[order], name.reshape(-1)[order], count[order]
+    order = order_by(key, start)
+    key, name, count = key[order], name[order], count[order]
     start, end = ((times[order] - zero) // UNIT_NS for times in (start, end))
-    fresh = np.diff(key, prepend=-1) != 0
-    before = np.where(fresh, 0, np.r_[0, end[:-1]])
+    of_key = Stretches.of(key)
+    gap = start - preceding(end, 0)
+    gap[of_key.first] = start[of_key.first]
     merged = np.flatnonzero(count > 1)
     columns = {
-        "key": key[fresh],
-        "size": np.diff(np.flatnonzero(np.r_[fresh, True])),
-        "gap": start - before,
+        "key": key[of_key.first],
+        "size": of_key.size,
+        "gap": gap,
         "length": end - start,
         "name": name,
         "merged": np.diff(merged, prepend=0),
@@ -285,11 +300,10 @@ def _steps(results: Results, placed: pa.Table, spans: pa.Table) -> list[Step]:
 def _numbered(placed: pa.Table) -> tuple[Ints, Ints]:
     """Each call's collective, numbered by their last arrivals; and those, ns."""
     arrival = pc.coalesce(placed["last_arrival_ns"], placed["aligned_start_ns"]).to_numpy()
-    _, collective = np.unique(integers(placed, "collective"), return_inverse=True)
-    last = np.full(int(collective.max(initial=-1)) + 1, np.iinfo(np.int64).min)
-    np.maximum.at(last, collective, arrival)
-    by_arrival = np.argsort(last, kind="stable")
-    return np.argsort(by_arrival)[collective], last[by_arrival]
+    numbers, collective = places(integers(placed, "collective"))
+    last = greatest_by(collective, arrival, np.full(len(numbers), np.iinfo(np.int64).min))
+    by_arrival = order_by(last)
+    return inverse(by_arrival)[collective], last[by_arrival]
 
 
 def _within_limit(
@@ -303,9 +317,9 @@ def _within_limit(
     most_calls = next(count for size, count in MOST_CALLS.items() if ranks <= size)
     steps = _steps(results, placed, spans)
     collective, last = _numbered(placed)
-    begins = np.array([entry.begin for entry in steps])
-    step = np.maximum(np.searchsorted(begins, last, side="right") - 1, 0)
-    per_step = np.bincount(step[collective], minlength=len(steps))
+    step_begins = np.array([entry.begin for entry in steps])
+    step = np.maximum(last_at_or_before(step_begins, last), 0)
+    per_step = count_by(step[collective], len(steps))
     with_spans = set(pc.unique(spans["step"]).to_pylist()) - {None}
     able = [k for k, step in enumerate(steps) if step.number in with_spans]
     able = able or list(range(len(steps)))
@@ -323,11 +337,10 @@ def _within_limit(
         some = words.counted(len(kept), "step")
         notes.append(f"the timeline carries {some} of {len(steps)}: {numbers}")
     keep = np.isin(step, kept)
-    length = np.zeros(len(keep), np.int64)
     spent = integers(placed, "aligned_end_ns") - integers(placed, "aligned_start_ns")
-    np.maximum.at(length, collective, spent)
-    longest = np.argsort(np.where(keep, -length, 1), kind="stable")
-    fits = longest[np.cumsum(np.bincount(collective)[longest]) <= most_calls]
+    length = greatest_by(collective, spent, np.zeros(len(keep), np.int64))
+    longest = order_by(np.where(keep, -length, 1))
+    fits = longest[np.cumsum(count_by(collective)[longest]) <= most_calls]
     if len(fits) < keep.sum():
         notes.append(f"its {int(keep.sum()) - len(fits):,} shortest collectives are not drawn")
         keep &= np.isin(np.arange(len(keep)), fits)

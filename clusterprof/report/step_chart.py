@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clusterprof import words
+from clusterprof.columns import rows_by
 from clusterprof.report.whole_job import Job
 from clusterprof.results import Results, steps_to_look_at
 
@@ -59,11 +60,10 @@ def bars(results: Results, job: Job) -> list[Bar]:
         window = results["steps"]
         rows = [(e["step"], account["duration_ns"]) for e in window for account in e["ranks"]]
         step, ns = np.array(rows, np.int64).reshape(-1, 2).T
-    numbers, first = np.unique(np.sort(step), return_index=True)
-    by_step = np.split(ns[np.argsort(step, kind="stable")], first)[1:]
+    by_step = {number: ns[rows] for number, rows in rows_by(step).items()}
     steps = [
         Bar(number, 1, float(np.median(of_ranks)), float(of_ranks.min()), float(of_ranks.max()))
-        for number, of_ranks in zip(numbers.tolist(), by_step, strict=True)
+        for number, of_ranks in by_step.items()
     ]
     blocks = _blocks(job.paces, [bar.first for bar in steps])
     return sorted([*steps, *blocks], key=lambda bar: bar.first)
