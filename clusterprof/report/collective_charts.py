@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -144,35 +144,55 @@ def bandwidth(run: Summary, matched: Calls) -> dict[str, Any] | None:
     }
 
 
+class _Kind(NamedTuple):
+    """The collectives that one point of the chart stands for."""
+
+    operation: str
+    members: int
+    size: int
+    #: not all members were profiled: the last to arrive, which does not wait, may be another one
+    is_bound: bool
+    link: tuple[str, float] | None
+
+    @property
+    def bus_bytes(self) -> float:
+        """What crosses the bus; nothing where that is not defined."""
+        return (bus_factor(self.operation, self.members) or 0.0) * self.size
+
+    def point(self, times_ns: list[int]) -> dict[str, Any]:
+        """The point of calls that took so long: their median."""
+        median_ns, operation = float(np.median(times_ns)), words.plain(self.operation)
+        rate, count = self.bus_bytes / median_ns, words.counted(len(times_ns), "call")
+        return {
+            "operation": operation,
+            "bytes": self.size,
+            "rate": rate,
+            "link": self.link,
+            "label": f"{operation} of {words.counted(self.members, 'rank')}, "
+            f"{words.size(self.size)}: {'at least ' if self.is_bound else ''}{_rate(rate)} "
+            f"({words.duration(median_ns)}, {count})",
+            "least": self.is_bound,
+            "ns": sum(times_ns),
+        }
+
+
 def _points(run: Summary, matched: Calls) -> list[dict[str, Any]]:
     """One for each operation, number of members and size: the median over its calls."""
-    groups = {group["communicator"]: group for group in run.results["topology"]["groups"]}
-    links = {name: _link(run, group["ranks"]) for name, group in groups.items()}
-    kinds: dict[tuple[str, int, int, bool, tuple[str, float] | None], list[int]] = {}
+    groups = run.results["topology"]["groups"]
+    links = {group["communicator"]: _link(run, group["ranks"]) for group in groups}
+    sizes = {group["communicator"]: group["size"] for group in groups}
+    times_ns: dict[_Kind, list[int]] = {}
     for row in matched.collectives.to_pylist():
-        operation, communicator, members = (
-            row[name] for name in ("operation_first", "communicator_first", "rank_count")
-        )
-        group = groups.get(communicator)
-        true = (group["size"] if group else None) or members
+        operation, communicator = row["operation_first"], row["communicator_first"]
+        members = sizes.get(communicator) or row["rank_count"]
         # ncclAlltoAll's payload is what goes to one member (collectives.cc); torch gives all of it
         to_one = operation == "AllToAll" and row["source_first"] == "nvtx_payload"
-        size = (row["message_bytes_max"] or 0) * (true if to_one else 1)
-        is_bound = true > members and operation not in _POINT_TO_POINT
-        if size > 0 and bus_factor(operation, true) and row["took_min"] > 0:
-            key = (operation, true, size, is_bound, links.get(communicator))
-            kinds.setdefault(key, []).append(row["took_min"])
-    points: list[dict[str, Any]] = []
-    for (operation, true, size, is_bound, link), times in sorted(kinds.items(), key=str):
-        ns = float(np.median(times))
-        rate = (bus_factor(operation, true) or 0.0) * size / ns
-        name, calls_ = words.plain(operation), words.counted(len(times), "call")
-        label = (
-            f"{name} of {words.counted(true, 'rank')}, {words.size(size)}: "
-            f"{'at least ' if is_bound else ''}{_rate(rate)} ({words.duration(ns)}, {calls_})"
-        )
-        point = {"operation": name, "bytes": size, "rate": rate, "link": link, "label": label}
-        points.append(point | {"least": is_bound, "ns": sum(times)})
+        size = (row["message_bytes_max"] or 0) * (members if to_one else 1)
+        is_bound = members > row["rank_count"] and operation not in _POINT_TO_POINT
+        kind = _Kind(operation, members, size, is_bound, links.get(communicator))
+        if kind.bus_bytes > 0 and row["took_min"] > 0:
+            times_ns.setdefault(kind, []).append(row["took_min"])
+    points = [kind.point(times) for kind, times in sorted(times_ns.items(), key=str)]
     return sorted(points, key=lambda point: -point["ns"])[:_MOST_POINTS]
 
 

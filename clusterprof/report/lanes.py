@@ -321,17 +321,17 @@ def _within_limit(
     step = np.maximum(last_at_or_before(step_begins, last), 0)
     per_step = count_by(step[collective], len(steps))
     with_spans = set(pc.unique(spans["step"]).to_pylist()) - {None}
-    able = [k for k, step in enumerate(steps) if step.number in with_spans]
-    able = able or list(range(len(steps)))
-    first = steps_to_look_at(results)
-    order = [k for number in first for k in able if steps[k].number == number]
-    order += sorted(able, key=lambda k: (not steps[k].steady, k))
-    kept: list[int] = []
-    for index in dict.fromkeys(order):
-        if kept and per_step[[*kept, index]].sum() > most_calls:
-            break
-        kept.append(index)
-    kept.sort()
+    able = [k for k, entry in enumerate(steps) if entry.number in with_spans]
+    turns: dict[int | None, int] = {
+        number: turn for turn, number in enumerate(steps_to_look_at(results))
+    }
+
+    def priority(k: int) -> tuple[int, bool, int]:
+        return turns.get(steps[k].number, len(turns)), not steps[k].steady, k
+
+    order = sorted(able or range(len(steps)), key=priority)
+    fitting = int(np.count_nonzero(np.cumsum(per_step[order]) <= most_calls))
+    kept = sorted(order[: max(fitting, 1)])
     if len(kept) < len(steps):
         numbers = words.spans((steps[i].number or 0 for i in kept), limit=6)
         some = words.counted(len(kept), "step")

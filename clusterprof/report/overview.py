@@ -54,20 +54,20 @@ def _nothing(run: Summary) -> list[Tile]:
 
 def _who(run: Summary, top: Finding) -> Tile:
     profiled = len(run.results["ranks"])
-    everyone = profiled > 1 and len(top["ranks"]) == profiled
-    is_straggler = top["code"].startswith("straggler.") and not everyone
+    if profiled > 1 and len(top["ranks"]) == profiled:
+        everyone = f"all {profiled} {'profiled ' if run.world > profiled else ''}ranks"
+        return Tile("Who", everyone, f"no single straggler, {top['code']}")
+    is_straggler = top["code"].startswith("straggler.")
     shallow = run.results["shallow"]
     hosts = {run.hosts.get(rank, "") for rank in top["ranks"]} - {""} or {
         suspect["host"]
         for suspect in (shallow["suspects"] if shallow else ())
         if suspect["rank"] in top["ranks"] and suspect["host"]
     }
-    where = f" on {words.plain(hosts.pop() or '')}" if len(hosts) == 1 and not everyone else ""
+    where = f" on {words.plain(hosts.pop() or '')}" if len(hosts) == 1 else ""
     alone = "no single straggler" if profiled > 1 else "the only profiled rank"
-    every = f"all {profiled} {'profiled ' if run.world > profiled else ''}ranks"
-    who = every if everyone else summary.whom(top) or "an unprofiled rank"
     more = f"{'straggler' if is_straggler else alone}{where}, {top['code']}"
-    return Tile("Who", who, more, hurt=is_straggler)
+    return Tile("Who", summary.whom(top) or "an unprofiled rank", more, hurt=is_straggler)
 
 
 def _cost(run: Summary, top: Finding) -> Tile:

@@ -46,11 +46,49 @@ class Bar:
         return f"{self.first}" if self.count == 1 else f"{self.first}–{self.first + self.count - 1}"
 
     @property
+    def wide(self) -> int:
+        """How many times as wide as a single step's it is."""
+        return _BLOCK_WIDTH if self.count > 1 else 1
+
+    @property
     def label(self) -> str:
         """What it says when it is pointed at."""
         kind, spread = ("step", "ranks") if self.count == 1 else ("steps", "quartiles")
         apart = f"{words.duration(self.low_ns)} to {words.duration(self.high_ns)}"
         return f"{kind} {self.numbers}: {words.duration(self.median_ns)}, {spread} {apart}"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What the drawing's full height stands for, and how wide a single step's place is."""
+
+    top_ns: float
+    unit: float
+
+    def y(self, ns: float) -> float:
+        """Return how far from the drawing's upper edge a time ends; what is longer is cut off."""
+        return _TOP + _HEIGHT * (1 - min(ns / self.top_ns, 1))
+
+    def drawn(self, bar: Bar, before: int, *, inside: bool, disturbed: bool) -> dict[str, Any]:
+        """Return a bar as it is drawn behind so many places of single steps."""
+        left, high, free = _LEFT + before * self.unit, self.y(bar.median_ns), _FREE * self.unit
+        x, width = round(left + free, 1), round(bar.wide * self.unit - 2 * free, 1)
+        # across the bar, from its foot to its head
+        lines = np.arange(_FLOOR - 3, high, -6).tolist() if disturbed else []
+        return {
+            "x": x,
+            "width": width,
+            "middle": round(left + bar.wide * self.unit / 2, 1),
+            "y": round(high, 1),
+            "height": round(_FLOOR - high, 1),
+            "low": round(self.y(bar.low_ns), 1),
+            "high": round(self.y(bar.high_ns), 1),
+            "cut": max(bar.median_ns, bar.high_ns) > self.top_ns,
+            "inside": inside,
+            "stripes": "".join(f"M{x} {line:.1f}h{width}" for line in lines),
+            "label": bar.label + (", not in steady state" if disturbed else ""),
+            "numbers": bar.numbers,
+        }
 
 
 def bars(results: Results, job: Job) -> list[Bar]:
@@ -95,47 +133,29 @@ def chart(results: Results, job: Job) -> dict[str, Any] | None:
     None where fewer than three steps are known.
     """
     every = bars(results, job)
-    window = [step["step"] for step in results["steps"]]
-    shown = every
-    if len(every) > _MOST_BARS:
-        middle = (window[0] + window[-1]) / 2 if window else every[-1].first
-        nearest = sorted(every, key=lambda bar: abs(bar.first - middle))[:_MOST_BARS]
-        shown = sorted(nearest, key=lambda bar: bar.first)
-    if len(shown) < 3:
+    if len(every) < 3:
         return None
+    window = [step["step"] for step in results["steps"]]
+    middle = (window[0] + window[-1]) / 2 if window else every[-1].first
+    nearest = sorted(every, key=lambda bar: abs(bar.first - middle))[:_MOST_BARS]
+    shown = sorted(nearest, key=lambda bar: bar.first)
     unsteady = {step["step"] for step in results["steps"] if not step["settled"]}
     usual = [bar.median_ns for bar in shown if bar.first not in unsteady]
     # the first steps of a job compile; a scale up to them would make all others equal
-    top = float(np.quantile(usual or [bar.median_ns for bar in shown], 0.9)) / _FULL * 1.15
-    widths = [_BLOCK_WIDTH if bar.count > 1 else 1 for bar in shown]
-    wide_enough = max(_LEFT + _RIGHT + _PER_BAR * sum(widths), _LEAST_WIDTH)
+    top_ns = float(np.quantile(usual or [bar.median_ns for bar in shown], 0.9)) / _FULL * 1.15
+    places = [*accumulate((bar.wide for bar in shown), initial=0)]
+    wide_enough = max(_LEFT + _RIGHT + _PER_BAR * places[-1], _LEAST_WIDTH)
     width = min(wide_enough, _WIDTH)
-    unit = (width - _LEFT - _RIGHT) / sum(widths)
-
-    def up(ns: float) -> float:
-        return _TOP + _HEIGHT * (1 - min(ns / top, 1))
-
-    drawn: list[dict[str, Any]] = []
-    for bar, before, wide in zip(shown, accumulate([0, *widths]), widths, strict=False):
-        left, high = _LEFT + before * unit, up(bar.median_ns)
-        x, bar_width = round(left + _FREE * unit, 1), round(wide * unit - 2 * _FREE * unit, 1)
-        disturbed = bar.first in unsteady
-        # across the bar, from its foot to its head
-        lines = np.arange(_FLOOR - 3, high, -6).tolist() if disturbed else []
-        drawn.append({
-            "x": x,
-            "width": bar_width,
-            "middle": round(left + wide * unit / 2, 1),
-            "y": round(high, 1),
-            "height": round(_FLOOR - high, 1),
-            "low": round(up(bar.low_ns), 1),
-            "high": round(up(bar.high_ns), 1),
-            "cut": max(bar.median_ns, bar.high_ns) > top,
-            "inside": bar.count == 1 and bar.first in window,
-            "stripes": "".join(f"M{x} {line:.1f}h{bar_width}" for line in lines),
-            "label": bar.label + (", not in steady state" if disturbed else ""),
-            "numbers": bar.numbers,
-        })  # fmt: skip
+    scale = Scale(top_ns, (width - _LEFT - _RIGHT) / places[-1])
+    drawn = [
+        scale.drawn(
+            bar,
+            before,
+            inside=bar.count == 1 and bar.first in window,
+            disturbed=bar.first in unsteady,
+        )
+        for bar, before in zip(shown, places, strict=False)
+    ]
     shown_first, steps = "", steps_to_look_at(results)
     if len(steps) > 1:  # another step may be higher here, and this says why
         steady = " in steady state" if any(step["settled"] for step in results["steps"]) else ""
@@ -143,26 +163,25 @@ def chart(results: Results, job: Job) -> dict[str, Any] | None:
             f"The timeline shows step {steps[0]}, a typical one, and step {steps[1]}, the longest"
             f"{steady}{' of the profiled ranks' if job.steps else ''}."
         )
-    inside = [bar for bar in drawn if bar["inside"]]
-    free = _FREE * unit
-    window_x = inside[0]["x"] - free if inside else 0.0
+    inside, frame = [bar for bar in drawn if bar["inside"]], None
+    if job.steps and inside:
+        left = inside[0]["x"] - _FREE * scale.unit
+        right = inside[-1]["x"] + inside[-1]["width"] + _FREE * scale.unit
+        frame = (round(left, 1), round(right - left, 1))
     return {
         "width": width,
         "height": _FLOOR + _BOTTOM,
         "floor": _FLOOR,
         "left": _LEFT,
         "bars": drawn,
-        "window": (
-            round(window_x, 1),
-            round(inside[-1]["x"] + inside[-1]["width"] + free - window_x, 1),
-        ) if job.steps and inside else None,
+        "window": frame,
         "marks": _marks(drawn, width),
-        "scale": [(round(up(ns), 1), f"{ns / 1e6:g} ms") for ns in _round_times(top)],
+        "scale": [(round(scale.y(ns), 1), f"{ns / 1e6:g} ms") for ns in _round_times(top_ns)],
         "cut": any(bar["cut"] for bar in drawn),
         "left_out": len(every) - len(shown),
         "timeline": shown_first,
         "of": f"{len(job.steps):,} ranks' step logs" if job.steps else "the profiled ranks' steps",
-    }  # fmt: skip
+    }
 
 
 def _round_times(top: float) -> list[float]:
