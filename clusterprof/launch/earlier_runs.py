@@ -11,9 +11,11 @@ import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from clusterprof import masking
 from clusterprof.agent.contracts import paths
+from clusterprof.arguments import shortest
 from clusterprof.errors import ClusterprofError, ReportError
 from clusterprof.results import Results
 from clusterprof.run_directory import Manifest, Window
@@ -40,10 +42,42 @@ def runs_in(parent: Path) -> list[tuple[Window, Manifest]]:
     return [(run, manifest) for _, run, manifest in sorted(runs, key=lambda run: run[0])[::-1]]
 
 
-def latest(parent: Path, program: Sequence[str]) -> tuple[Window, Results] | None:
-    """The latest merged run of this program in `parent`, and its results; None where these cannot
-    be read.
-    """
+class MergedRun(NamedTuple):
+    """A merged run of the same program."""
+
+    run: Window
+    results: Results
+
+    def __str__(self) -> str:
+        return shortest(self.run.path)
+
+    def was_launch_bound(self) -> bool:
+        """Whether launches bind the steps, or steps stayed longer after nsys' window: nsys costs
+        time for each launch until the program ends.
+        """
+        from clusterprof.analysis.findings.follow_up import LAUNCH_BOUND
+        from clusterprof.analysis.findings.profiler_overhead import stay
+
+        cost = self.results["capture"]
+        by_nsys = any(rank["profiler"].startswith("nsys") for rank in self.results["ranks"])
+        stays = by_nsys and cost is not None and stay(cost["profiled"])
+        codes = {finding["code"] for finding in self.results["findings"]}
+        return bool(stays) or LAUNCH_BOUND in codes
+
+    def had_graphs(self) -> bool:
+        """Whether a rank launched CUDA graphs in its window: of many the first ones tell."""
+        from clusterprof.tables import SCHEMAS, launches_graphs, read_table
+
+        for rank in sorted(self.run.results.path.glob(f"{paths.TABLES}/[0-9]*"))[:TELLING]:
+            with contextlib.suppress(ReportError):
+                calls = read_table(rank / "host_calls.parquet", SCHEMAS["host_calls"], ["name"])
+                if launches_graphs(calls):
+                    return True
+        return False
+
+
+def latest(parent: Path, program: Sequence[str]) -> MergedRun | None:
+    """The latest merged run of this program in `parent`; None where its results cannot be read."""
     wanted = masking.suspected(program)
     for run, manifest in runs_in(parent)[:MOST]:
         again, result = manifest.whole, run.merged / paths.RESULTS
@@ -51,31 +85,6 @@ def latest(parent: Path, program: Sequence[str]) -> tuple[Window, Results] | Non
             from clusterprof.report import results_json
 
             with contextlib.suppress(ReportError):  # of another version
-                return run, results_json.read(result)
+                return MergedRun(run, results_json.read(result))
             return None
     return None
-
-
-def was_launch_bound(results: Results) -> bool:
-    """Whether launches bind the steps, or steps stayed longer after nsys' window: nsys costs time
-    for each launch until the program ends.
-    """
-    from clusterprof.analysis.findings.follow_up import LAUNCH_BOUND
-    from clusterprof.analysis.findings.profiler_overhead import stay
-
-    cost = results["capture"]
-    by_nsys = any(rank["profiler"].startswith("nsys") for rank in results["ranks"])
-    stays = by_nsys and cost is not None and stay(cost["profiled"])
-    return bool(stays) or any(finding["code"] == LAUNCH_BOUND for finding in results["findings"])
-
-
-def had_graphs(run: Window) -> bool:
-    """Whether a rank launched CUDA graphs in its window: of many the first ones tell."""
-    from clusterprof.tables import SCHEMAS, launches_graphs, read_table
-
-    for rank in sorted(run.results.path.glob(f"{paths.TABLES}/[0-9]*"))[:TELLING]:
-        with contextlib.suppress(ReportError):
-            calls = read_table(rank / "host_calls.parquet", SCHEMAS["host_calls"], ["name"])
-            if launches_graphs(calls):
-                return True
-    return False

@@ -22,11 +22,10 @@ from clusterprof.arguments import (
     parse_ranks,
     parse_steps,
     path,
-    shortest,
 )
 from clusterprof.errors import UsageError
 from clusterprof.launch import reduction
-from clusterprof.launch.earlier_runs import had_graphs, latest, was_launch_bound
+from clusterprof.launch.earlier_runs import latest
 from clusterprof.launch.profiling import CapturePlan, choose
 from clusterprof.launch.settings import SETTINGS
 from clusterprof.launchers.support.job import CommandLine, Job
@@ -86,8 +85,8 @@ class LaunchPlan:
         )
         return lines
 
-    def shown(self) -> str:
-        """What `--dry-run` prints."""
+    def settings(self) -> list[tuple[str, str, str]]:
+        """Each setting, its value, and where that came from."""
         plan, job, came_from = self.for_agent, self.job, self.origins
         which = self.selection.text
         if self.selection.kind == "auto":
@@ -98,37 +97,41 @@ class LaunchPlan:
         profiler_from, because = came_from["profiler"], self.capture.because
         if profiler_from in ("default", "--profiler") or because.startswith("auto"):
             profiler_from = because
-        on_nodes = reduction.shown(plan.reduction, self.expected)
-        rows = [
+        settings = (
             ("run directory", str(self.run), came_from["run_dir"]),
             ("world", f"{job.world_size} ranks" if job.world_size else "known only to the ranks",
              job.size_source),
             ("ranks", which, came_from["ranks"]),
-            *([("under nsys", plan.armed.text, came_from["arm"])] if plan.armed else []),
+            ("under nsys", plan.armed.text if plan.armed else "", came_from.get("arm", "")),
             ("steps", str(self.window), came_from["steps"]),
             ("steps counted by", plan.step_on or "torch optimizer steps", came_from["step_on"]),
             ("profiler", f"{self.capture.name} {self.capture.version}", profiler_from),
             ("flight recorder", f"every rank, after step {self.window.end - 1}",
              "with stacks: --stacks" if plan.stacks else "without stacks"),
-            *([("reports to tables", on_nodes,
-                came_from.get("reduce", f"more than {reduction.MANY_RANKS} profiled ranks"))]
-              if on_nodes else []),
-            *((f"--{name.replace('_', '-')}", str(getattr(self.arguments, name)), origin)
-              for name, origin in came_from.items()
-              if not origin.startswith("--") and name not in (*SETTINGS, "arm")),
-        ]  # fmt: skip
+            ("reports to tables", reduction.shown(plan.reduction, self.expected),
+             came_from.get("reduce", f"more than {reduction.MANY_RANKS} profiled ranks")),
+        )  # fmt: skip
+        further = (
+            (f"--{name.replace('_', '-')}", str(getattr(self.arguments, name)), origin)
+            for name, origin in came_from.items()
+            if not origin.startswith("--") and name not in (*SETTINGS, "arm")
+        )
+        return [*(row for row in settings if row[1]), *further]
+
+    def shown(self) -> str:
+        """What `--dry-run` prints."""
+        rows = self.settings()
         width = max(len(value) for _, value, _ in rows)
         lines = [f"{name:<17} {value:<{width}}  {origin}".rstrip() for name, value, origin in rows]
-        lines += ["", "will run:", *(f"  {line}" for line in self.command_lines())]
-        if nsys := self.capture.nsys:
-            lines += ["", "around the program in each profiled rank:"]
-            for verb in nsys.verbs(self.capture.window_by):
-                words = [word.replace("{trace}", nsys.trace["gpu"]) for word in getattr(nsys, verb)]
-                lines.append(f"  {shlex.join([nsys.path, *words])}")
-        costs = [ARMED_COSTS] if plan.armed else []
-        closed = filter(None, [job.closed])
-        if remarks := [*job.remarks, *self.capture.remarks, *costs, *closed]:
-            lines += ["", "notes:", *(f"  {remark}" for remark in remarks)]
+        costs = [ARMED_COSTS] if self.for_agent.armed else []
+        closed = filter(None, [self.job.closed])
+        sections = {
+            "will run": self.command_lines(),
+            "around the program in each profiled rank": self.capture.command_lines(),
+            "notes": [*self.job.remarks, *self.capture.remarks, *costs, *closed],
+        }
+        for title, texts in sections.items():
+            lines += ["", f"{title}:", *(f"  {text}" for text in texts)] if texts else []
         return "\n".join(lines)
 
 
@@ -162,14 +165,8 @@ def make_plan(
         now, job_id = dt.datetime.now(dt.timezone.utc), os.environ.get("SLURM_JOB_ID")
         folder = run_directory.default_path(Path("runs"), job_id, now).absolute()
         folder = folder if turn == 1 else folder.with_name(f"{folder.name}-{turn}")
-    launch_bound_in = graphs_in = ""
     may_be_nsys = arguments.profiler in ("auto", "nsys")
-    if may_be_nsys and (earlier := latest(folder.parent, program)) is not None:
-        run, results = earlier
-        graphs_in = shortest(run.path) if had_graphs(run) else ""
-        may_be_torch = arguments.profiler == "auto" and arguments.arm in (None, "none")
-        launch_bound_in = shortest(run.path) if may_be_torch and was_launch_bound(results) else ""
-    capture = choose(arguments, launch_bound_in, graphs_in)
+    capture = choose(arguments, latest(folder.parent, program) if may_be_nsys else None)
     before = os.environ.get("PYTHONPATH")
     environment = {  # what loads the agent in every interpreter of the job
         "CLUSTERPROF_PLAN": str(RunDirectory(folder).plan),
@@ -177,7 +174,6 @@ def make_plan(
     }
     masking.ours.update({str(INJECT), environment["CLUSTERPROF_PLAN"]})
     job = launchers.job(verb, CommandLine(options, program, os.environ, environment))
-    armed = None
     if capture.name == "none":
         selection = Selection("none", "ranks")
         origins = {**origins, "ranks": "--profiler none"}
@@ -187,16 +183,10 @@ def make_plan(
         remark = f"--ranks auto captures rank 0 alone: {why}"
         capture = replace(capture, remarks=(*capture.remarks, remark))
     elif selection.kind == "auto":
-        armed = to_arm(arguments, capture)
         origins = {**origins, "arm": "--arm" if arguments.arm else "default"}
-    if armed is not None:
-        armed.check(job.world_size, job.size_source)
-    elif arguments.arm and (selection.kind != "auto" or capture.name != "nsys"):
-        raise UsageError(
-            "--arm is for --ranks auto with nsys",
-            "leave it out: ranks that are named start under the profiler that captures them",
-        )
-    selection.check(job.world_size, job.size_source)
+    armed = to_arm(arguments, selection, capture)
+    for ranks in filter(None, (armed, selection)):
+        ranks.check(job.world_size, job.size_source)
     for_agent = Plan(
         str(folder), selection, (window.first, window.end), capture.name, job.identity,
         arguments.step_on, capture.window_by, capture.emit_nvtx, capture.nsys,
@@ -230,9 +220,17 @@ def cannot_look(job: Job, capture: CapturePlan) -> str:
     return "the job has one rank" if job.world_size == 1 else ""
 
 
-def to_arm(arguments: argparse.Namespace, capture: CapturePlan) -> Selection | None:
+def to_arm(
+    arguments: argparse.Namespace, selection: Selection, capture: CapturePlan
+) -> Selection | None:
     """The ranks that start under nsys to be captured later, or None. Raises UsageError."""
-    if capture.name != "nsys" or arguments.arm == "none":
+    is_chosen_later = selection.kind == "auto" and capture.name == "nsys"
+    if arguments.arm and not is_chosen_later:
+        raise UsageError(
+            "--arm is for --ranks auto with nsys",
+            "leave it out: ranks that are named start under the profiler that captures them",
+        )
+    if arguments.arm == "none" or not is_chosen_later:
         return None
     if arguments.arm is None:
         return parse_ranks("stages", pp=arguments.pp) if arguments.pp else parse_ranks("0")

@@ -10,9 +10,11 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from clusterprof.agent.contracts.plan import MOST_START_S, NsysPlan
 from clusterprof.agent.nsys import START_VARIABLE, Nsys
@@ -24,9 +26,9 @@ from clusterprof.results import NODES
 PROFILERS = ("auto", "nsys", "torch", "none")
 #: `--pytorch`
 PYTORCH = ("autograd-nvtx", "autograd-shapes-nvtx", "emit-nvtx")
-#: Without OS runtime tracing: it costs 4 to 5 s at the window's end on a GPU rank.
-TRACE_CUDA = "cuda,nvtx"
-TRACE_CPU = "nvtx,osrt"
+#: What is traced on a rank with a GPU and on one without. The former without OS runtime tracing: it
+#: costs 4 to 5 s at the window's end on a GPU rank.
+TRACES = {"gpu": "cuda,nvtx", "cpu": "nvtx,osrt"}
 
 #: options that torch.profiler has no use for
 _FOR_NSYS = ("trace", "nsys_arg", "nsys", "pytorch", "cpu_sampling")
@@ -55,52 +57,78 @@ class CapturePlan:
     window_by: str = "session"
     emit_nvtx: bool = False
 
+    @property
+    def path(self) -> str | None:
+        """The nsys that captures; None where none does."""
+        return self.nsys.path if self.nsys else None
 
-def choose(asked: argparse.Namespace, launch_bound: str = "", graphs_in: str = "") -> CapturePlan:
+    def command_lines(self) -> list[str]:
+        """What runs around the program in each profiled rank: nsys' command lines."""
+        if self.nsys is None:
+            return []
+        trace = self.nsys.trace["gpu"]
+        return [
+            shlex.join(word.replace("{trace}", trace) for word in (self.nsys.path, *words))
+            for words in (getattr(self.nsys, verb) for verb in self.nsys.verbs(self.window_by))
+        ]
+
+
+class EarlierRun(Protocol):
+    """A merged run of the same program: see `clusterprof.launch.earlier_runs`."""
+
+    def was_launch_bound(self) -> bool:
+        """Whether nsys slows the program."""
+
+    def had_graphs(self) -> bool:
+        """Whether nsys has to record what is in CUDA graphs."""
+
+
+def choose(asked: argparse.Namespace, earlier: EarlierRun | None = None) -> CapturePlan:
     """The profiler that `--profiler` names; with `auto` nsys where it is, else torch.profiler.
 
-    `launch_bound` is the run that found the program so, if one did: `auto` then leaves nsys, whose
-    cost for each launch stays until the program ends, to those who ask for what it alone can do.
-    `graphs_in` is the run that had CUDA graphs: nsys then records what is in them. Raises
-    ProfilerError where the profiler cannot be had, UsageError for an unknown one, and for options
-    that only nsys has.
+    Where an `earlier` run of the program was launch-bound `auto` leaves nsys, whose cost for each
+    launch stays until the program ends, to those who ask for what it alone can do. Where it had
+    CUDA graphs nsys records what is in them. Raises ProfilerError where the profiler cannot be had,
+    UsageError for an unknown one, and for options that only nsys has.
     """
     wanted = asked.profiler
-    remark = ""
     if wanted not in PROFILERS:
         raise UsageError(
             f"--profiler {wanted} does not exist", f"choose one of {', '.join(PROFILERS)}"
         )
     because = f"--profiler {wanted}"
+    remarks: tuple[str, ...] = ()
     if wanted == "nsys":
-        return _with_nsys(asked, because, graphs_in)
+        return _with_nsys(asked, because, earlier)
     for_nsys = [name for name in _FOR_NSYS if getattr(asked, name)]
     if wanted == "auto":
         try:
-            capture = _with_nsys(asked, "auto: nsys is installed here", graphs_in)
+            capture = _with_nsys(asked, "auto: nsys is installed here", earlier)
         except ProfilerError as error:
             if {*for_nsys} - {"cpu_sampling"}:
                 raise  # the others require nsys
             because = f"auto: {error.what}"
         else:
-            if not launch_bound or for_nsys or asked.window_by == "cuda":
+            needs = (for_nsys, asked.window_by == "cuda", asked.arm not in (None, "none"))
+            if any(needs) or earlier is None or not earlier.was_launch_bound():
                 return capture
-            because = f"auto: launch-bound in {launch_bound}"
+            because = f"auto: launch-bound in {earlier}"
             remark = (
-                f"captured by torch.profiler, since {launch_bound}, the last merged run of this "
+                f"captured by torch.profiler, since {earlier}, the last merged run of this "
                 "program, was launch-bound: nsys would slow it until it ends (--profiler nsys "
                 "takes it all the same)"
             )
+            remarks = (remark,)
+    # nothing has to be found: the program brings its own torch
+    capture = CapturePlan("torch", "the program's own", because, remarks)
+    if wanted == "none":
+        capture = CapturePlan("none", "", "no rank is profiled")
     if for_nsys:
-        profiler = "none" if wanted == "none" else "torch"
         raise UsageError(
-            f"--{for_nsys[0].replace('_', '-')} is for nsys, and the profiler is {profiler}",
+            f"--{for_nsys[0].replace('_', '-')} is for nsys, and the profiler is {capture.name}",
             "leave it out, or choose --profiler nsys",
         )
-    if wanted == "none":
-        return CapturePlan("none", "", "no rank is profiled")
-    # nothing has to be found: the program brings its own torch
-    return CapturePlan("torch", "the program's own", because, (remark,) if remark else ())
+    return capture
 
 
 def find(wanted: Path | None = None) -> Nsys:
@@ -117,27 +145,30 @@ def find(wanted: Path | None = None) -> Nsys:
         raise ProfilerError(str(error), *_INSTALL) from None
 
 
-def _with_nsys(asked: argparse.Namespace, because: str, graphs_in: str) -> CapturePlan:
+def _with_nsys(asked: argparse.Namespace, because: str, earlier: EarlierRun | None) -> CapturePlan:
     """The nsys part of a launch. Raises ProfilerError (missing, too old, refuses a flag)."""
     nsys = find(path(asked.nsys) if asked.nsys else None)
-    for name in asked.trace.split(",") if asked.trace is not None else ():
-        if not nsys.offers("profile", name):
-            hint = " (it traces NCCL with nvtx)" if name == "nccl" else ""
-            raise ProfilerError(
-                f"nsys {nsys.version} has no --trace={name}{hint}",
-                f"see: {nsys.path} profile --help",
-            )
     flags = _flags(nsys, asked)
-    nodes = bool(graphs_in) and not _has(flags, NODES) and nsys.offers("profile", NODES)
-    flags += [NODES] if nodes else []
+    start_s, start_remark = _seconds_to_start()
+    remarks = [start_remark]
+    if _can_add(nsys, flags, NODES) and earlier is not None and earlier.had_graphs():
+        flags.append(NODES)
+        remarks.append(
+            f"nsys records what is in CUDA graphs ({NODES}), since {earlier}, the last merged "
+            "run of this program, had some"
+        )
+    if asked.cpu_sampling:
+        remarks.append(
+            "CPU sampling takes CPU time on every profiled rank and slows the end of the window; "
+            "it needs kernel.perf_event_paranoid <= 2"
+        )
     for_start = [flag for flag in flags if flag.startswith("--") and nsys.offers("start", flag)]
     for_launch = [flag for flag in flags if flag not in for_start]
     sampling = "process-tree" if asked.cpu_sampling else "none"
     collecting = [f"--sample={sampling}", f"--cpuctxsw={sampling}", "--force-overwrite=true"]
     commands = NsysPlan(
         nsys.path, nsys.version, nsys.importer,
-        {"gpu": nsys.trace("profile", asked.trace or TRACE_CUDA),
-         "cpu": nsys.trace("profile", asked.trace or TRACE_CPU)},
+        {kind: nsys.trace("profile", asked.trace or trace) for kind, trace in TRACES.items()},
         # Every other --capture-range-end ends the program at the window's end, or the launcher's
         # view of it: see docs/nsys.md.
         profile=["profile", "--trace={trace}", *collecting, "--capture-range=cudaProfilerApi",
@@ -146,46 +177,44 @@ def _with_nsys(asked: argparse.Namespace, because: str, graphs_in: str) -> Captu
         launch=["launch", "--session-new={session}", "--trace={trace}", *for_launch],
         start=["start", "--session={session}", *collecting, "--output={output}", *for_start],
         stop=["stop", "--session={session}"],
+        start_s=start_s,
     )  # fmt: skip
-    start_s, remark = _seconds_to_start(commands.start_s)
-    remarks = [remark] if remark else []
-    if nodes:
-        remarks.append(
-            f"nsys records what is in CUDA graphs ({NODES}), since {graphs_in}, the last merged "
-            "run of this program, had some"
-        )
-    if asked.cpu_sampling:
-        remarks.append(
-            "CPU sampling takes CPU time on every profiled rank and slows the end of the window; "
-            "it needs kernel.perf_event_paranoid <= 2"
-        )
     return CapturePlan(
-        "nsys", nsys.version, because, tuple(remarks), commands._replace(start_s=start_s),
+        "nsys", nsys.version, because, tuple(filter(None, remarks)), commands,
         # A session by default: nsys' own stop then runs beside the training (docs/nsys.md).
         window_by="cuda" if asked.window_by == "cuda" else "session",
         emit_nvtx=asked.pytorch == "emit-nvtx",
     )  # fmt: skip
 
 
-def _seconds_to_start(default_s: int) -> tuple[int, str]:
+def _seconds_to_start() -> tuple[int, str]:
     """The seconds that the user's environment gives nsys to start, or a remark on what it says."""
     given = os.environ.get(START_VARIABLE, "")
     if re.fullmatch("[0-9]{1,3}", given) and 1 <= int(given) <= MOST_START_S:
         return int(given), ""
     wrong = f"{START_VARIABLE}={given[:40]!r} is not a number of seconds from 1 to {MOST_START_S}"
+    default_s: int = NsysPlan._field_defaults["start_s"]
     return default_s, f"{wrong}: nsys has {default_s} s to start a program" if given else ""
 
 
-def _has(flags: Sequence[str], option: str) -> bool:
-    """Whether the user has given this option, with whatever value."""
-    return option.partition("=")[0] in {flag.partition("=")[0] for flag in flags}
+def _can_add(nsys: Nsys, flags: Sequence[str], option: str) -> bool:
+    """Whether nsys knows this option, and the user has not given it, with whatever value."""
+    given = {flag.partition("=")[0] for flag in flags}
+    return option.partition("=")[0] not in given and nsys.offers("profile", option)
 
 
 def _flags(nsys: Nsys, asked: argparse.Namespace) -> list[str]:
-    """The user's own flags, and ours. Raises ProfilerError for one that this nsys does not know."""
+    """The user's own flags, and ours. Raises ProfilerError for one that this nsys does not know,
+    and for what it does not trace.
+    """
+    see = f"see: {nsys.path} profile --help"
+    for name in asked.trace.split(",") if asked.trace is not None else ():
+        if not nsys.offers("profile", name):
+            hint = " (it traces NCCL with nvtx)" if name == "nccl" else ""
+            raise ProfilerError(f"nsys {nsys.version} has no --trace={name}{hint}", see)
     flags = list(asked.nsys_arg)
     # its secrets would be in every report; which rank a report is of, the run directory says
-    if not _has(flags, _DISCARD) and nsys.offers("profile", _DISCARD):
+    if _can_add(nsys, flags, _DISCARD):
         flags.append(_DISCARD)
     if asked.pytorch and asked.pytorch != "emit-nvtx":
         if not nsys.offers("profile", "--pytorch"):
@@ -196,8 +225,6 @@ def _flags(nsys: Nsys, asked: argparse.Namespace) -> list[str]:
         flags.append(f"--pytorch={asked.pytorch}")
     for flag in flags:
         if flag.startswith("--") and not nsys.offers("profile", flag):
-            raise ProfilerError(
-                f"nsys {nsys.version} has no flag {flag.split('=', 1)[0]}",
-                f"it was given with --nsys-arg; see: {nsys.path} profile --help",
-            )
+            what = f"nsys {nsys.version} has no flag {flag.split('=', 1)[0]}"
+            raise ProfilerError(what, f"it was given with --nsys-arg; {see}")
     return flags

@@ -17,7 +17,7 @@ from clusterprof.agent import nsys
 from clusterprof.agent.contracts import paths
 from clusterprof.arguments import parse_ranks
 from clusterprof.cli import main
-from clusterprof.launch.earlier_runs import had_graphs, latest, runs_in, was_launch_bound
+from clusterprof.launch.earlier_runs import latest, runs_in
 from clusterprof.report import results_json
 from clusterprof.results import NODES, RANKS, CaptureCost, Finding
 from clusterprof.run_directory import Window
@@ -70,13 +70,13 @@ def masked(program: Sequence[str]) -> list[str]:
 
 
 def launch_bound(parent: Path, program: Sequence[str]) -> Window | None:
-    run, results = latest(parent, program) or (None, None)
-    return run if results and was_launch_bound(results) else None
+    last = latest(parent, program)
+    return last.run if last and last.was_launch_bound() else None
 
 
 def with_graphs(parent: Path, program: Sequence[str]) -> Window | None:
-    run, _ = latest(parent, program) or (None, None)
-    return run if run and had_graphs(run) else None
+    last = latest(parent, program)
+    return last.run if last and last.had_graphs() else None
 
 
 def test_the_last_merged_run_of_the_same_program_says_whether_it_was_launch_bound(

@@ -196,14 +196,15 @@ BY_NSYS = CapturePlan("nsys", "2025.3.2", "", nsys=NSYS)
 
 def test_rank_0_and_one_of_each_stage_start_under_nsys() -> None:
     def to_arm(**changed: Any) -> Any:
-        found = planning.to_arm(argparse.Namespace(**{**vars(ARGUMENTS), **changed}), BY_NSYS)
+        arguments = argparse.Namespace(**{**vars(ARGUMENTS), **changed})
+        found = planning.to_arm(arguments, parse_ranks("auto"), BY_NSYS)
         return found and found.expected(8)
 
     assert to_arm() == (0,)
     assert to_arm(pp=2) == (0, 4)
     assert to_arm(arm="none") is None
     assert to_arm(arm="1,3") == (1, 3)
-    assert planning.to_arm(ARGUMENTS, CapturePlan("torch", "", "")) is None
+    assert planning.to_arm(ARGUMENTS, parse_ranks("auto"), CapturePlan("torch", "", "")) is None
 
 
 def test_an_armed_rank_is_profiled_by_no_plan_until_it_is_ordered() -> None:
