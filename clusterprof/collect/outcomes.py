@@ -70,6 +70,24 @@ class Outcome:
     #: why its tables were not made on its node; "" where they were, or were not to be
     not_reduced: str = ""
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether there is no report."""
+        return self.state is State.LOST
+
+    @property
+    def is_tables_alone(self) -> bool:
+        """Whether of its report there are the tables alone."""
+        return self.report is not None and not self.report.exists()
+
+    def __str__(self) -> str:
+        where = f" on {self.host}" if self.host else ""
+        return f"rank {self.rank}{f' lost{where}' if self.is_lost else ''}: {self.reason}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Its entry in run.json."""
+        return {"rank": self.rank, "state": self.state, "reason": self.reason}
+
 
 def collect_attempts(
     run: Window,

@@ -7,12 +7,12 @@ import datetime as dt
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from clusterprof import __version__, console, gate, installed_nsys, masking, run_directory, words
 from clusterprof.agent.contracts import paths
-from clusterprof.agent.contracts.states import State
 from clusterprof.arguments import selected, shortest
 from clusterprof.collect.outcomes import (
     DELETED,
@@ -89,9 +89,14 @@ def launch(launcher: str, plan: LaunchPlan, run: Window, manifest: Manifest) -> 
     elif ended >= 0:
         return ended
     # Not collected, or the collecting process was ended by a signal; the job was not.
-    if status == 0 and plan.arguments.strict:
+    return final_status(plan, status, complete=False, passed=not plan.arguments.fail_on)
+
+
+def final_status(plan: LaunchPlan, status: int, *, complete: bool, passed: bool) -> int:
+    """The job's own status; of a job that succeeded what `--strict` and `--fail-on` make of it."""
+    if status == 0 and plan.arguments.strict and not complete:
         return PROFILE_FAILED
-    return GATE_FAILED if status == 0 and plan.arguments.fail_on else status
+    return GATE_FAILED if status == 0 and not passed else status
 
 
 def begin(plan: LaunchPlan) -> tuple[Window, Manifest]:
@@ -131,28 +136,15 @@ def conclude(
     `in_haste`: we got a signal to end; merging may take longer than we have, and is for later.
     """
     ended = now_text()
-    installed_nsys.prefer(plan.capture.nsys.path if plan.capture.nsys else None)
+    installed_nsys.prefer(plan.capture.path)
     complete, merged, passed = False, False, not plan.arguments.fail_on
     try:
-        if plan.job.closed and not run.ranks():
-            patience_s = 0
-        deep = run.deep()
-        expected = plan.expected if deep == run else deep.expected_ranks()
-        run, outcomes = collect_attempts(
-            deep, expected, patience_s=patience_s, finishing_s=finishing_s
-        )
-        if plan.for_agent.looks_first and run.number == 1 and not outcomes:
-            say("the job ended before a second window was ordered: no rank was captured"
-                + advice(run.states().values()))  # fmt: skip
-        if plan.job.closed and not run.ranks():
-            outcomes = [Outcome(rank.rank, rank.state, plan.job.closed) for rank in outcomes]
+        run, outcomes = collected(plan, run, patience_s, finishing_s)
         complete = print_outcomes(run, outcomes)
         if run.path.is_dir():
-            shown = [
-                {"rank": rank.rank, "state": rank.state, "reason": rank.reason} for rank in outcomes
-            ]
+            shown = [outcome.as_json() for outcome in outcomes]
             manifest.record(ended=ended, exit_status=status, attempt=run.attempt, outcomes=shown)
-        reported = any(rank.report for rank in outcomes) or bool(flights(run.results)[0])
+        reported = any(outcome.report for outcome in outcomes) or bool(flights(run.results)[0])
         to_merge = reported and not plan.arguments.no_merge
         if to_merge and in_haste:
             say(f"not merged, because of the signal: clusterprof collect {shortest(run.path)}")
@@ -168,27 +160,53 @@ def conclude(
         complete = False
         if plan.arguments.debug:
             traceback.print_exc()
-        line, where = "the reports could not be merged", shortest(run.path)
-        if isinstance(error, ClusterprofError):
-            console.error(error.what, *error.details)
-        elif isinstance(error, OSError):
-            console.error(f"{line}: {error}", f"once they can be read: clusterprof collect {where}")
-        else:
-            console.error(
-                f"{line}: {type(error).__name__}: {error}",
-                f"this is a bug in clusterprof; the reports are in {where}",
-                f"to see where: clusterprof merge --debug {where}",
-            )
-    for later in run.directory.later_windows():
-        ordered = (later.path / paths.ORDER).exists()
-        if ordered and not later.is_auto and not later.html.exists():
-            say(f"window {later.number} was captured later: clusterprof collect "
-                f"{shortest(run.directory.path)} --window {later.number}")  # fmt: skip
+        console.error(*failure(error, shortest(run.path)))
+    for number in captured_later(run):
+        say(f"window {number} was captured later: clusterprof collect "
+            f"{shortest(run.directory.path)} --window {number}")  # fmt: skip
     if plan.arguments.fail_on and not merged:
         say("--fail-on could not be checked: nothing was merged")
-    if plan.arguments.strict and status == 0 and not complete:
-        return PROFILE_FAILED
-    return GATE_FAILED if status == 0 and not passed else status
+    return final_status(plan, status, complete=complete, passed=passed)
+
+
+def collected(
+    plan: LaunchPlan, run: Window, patience_s: float, finishing_s: float
+) -> tuple[Window, list[Outcome]]:
+    """The window, in the attempt to be merged, that has the run's reports, and its outcomes."""
+    if plan.job.closed and not run.ranks():
+        patience_s = 0
+    deep = run.deep()
+    expected = plan.expected if deep == run else deep.expected_ranks()
+    run, outcomes = collect_attempts(deep, expected, patience_s=patience_s, finishing_s=finishing_s)
+    if plan.for_agent.looks_first and run.number == 1 and not outcomes:
+        say("the job ended before a second window was ordered: no rank was captured"
+            + advice(run.states().values()))  # fmt: skip
+    if plan.job.closed and not run.ranks():
+        outcomes = [replace(outcome, reason=plan.job.closed) for outcome in outcomes]
+    return run, outcomes
+
+
+def captured_later(run: Window) -> list[int]:
+    """The windows that were ordered while the job ran, and have no result yet."""
+    return [
+        later.number
+        for later in run.directory.later_windows()
+        if (later.path / paths.ORDER).exists() and not later.is_auto and not later.html.exists()
+    ]
+
+
+def failure(error: Exception, where: str) -> list[str]:
+    """Why the reports in `where` could not be merged, and what to do."""
+    if isinstance(error, ClusterprofError):
+        return [error.what, *error.details]
+    line = "the reports could not be merged"
+    if isinstance(error, OSError):
+        return [f"{line}: {error}", f"once they can be read: clusterprof collect {where}"]
+    return [
+        f"{line}: {type(error).__name__}: {error}",
+        f"this is a bug in clusterprof; the reports are in {where}",
+        f"to see where: clusterprof merge --debug {where}",
+    ]
 
 
 def advice(states: Iterable[Mapping[str, Any]]) -> str:
@@ -215,7 +233,7 @@ def first_members(plan: LaunchPlan) -> dict[str, Any]:
         "profiler": {
             "name": plan.capture.name,
             "version": plan.capture.version,
-            "path": plan.capture.nsys.path if plan.capture.nsys else None,
+            "path": plan.capture.path,
         },
         "origins": dict(plan.origins),
         "began": now_text(),
@@ -229,38 +247,43 @@ def now_text() -> str:
     return dt.datetime.now(dt.timezone.utc).isoformat(timespec="milliseconds")
 
 
+#: What is said of reports that are there, in one line of all `ranks` of which it holds.
+CASES: dict[str, Callable[[Outcome], object]] = {
+    "the tables of {ranks} were not made on their nodes, merging reads their reports: "
+    "rank {first.rank}: {first.not_reduced}": lambda outcome: outcome.not_reduced,
+    "of {ranks} the tables were gathered, and no report": lambda outcome: outcome.is_tables_alone,
+    "the reports stay on their nodes: rank {first.rank}'s is {first.stays_at} on "
+    "{first.host}{others}": lambda outcome: outcome.is_tables_alone and outcome.stays_at,
+}
+OTHERS = ", and so on (report_at in each rank's state.json)"
+
+
+def problems(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """What is said of ranks, a line for each missing or incomplete report."""
+    yield from (str(outcome) for outcome in outcomes if outcome.is_lost)
+    for line, holds in CASES.items():
+        if concerned := list(filter(holds, outcomes)):
+            ranks, others = words.ranks(outcome.rank for outcome in concerned), concerned[1:]
+            yield line.format(ranks=ranks, first=concerned[0], others=OTHERS if others else "")
+    yield from (str(outcome) for outcome in outcomes if outcome.reason and not outcome.is_lost)
+
+
 def print_outcomes(run: Window, outcomes: Sequence[Outcome]) -> bool:
-    """Print one line per missing or incomplete report; returns whether all reports are there."""
-    collected = [rank for rank in outcomes if rank.state is State.COLLECTED]
-    lost = [rank for rank in outcomes if rank.state is State.LOST]
+    """Print how many reports there are, and what is wrong; returns whether all are there."""
+    lost = [outcome for outcome in outcomes if outcome.is_lost]
     ranks, attempts, where = run.ranks(), len(run.attempts()), shortest(run.path)
     of_attempt = f", of attempt {run.attempt} of {attempts}" if attempts > 1 else ""
     dumps, why = ([], "") if outcomes else flights(run)
     if outcomes or not ranks:
-        say(f"{len(collected)} of {len(outcomes)} reports in {where}{of_attempt}")
+        present = len(outcomes) - len(lost)
+        say(f"{present} of {len(outcomes)} reports in {where}{of_attempt}")
     else:
         dumped = f"{len(dumps)} of {words.counted(len(ranks), 'rank')}"
         say(f"flight recorders of {dumped} in {where}{of_attempt}{f'; {why}' if why else ''}")
     if not run.path.is_dir():
         say(f"{where} {DELETED}")
-    for rank in lost:
-        say(f"rank {rank.rank} lost{f' on {rank.host}' if rank.host else ''}: {rank.reason}")
-    if unmade := [rank for rank in collected if rank.not_reduced]:
-        say(f"the tables of {words.ranks([rank.rank for rank in unmade])} were not made on their "
-            f"nodes, merging reads their reports: rank {unmade[0].rank}: "
-            f"{unmade[0].not_reduced}")  # fmt: skip
-    if alone := [rank for rank in collected if rank.report and not rank.report.exists()]:
-        say(
-            f"of {words.ranks(rank.rank for rank in alone)} the tables were gathered, and no report"
-        )
-    if staying := [rank for rank in alone if rank.stays_at]:
-        first = staying[0]
-        also = ", and so on (report_at in each rank's state.json)" if len(staying) > 1 else ""
-        say(f"the reports stay on their nodes: rank {first.rank}'s is {first.stays_at} on "
-            f"{first.host}{also}")  # fmt: skip
-    for rank in collected:
-        if rank.reason:
-            say(f"rank {rank.rank}: {rank.reason}")
+    for line in problems(outcomes):
+        say(line)
     if run.path.is_dir() and not ranks:
         say("no rank reported in: is the program Python, does it train with a torch optimizer "
             "(else --step-on), do its scripts keep PYTHONPATH, and is this run directory visible "

@@ -34,7 +34,7 @@ def of_rank_0(**asked: Any) -> LaunchPlan:
             arguments=argparse.Namespace(**{**defaults, **asked}),
             expected=(0,),
             job=SimpleNamespace(closed=""),
-            capture=SimpleNamespace(nsys=None),
+            capture=SimpleNamespace(path=None),
             for_agent=SimpleNamespace(looks_first=False),
         ),
     )
