@@ -107,28 +107,29 @@ def _some_pids(pids: Sequence[int]) -> str:
 
 def leftovers(table: Sequence[Process]) -> Check:
     """Daemons, folders, reports that were not collected, lists of sessions, files of nsys."""
-    left: dict[str, str] = {}  # what there is, and the command that clears it
-    if pids := [process.pid for process in abandoned(table)]:
-        label = f"{counted(len(pids), 'nsys daemon')} (pid {_some_pids(pids)})"
-        left[label] = f"kill {' '.join(map(str, pids))}"
+    pids = [process.pid for process in abandoned(table)]
     folders = dict.fromkeys((Path(tempfile.gettempdir()), _FIXED))
     ours = _mine(path for folder in folders for path in sorted(folder.glob("clusterprof-*")))
-    dead = [path for path in ours if path.is_dir() and not path.is_symlink() and _is_dead(path)]
+    dead = list(filter(_is_dead, ours))
     kept = [path for path in dead if any((path / name).is_file() for name in _REPORTS)]
-    if kept:
-        label = f"{counted(len(kept), 'report')} not yet collected, in {_some(kept)}"
-        target = "its rank's folder in the run directory"
-        left[label] = f"copy each to {target}, then clusterprof collect RUN"
-    if rest := [path for path in dead if path not in kept]:
-        label = f"{counted(len(rest), 'temporary folder')} of ranks that were killed"
-        left[label] = f"rm -r {_some(rest)}"
-    if memory := _memory(table):
-        label = f"{counted(len(memory), 'file')} of an nsys that has ended, in {SHARED_MEMORY}"
-        left[label] = f"rm {_some(memory)}"
-    if settings := [path for path in _mine(_FIXED.glob(_SETTINGS)) if _is_old(path)]:
-        label = f"{counted(len(settings), 'old file')} {_SETTINGS} of nsys in {_FIXED}"
-        matching = f"-maxdepth 1 -name '{_SETTINGS}' -user $(id -u) -mtime +0"
-        left[label] = f"find {_FIXED} {matching} -delete"
+    rest = [path for path in dead if path not in kept]
+    memory = _memory(table)
+    settings = list(filter(_is_old, _mine(_FIXED.glob(_SETTINGS))))
+    matching = f"-maxdepth 1 -name '{_SETTINGS}' -user $(id -u) -mtime +0"
+    kinds: tuple[tuple[Sequence[object], str, str, str], ...] = (  # and what clears them
+        (pids, "nsys daemon", f"(pid {_some_pids(pids)})", f"kill {' '.join(map(str, pids))}"),
+        (kept, "report", f"not yet collected, in {_some(kept)}",
+         "copy each to its rank's folder in the run directory, then clusterprof collect RUN"),
+        (rest, "temporary folder", "of ranks that were killed", f"rm -r {_some(rest)}"),
+        (memory, "file", f"of an nsys that has ended, in {SHARED_MEMORY}", f"rm {_some(memory)}"),
+        (settings, "old file", f"{_SETTINGS} of nsys in {_FIXED}",
+         f"find {_FIXED} {matching} -delete"),
+    )  # fmt: skip
+    left = {
+        f"{counted(len(items), noun)} {which}": command
+        for items, noun, which, command in kinds
+        if items
+    }
     if not left:
         return Check("leftovers", OK, "none")
     return Check("leftovers", WARN, "; ".join(left), "; ".join(left.values()))
@@ -151,7 +152,11 @@ def _memory(table: Sequence[Process]) -> list[Path]:
 
 
 def _is_dead(folder: Path) -> bool:
-    """Whether no process answers on the sockets in it; a folder without is dead after a day."""
+    """Whether it is a folder, and no process answers on the sockets in it; one without sockets is
+    dead after a day.
+    """
+    if folder.is_symlink() or not folder.is_dir():
+        return False
     sockets = [path for path in folder.glob("socket*") if path.is_socket()]
     return not any(map(_answers, sockets)) if sockets else _is_old(folder)
 
