@@ -44,24 +44,23 @@ _HANDED_ON = (*_TO_STOP, "USR1", "USR2")
 def run(plan: LaunchPlan) -> int:
     """Run the job on its hosts; returns the highest of their statuses."""
     assert plan.job.over_ssh is not None
-    hosts, job = usable_hosts(plan, plan.job.over_ssh)
+    remotes = look_at(plan.job.over_ssh, plan.capture.path)
     try:
+        hosts, job = usable(remotes, plan, plan.job.over_ssh)
         plan_job = replace(plan.job, over_ssh=job, command=job.commands[0])
         return run_on(hosts, job, replace(plan, job=plan_job))
     finally:
-        for host in hosts:
+        for host in remotes:
             host.ssh.close()
 
 
-def usable_hosts(plan: LaunchPlan, job: OverSsh) -> tuple[list[RemoteHost], OverSsh]:
+def usable(
+    remotes: Sequence[RemoteHost], plan: LaunchPlan, job: OverSsh
+) -> tuple[list[RemoteHost], OverSsh]:
     """The hosts that can do the job, and the job on them. Raises HostError for too few."""
-    nsys = plan.capture.nsys.path if plan.capture.nsys else None
-    remotes = look_at(job, nsys)
     hosts = [remote for remote in remotes if not remote.reason]
     bad = [remote for remote in remotes if remote.reason]
     if len(hosts) < job.fewest:
-        for usable in hosts:
-            usable.ssh.close()
         fixed = job.fewest == len(job.hosts)
         raise HostError(
             f"{len(bad)} of {len(job.hosts)} hosts cannot be used, nothing was started",
@@ -71,24 +70,29 @@ def usable_hosts(plan: LaunchPlan, job: OverSsh) -> tuple[list[RemoteHost], Over
         )
     for host in bad:
         say(f"{host.name} is left out: {host.reason}")
-    for usable in hosts:
-        if nsys and not usable.description.nsys:
-            other_nsys = usable.description.other_nsys
-            then = f"use {other_nsys}" if other_nsys else "train without nsys (or --profiler torch)"
-            say(f"{usable.name} has no {nsys}: its ranks {then}")
-    names_on: dict[str, list[str]] = {}
-    for usable in hosts:
-        names_on.setdefault(usable.description.machine, []).append(usable.name)
-    for machine, names in names_on.items():
-        if machine and len(names) > 1:
-            say(f"{words.listed(names)} are one machine: it runs a torchrun for each")
+    for line in remarks(hosts, plan.capture.path):
+        say(line)
     port = hosts[0].description.port
     if job.port is not None and port != job.port:
         say(f"port {job.port} is in use on {hosts[0].name}: rendezvous at port {port}")
     job = launcher.without(job, [host.host for host in bad], port)
-    for usable, ranks in zip(hosts, launcher.ranks(job, plan.job.world_size), strict=True):
-        usable.ranks = ranks
+    for host, ranks in zip(hosts, launcher.ranks(job, plan.job.world_size), strict=True):
+        host.ranks = ranks
     return hosts, job
+
+
+def remarks(hosts: Sequence[RemoteHost], nsys: str | None) -> Iterator[str]:
+    """What the user should know of the hosts before the job runs on them."""
+    names_on: dict[str, list[str]] = {}
+    for host in hosts:
+        names_on.setdefault(host.description.machine, []).append(host.name)
+        if nsys and not host.description.nsys:
+            other_nsys = host.description.other_nsys
+            then = f"use {other_nsys}" if other_nsys else "train without nsys (or --profiler torch)"
+            yield f"{host.name} has no {nsys}: its ranks {then}"
+    for machine, names in names_on.items():
+        if machine and len(names) > 1:
+            yield f"{words.listed(names)} are one machine: it runs a torchrun for each"
 
 
 def look_at(job: OverSsh, nsys: str | None) -> list[RemoteHost]:
@@ -233,10 +237,10 @@ class Running:
                     host.status, host.reason = 255, "it did not end when asked to"
                 elif command.wait(0.5 / len(self.hosts)):
                     lost, host.status = command.lost, command.status()
-                    if lost and host.ssh.connected:
-                        host.reason = "our helper there was killed"
-                    elif lost:
+                    if lost:
                         host.reason = "the connection was lost while the job ran"
+                        if host.ssh.connected:
+                            host.reason = "our helper there was killed"
         return max(host.status or 0 for host in self.hosts)
 
     def forward_signals(self, commands: Sequence[RemoteCommand]) -> None:
