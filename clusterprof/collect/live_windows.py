@@ -8,19 +8,19 @@ import getpass
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from operator import itemgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from clusterprof import words
 from clusterprof.agent.contracts import files, later_window, paths, states
 from clusterprof.agent.contracts.later_window import LaterWindow
 from clusterprof.agent.contracts.states import State
 from clusterprof.arguments import Selection, StepWindow
-from clusterprof.collect.outcomes import Outcome, flights, newest_step_log
+from clusterprof.collect.outcomes import Outcome, flights_over, newest_step_log
 from clusterprof.errors import RunDirectoryError
 from clusterprof.folders import beside_steps
 from clusterprof.run_directory import Window, writing
@@ -89,20 +89,24 @@ def going_on(run: Window) -> list[int]:
     if order is None or manifest.ended:
         return []
     run, root = current(run), current(run.directory.first())
-    states_of = run.states()
-    if order.profiler == "none":
-        recorded, _ = flights(run)
-        over = {*recorded, *(rank for rank, state in states_of.items() if "flight" in state)}
-        profiled = root.ranks()
-    else:
-        over = {rank for rank, state in states_of.items() if (now := State.of(state)) and now.ended}
+    profiled, states_of = root.ranks(), run.states()
+    over = flights_over(run, states_of)
+    if order.profiler != "none":
         expected = run.expected_ranks() or ()
-        chosen = {rank for rank, state in states_of.items() if state.get("chosen")}
-        profiled = sorted(chosen.union(expected)) if states_of or expected else root.ranks()
-        # The whole window in an earlier attempt: the rank is not asked again.
-        over |= {rank for rank in {*profiled} - {*states_of}
-                 if states.captured_before(str(run.rank(rank)))}  # fmt: skip
+        if states_of or expected:
+            chosen = {rank for rank, state in states_of.items() if state.get("chosen")}
+            profiled = sorted(chosen.union(expected))
+        over = {rank for rank in profiled if _has_ended(run, rank, states_of.get(rank))}
     return [rank for rank in profiled if rank not in over and trains(root, rank)]
+
+
+def _has_ended(run: Window, rank: int, state: Mapping[str, Any] | None) -> bool:
+    """Whether no report of this rank is to come, by its state; None where it has left nothing."""
+    if state is None:
+        # The whole window in an earlier attempt: the rank is not asked again.
+        return states.captured_before(str(run.rank(rank)))
+    now = State.of(state)
+    return now is not None and now.ended
 
 
 def of_running(run: Window, outcomes: Sequence[Outcome]) -> list[Outcome]:

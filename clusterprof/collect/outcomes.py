@@ -6,7 +6,7 @@ import contextlib
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -144,6 +144,24 @@ def collect(
     say so. Each is COLLECTED or LOST; with `write` their states say so too. Who only merges writes
     none: a copy of a run may be without its reports.
     """
+    states_of = _final_states(run, expected, patience_s, finishing_s, write, clock)
+    if not run.path.is_dir():
+        gone = f"the run directory {DELETED}"
+        return [Outcome(rank, State.LOST, gone) for rank in sorted(expected or ())]
+    outcomes = [
+        _outcome(run, rank, states_of.get(rank), list(states_of))
+        for rank in _profiled(run, expected, states_of)
+    ]
+    for outcome in outcomes if write else ():
+        _write(run.rank(outcome.rank), states_of.get(outcome.rank), outcome)
+    return outcomes
+
+
+def _final_states(
+    run: Window, expected: Sequence[int] | None, patience_s: float, finishing_s: float,
+    write: bool, clock: Clock,
+) -> dict[int, dict[str, Any]]:  # fmt: skip
+    """The ranks' states once no profiled rank writes any more, or patience is at its end."""
     begin, stalled_s = clock.now(), 0.0
     while True:
         if write and patience_s:
@@ -154,30 +172,36 @@ def collect(
                 os.utime(run.path)
             took_s = clock.now() - asked
             begin, stalled_s = begin + took_s, max(stalled_s, took_s)
-        if not run.path.is_dir():
-            gone = f"the run directory {DELETED}"
-            return [Outcome(rank, State.LOST, gone) for rank in sorted(expected or ())]
         states_of = run.states()
-        # who shares a run may leave out all but the reports
-        captured = [
-            rank
-            for rank, state in states_of.items()
-            if (state.get("chosen") if state else reports_in(run.rank(rank)))
+        awaited = {*_profiled(run, expected, states_of)}
+        if stalled_s > STALL_S:
+            # A rank gives its writer some seconds. Where that may not have been enough, what
+            # unprofiled ranks leave is still to come as well.
+            awaited |= {*states_of}
+        contents = {rank: states_of.get(rank, {}) for rank in awaited}
+        running = [
+            State.of(state) for rank, state in contents.items() if not _ended(run.rank(rank), state)
         ]
-        profiled = sorted({*captured, *(expected or ())})
-        # A rank gives its writer some seconds. Where that may not have been enough, what unprofiled
-        # ranks leave is still to come as well.
-        awaited = sorted({*profiled, *states_of}) if stalled_s > STALL_S else profiled
-        running = [rank for rank in awaited if not _ended(run.rank(rank), states_of.get(rank, {}))]
-        finishing = any(State.of(states_of.get(rank, {})) is State.FINISHING for rank in running)
-        patience = max(patience_s, finishing_s) if finishing and patience_s else patience_s
-        if not running or clock.now() > begin + patience:
-            break
+        finishing = patience_s and State.FINISHING in running
+        patience = max(patience_s, finishing_s) if finishing else patience_s
+        if not running or clock.now() > begin + patience or not run.path.is_dir():
+            return states_of
         clock.sleep(0.1)
-    outcomes = [_outcome(run, rank, states_of.get(rank), list(states_of)) for rank in profiled]
-    for outcome in outcomes if write else ():
-        _write(run.rank(outcome.rank), states_of.get(outcome.rank), outcome)
-    return outcomes
+
+
+def _profiled(
+    run: Window, expected: Sequence[int] | None, states_of: Mapping[int, Mapping[str, Any]]
+) -> list[int]:
+    """The ranks to profile, and those that were, by their states.
+
+    Who shares a run may leave out all but the reports.
+    """
+    captured = (
+        rank
+        for rank, state in states_of.items()
+        if (state.get("chosen") if state else reports_in(run.rank(rank)))
+    )
+    return sorted({*captured, *(expected or ())})
 
 
 def _ended(folder: Path, content: dict[str, Any]) -> bool:
@@ -287,9 +311,22 @@ def _write(folder: Path, content: dict[str, Any] | None, outcome: Outcome) -> No
 def flights(run: Window) -> tuple[list[int], str]:
     """The ranks that left their flight recorder, and why the first of the others did not."""
     states = run.states()
-    recorded = [rank for rank in states if any(any(run.rank(rank).glob(name)) for name in _FLIGHTS)]
+    recorded = [rank for rank in states if _has_flight(run.rank(rank))]
     reasons = {rank: state.get("flight") for rank, state in states.items() if rank not in recorded}
     return recorded, next((f"rank {rank}: {why}" for rank, why in reasons.items() if why), "")
+
+
+def flights_over(run: Window, states_of: Mapping[int, Mapping[str, Any]]) -> set[int]:
+    """The ranks that left their flight recorder, or, by their states, why they did not."""
+    return {
+        rank
+        for rank, state in states_of.items()
+        if "flight" in state or _has_flight(run.rank(rank))
+    }
+
+
+def _has_flight(folder: Path) -> bool:
+    return any(any(folder.glob(name)) for name in _FLIGHTS)
 
 
 def newest_step_log(folder: Path) -> Path | None:

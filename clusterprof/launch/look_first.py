@@ -14,7 +14,7 @@ from clusterprof.agent.contracts import later_window
 from clusterprof.agent.contracts.timing import REAL, Clock
 from clusterprof.arguments import Selection, StepWindow, parse_ranks
 from clusterprof.collect import live_windows
-from clusterprof.collect.outcomes import flights
+from clusterprof.collect.outcomes import flights_over
 from clusterprof.console import say
 from clusterprof.launch.planning import LaunchPlan
 from clusterprof.run_directory import Window
@@ -100,10 +100,10 @@ def wait_for_ranks(plan: LaunchPlan, run: Window, clock: Clock = REAL) -> int:
         size = next((known_size for known_size in sizes if isinstance(known_size, int)), size)
         # Those of a job of unknown size may all be there the next moment.
         every_s = later_window.look_s(size or 1)
-        over = {*flights(now)[0], *(rank for rank in states if "flight" in states[rank])}
+        over = flights_over(now, states)
         if not over <= came:
             came, came_at = came | over, clock.now()
-        if over and size is not None and len(over) >= size:
+        if size is not None and len(over) >= size:
             return size
         if came and clock.now() > came_at + PATIENCE_S + every_s:
             return size or len(over)

@@ -95,6 +95,15 @@ def unsaved(run: Window, expected: Sequence[int] | None) -> list[int]:
     return ranks
 
 
+def all_captured(run: Window, expected: Sequence[int] | None) -> bool:
+    """Whether no rank that is to be profiled has its window open, or will."""
+    states_of = run.attempts()[-1].states()
+    chosen = expected or [rank for rank, state in states_of.items() if state.get("chosen")]
+    windows = [State.of(states_of.get(rank, {})) for rank in chosen]
+    over = [state and (state.has_captured or state is State.LOST) for state in windows]
+    return bool(windows) and all(over)
+
+
 class TimeLimit:
     """Closes the windows shortly before the job's time limit.
 
@@ -123,11 +132,7 @@ class TimeLimit:
         job: str | None = None
         wait_s = 1.0
         while not self._clock.happens(self._over, wait_s):
-            states = self.run.attempts()[-1].states()
-            chosen = self.expected or [rank for rank in states if states[rank].get("chosen")]
-            windows = [State.of(states.get(rank, {})) for rank in chosen]
-            ended = [state and (state.has_captured or state is State.LOST) for state in windows]
-            if windows and all(ended):
+            if all_captured(self.run, self.expected):
                 return  # no window is open, nor will be
             job = job or slurm_job(self.run, self.expected)
             answer = time_left(job) if job else None
