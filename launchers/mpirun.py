@@ -76,33 +76,38 @@ def world(options: Sequence[str], program: Sequence[str], kind: str) -> tuple[in
 
 def carried(kind: str, line: CommandLine) -> tuple[list[str], list[str], list[str]]:
     """How our variables reach every rank: mpirun options, the program's words, remarks."""
-    options, added = line.options, line.added
-    own = given_value(options, "PYTHONPATH")
-    listed = _ENVIRONMENT_LIST in options or f"OMPI_MCA_{_ENVIRONMENT_LIST}" in line.environ
-    if not kind:
-        why = "this mpirun is neither Open MPI nor of Hydra's family"
-    elif own is not None:
-        why = "the mpirun options set PYTHONPATH"
-    elif kind == "openmpi" and listed:
-        why = f"Open MPI refuses -x together with {_ENVIRONMENT_LIST}"
-    elif kind == "openmpi":
-        passed = [name for word, name in itertools.pairwise(options) if word == "-x"]
-        words = [word for name in added if name not in passed for word in ("-x", name)]
-        return words, list(line.program), []
-    else:
-        words = [word for name, value in added.items() for word in ("-genv", name, value)]
-        return words, list(line.program), []
+    why = withheld(kind, line)
+    if not why:
+        passed = [name for word, name in itertools.pairwise(line.options) if word == "-x"]
+        added = line.added
+        passing = {
+            "openmpi": [word for name in added if name not in passed for word in ("-x", name)],
+            "hydra": [word for name, value in added.items() for word in ("-genv", name, value)],
+        }
+        return passing[kind], list(line.program), []
     if ":" in line.program:
         raise UsageError(
             f"for several programs (:) mpirun must pass clusterprof's variables on, but {why}",
             "leave that out, or start one program that branches on its rank",
         )
-    values = dict(added)
-    if own:
+    values = dict(line.added)
+    if own := given_value(line.options, "PYTHONPATH"):
         # The injected folder stands first: what follows is what the user asked for.
         values["PYTHONPATH"] = f"{values['PYTHONPATH'].split(':', 1)[0]}:{own}"
     words = ["env", *(f"{name}={value}" for name, value in values.items())]
     return [], [*words, *line.program], [f"{why}: env sets clusterprof's variables"]
+
+
+def withheld(kind: str, line: CommandLine) -> str:
+    """Why mpirun itself cannot pass our variables on; "" where it can."""
+    if not kind:
+        return "this mpirun is neither Open MPI nor of Hydra's family"
+    if given_value(line.options, "PYTHONPATH") is not None:
+        return "the mpirun options set PYTHONPATH"
+    listed = _ENVIRONMENT_LIST in line.options or f"OMPI_MCA_{_ENVIRONMENT_LIST}" in line.environ
+    if kind == "openmpi" and listed:
+        return f"Open MPI refuses -x together with {_ENVIRONMENT_LIST}"
+    return ""
 
 
 def given_value(options: Sequence[str], name: str) -> str | None:

@@ -63,20 +63,13 @@ def job(line: CommandLine) -> Job:
         own, theirs = parser.parse_known_args(list(line.options))
     except argparse.ArgumentError as error:
         raise UsageError(str(error), "its options: clusterprof ssh --help") from None
-    if not own.hosts:
-        raise UsageError(
-            "there are no hosts",
-            "write: clusterprof ssh --hosts a,b --nproc-per-node 8 -- train.py",
-        )
+    hosts = read_hosts(own.hosts or "")
     for option in theirs:
         if option.partition("=")[0] in _OURS:
             raise UsageError(
                 f"{option} cannot be given: clusterprof sets it on each host",
                 "leave it out, see --dry-run",
             )
-    hosts = tuple(read_host(host) for host in own.hosts.split(","))
-    if len({host.name for host in hosts}) < len(hosts):
-        raise UsageError(f"--hosts {own.hosts} names a host twice", "each host runs one torchrun")
     if given(theirs, "nnodes") is None:
         theirs = [f"--nnodes={len(hosts)}", *theirs]
     fewest = fewest_nodes(theirs, len(hosts))
@@ -156,6 +149,19 @@ def without(job: OverSsh, lost: Collection[Host], port: int | None) -> OverSsh:
         for rank in range(len(left))
     )
     return replace(job, commands=tuple(commands))
+
+
+def read_hosts(text: str) -> tuple[Host, ...]:
+    """`--hosts`. Raises UsageError."""
+    if not text:
+        raise UsageError(
+            "there are no hosts",
+            "write: clusterprof ssh --hosts a,b --nproc-per-node 8 -- train.py",
+        )
+    hosts = tuple(map(read_host, text.split(",")))
+    if len({host.name for host in hosts}) < len(hosts):
+        raise UsageError(f"--hosts {text} names a host twice", "each host runs one torchrun")
+    return hosts
 
 
 def read_host(text: str) -> Host:

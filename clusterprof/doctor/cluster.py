@@ -48,6 +48,16 @@ class Answers:
             else:
                 checks.append(from_json(fields))
 
+    def of(self, host: str, srun_printed: Sequence[str]) -> list[Check]:
+        """A node's checks, and where it has not sent all of them, what srun has printed of it."""
+        checks = self.nodes.get(host, [])
+        if host in self.done:
+            return checks
+        none = f"none within {PATIENCE_S:g} s"
+        line = next((line for line in srun_printed if host in line or "execve" in line), none)
+        advice = f"is the node up (sinfo -R -n {host}), and does it have {sys.executable}?"
+        return [*checks, Check("answer", BAD, line, advice)]
+
 
 def in_allocation(environ: Mapping[str, str]) -> bool:
     """Whether we are in an allocation, and not one of its tasks that srun has started."""
@@ -76,10 +86,11 @@ def ask(
     """
     if shutil.which("srun") is None:
         raise LaunchError("srun was not found", "load Slurm: srun runs the checks on the nodes")
-    count = [f"--nodes={len(expected)}", f"--ntasks={len(expected)}"] if expected else []
     beside = ["--overlap"] if in_allocation(os.environ) else []
+    if expected:
+        beside += [f"--nodes={len(expected)}", f"--ntasks={len(expected)}"]
     command = [
-        "srun", *beside, *count, *asked, "--ntasks-per-node=1", "--export=ALL",
+        "srun", *beside, *asked, "--ntasks-per-node=1", "--export=ALL",
         "--kill-on-bad-exit=0", "--input=none",
         sys.executable, "-m", "clusterprof", "doctor", "--local", "--lines", *arguments,
     ]  # fmt: skip
@@ -97,16 +108,8 @@ def ask(
             _check_visible(answers, probe)
     if not answers.nodes:
         raise LaunchError("no node answered", *(srun_printed[-3:] or ["srun printed nothing"]))
-    order = list(dict.fromkeys([*(expected or hostnames(answers.asked)), *sorted(answers.nodes)]))
-    for host in order:
-        if host not in answers.done:
-            lines = [line for line in srun_printed if host in line or "execve" in line]
-            late = Check(
-                "answer", BAD, lines[0] if lines else f"none within {PATIENCE_S:g} s",
-                f"is the node up (sinfo -R -n {host}), and does it have {sys.executable}?",
-            )  # fmt: skip
-            answers.nodes.setdefault(host, []).append(late)
-    return {host: answers.nodes[host] for host in order}
+    hosts = dict.fromkeys([*(expected or hostnames(answers.asked)), *sorted(answers.nodes)])
+    return {host: answers.of(host, srun_printed) for host in hosts}
 
 
 def _check_visible(answers: Answers, probe: Path) -> None:

@@ -197,15 +197,19 @@ def decide(
     }
     if not merging:
         return Submission(options, filled(name, values), run, by_job, None)
-    given = {names[-1]: command_line.last_value(options, *names) for names in _MERGE_TOO}
-    merge_options = [f"{name}={value}" for name, value in given.items() if value is not None]
-    count = arguments.merge_nodes
-    if count > 1:
-        # --no-kill: with a lost node MPI ends its tasks, and the script merges by itself
-        merge_options += ["--no-kill", f"--nodes={count}", f"--ntasks={count * MERGE_TASKS}",
-                          f"--ntasks-per-node={MERGE_TASKS}"]  # fmt: skip
-    merge_options += arguments.merge_arg
+    merge_options = [*for_merge(options, arguments.merge_nodes), *arguments.merge_arg]
     return Submission(options, filled(name, values), run, by_job, merge_options)
+
+
+def for_merge(options: Sequence[str], nodes: int) -> list[str]:
+    """The options of the job that merges on so many nodes; `options` are the other job's."""
+    given = {names[-1]: command_line.last_value(options, *names) for names in _MERGE_TOO}
+    too = [f"{name}={value}" for name, value in given.items() if value is not None]
+    if nodes == 1:
+        return too
+    # --no-kill: with a lost node MPI ends its tasks, and the script merges by itself
+    return [*too, "--no-kill", f"--nodes={nodes}", f"--ntasks={nodes * MERGE_TASKS}",
+            f"--ntasks-per-node={MERGE_TASKS}"]  # fmt: skip
 
 
 def refuse_strays(options: Sequence[str]) -> None:

@@ -122,7 +122,6 @@ def read(
     """The settings of files for this verb (its options are in `parser`), and the file of each: of
     one file its own table comes before all else, and of several the first. Raises UsageError.
     """
-    options = options_of(parser)
     settings: dict[str, tuple[Any, Path]] = {}
     for file in places:
         content, is_own = _content(file), file == _own()
@@ -135,21 +134,31 @@ def read(
             raise _refused(file, f"[{min(unknown)}] is not a launching verb", whose,
                            "what is for all of them stands before any table")  # fmt: skip
         for key, value in [*tables.get(verb, {}).items(), *general.items()]:
-            name = key.replace("-", "_")
-            option = options.get(name)
-            is_figure = option and (
-                option.nargs == 0 or option.choices or option.type in (int, float)
-            )
-            if not name or name in _NOT_IN_FILES:
-                raise _refused(file, f"{key} is no setting", "give it on the command line")
-            if option and not (is_own or is_figure or name in _TEXTS):
-                reason = f"{key} would name a program, a file, a host or a variable"
-                raise _refused(file, reason, f"your own settings may: {shortest(_own())}")
+            option = _option(file, parser, key, is_own)
             try:
-                settings.setdefault(name, (_value(parser, option, key, value), file))
+                setting = _value(parser, option, key, value), file
             except UsageError as error:
                 raise _refused(file, f"{key} = {value!r}: {error.what}", *error.details) from None
+            settings.setdefault(key.replace("-", "_"), setting)
     return settings
+
+
+def _option(
+    file: Path, parser: argparse.ArgumentParser, key: str, is_own: bool
+) -> argparse.Action | None:
+    """The option of which this is the name in a file; None where there is none. Raises UsageError
+    where the file may not give it.
+    """
+    name = key.replace("-", "_")
+    if not name or name in _NOT_IN_FILES:
+        raise _refused(file, f"{key} is no setting", "give it on the command line")
+    option = options_of(parser).get(name)
+    if option is None or is_own or name in _TEXTS:
+        return option
+    if not (option.nargs == 0 or option.choices or option.type in (int, float)):
+        reason = f"{key} would name a program, a file, a host or a variable"
+        raise _refused(file, reason, f"your own settings may: {shortest(_own())}")
+    return option
 
 
 def _value(
