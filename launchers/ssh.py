@@ -18,8 +18,9 @@ from typing import Any
 
 from clusterprof.errors import HostError, LaunchError, UsageError
 from clusterprof.launchers import torchrun
-from clusterprof.launchers.support.command_line import is_python, last_value, whole_number
+from clusterprof.launchers.support.command_line import is_python, whole_number
 from clusterprof.launchers.support.job import CommandLine, Host, Job, OverSsh
+from clusterprof.launchers.torchrun import given
 
 SUMMARY = "run torchrun on several hosts over SSH and profile some of the ranks"
 PASSES_OPTIONS_TO = "torchrun"
@@ -95,11 +96,6 @@ def job(line: CommandLine) -> Job:
     port = None if given(theirs, "rdzv-endpoint") or given(theirs, "master-port") else PORT
     job = without(job, (), port)
     return replace(inner, launcher="ssh", command=job.commands[0], over_ssh=job)
-
-
-def given(options: Sequence[str], name: str) -> str | None:
-    """The value that torchrun's options give to one of them; None where they do not."""
-    return last_value(options, f"--{name}", f"--{name.replace('-', '_')}")
 
 
 def meeting(job: OverSsh, rank: int) -> list[str]:

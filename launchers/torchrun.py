@@ -32,11 +32,15 @@ def job(line: CommandLine) -> Job:
     return Job("torchrun", ("torchrun", *options, *line.program), *size, identity="torchrun")
 
 
+def given(options: Sequence[str], name: str) -> str | None:
+    """The value that torchrun's options give to one of them; None where they do not."""
+    return last_value(options, f"--{name}", f"--{name.replace('-', '_')}")
+
+
 def world(options: Sequence[str], environ: Mapping[str, str]) -> tuple[int | None, str]:
     """How many workers there will be and what says so; (None, "") where only torchrun knows."""
-    given_nodes = last_value(options, "--nnodes") or environ.get("PET_NNODES")
-    given_each = last_value(options, "--nproc-per-node", "--nproc_per_node")
-    given_each = given_each or environ.get("PET_NPROC_PER_NODE")
+    given_nodes = given(options, "nnodes") or environ.get("PET_NNODES")
+    given_each = given(options, "nproc-per-node") or environ.get("PET_NPROC_PER_NODE")
     nodes, per_node = whole_number(given_nodes or "1"), whole_number(given_each or "1")
     if nodes is None or per_node is None:  # elastic (1:4), or one worker for each GPU
         return None, ""

@@ -144,47 +144,43 @@ def collect(
     say so. Each is COLLECTED or LOST; with `write` their states say so too. Who only merges writes
     none: a copy of a run may be without its reports.
     """
-    states_of = _final_states(run, expected, patience_s, finishing_s, write, clock)
+    wait = patience_s > 0
+    states_of = (
+        _last_states(run, expected, patience_s, finishing_s, clock) if wait else run.states()
+    )
     if not run.path.is_dir():
         gone = f"the run directory {DELETED}"
         return [Outcome(rank, State.LOST, gone) for rank in sorted(expected or ())]
-    outcomes = [
-        _outcome(run, rank, states_of.get(rank), list(states_of))
-        for rank in _profiled(run, expected, states_of)
-    ]
+    profiled = _profiled(run, expected, states_of)
+    outcomes = [_outcome(run, rank, states_of.get(rank), list(states_of)) for rank in profiled]
     for outcome in outcomes if write else ():
         _write(run.rank(outcome.rank), states_of.get(outcome.rank), outcome)
     return outcomes
 
 
-def _final_states(
-    run: Window, expected: Sequence[int] | None, patience_s: float, finishing_s: float,
-    write: bool, clock: Clock,
-) -> dict[int, dict[str, Any]]:  # fmt: skip
+def _last_states(
+    run: Window, expected: Sequence[int] | None, patience_s: float, finishing_s: float, clock: Clock
+) -> dict[int, dict[str, Any]]:
     """The ranks' states once no profiled rank writes any more, or patience is at its end."""
     begin, stalled_s = clock.now(), 0.0
     while True:
-        if write and patience_s:
-            # A harmless write. While the file system stalls so do the ranks' writers: their
-            # patience begins when it responds.
-            asked = clock.now()
-            with contextlib.suppress(OSError):
-                os.utime(run.path)
-            took_s = clock.now() - asked
-            begin, stalled_s = begin + took_s, max(stalled_s, took_s)
+        # A harmless write. While the file system stalls so do the ranks' writers: their patience
+        # begins when it responds.
+        asked = clock.now()
+        with contextlib.suppress(OSError):
+            os.utime(run.path)
+        took_s = clock.now() - asked
+        begin, stalled_s = begin + took_s, max(stalled_s, took_s)
         states_of = run.states()
-        awaited = {*_profiled(run, expected, states_of)}
+        ranks = {*_profiled(run, expected, states_of)}
+        # A rank gives its writer some seconds. Where that may not have been enough, what unprofiled
+        # ranks leave is still to come as well.
         if stalled_s > STALL_S:
-            # A rank gives its writer some seconds. Where that may not have been enough, what
-            # unprofiled ranks leave is still to come as well.
-            awaited |= {*states_of}
-        contents = {rank: states_of.get(rank, {}) for rank in awaited}
-        running = [
-            State.of(state) for rank, state in contents.items() if not _ended(run.rank(rank), state)
-        ]
-        finishing = patience_s and State.FINISHING in running
-        patience = max(patience_s, finishing_s) if finishing else patience_s
-        if not running or clock.now() > begin + patience or not run.path.is_dir():
+            ranks.update(states_of)
+        contents = [(rank, states_of.get(rank, {})) for rank in ranks]
+        writing = [State.of(state) for rank, state in contents if not ended(run.rank(rank), state)]
+        wait_s = max(patience_s, finishing_s) if State.FINISHING in writing else patience_s
+        if not writing or clock.now() > begin + wait_s or not run.path.is_dir():
             return states_of
         clock.sleep(0.1)
 
@@ -204,7 +200,7 @@ def _profiled(
     return sorted({*captured, *(expected or ())})
 
 
-def _ended(folder: Path, content: dict[str, Any]) -> bool:
+def ended(folder: Path, content: dict[str, Any]) -> bool:
     """Whether a rank needs no more waiting: it may be killed once its report is here.
 
     A shared filesystem may show a rank's state before its report.

@@ -15,7 +15,7 @@ from clusterprof import words
 from clusterprof.agent.contracts import files, paths, states
 from clusterprof.agent.contracts.states import State
 from clusterprof.agent.contracts.timing import REAL, Clock
-from clusterprof.collect.outcomes import reports_in
+from clusterprof.collect.outcomes import ended
 from clusterprof.console import say
 from clusterprof.errors import RunDirectoryError
 from clusterprof.run_directory import Window
@@ -86,11 +86,8 @@ def unsaved(run: Window, expected: Sequence[int] | None) -> list[int]:
     for window, chosen in windows:
         states_of = window.states().items() if chosen is None else window.states_of(chosen)
         for rank, content in states_of:
-            state = State.of(content)
-            is_saved = state is State.FINISHING and any(
-                report.suffix == ".nsys-rep" for report in reports_in(window.rank(rank))
-            )
-            if state in (State.CAPTURING, State.FINISHING) and not is_saved:
+            is_open = State.of(content) in (State.CAPTURING, State.FINISHING)
+            if is_open and not ended(window.rank(rank), content):
                 ranks.append(rank)
     return ranks
 
