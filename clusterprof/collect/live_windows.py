@@ -38,9 +38,11 @@ FASTER = 0.5
 LATEST_B = 2048
 #: a step log and its summary are smaller
 WHOLE_B = 1 << 20
-#: A job slows as a whole: of so many ranks the logs are read. Its latest steps are so many, or the
-#: last block of its summary, and the usual step is that of as many before, or more.
-SAMPLE, LATEST = 8, 20
+#: A job slows or hangs as a whole: so many of its ranks are looked at.
+SAMPLE = 8
+#: A rank's latest steps are so many, or the last block of its summary, and the usual step is that
+#: of as many before, or more.
+LATEST = 20
 
 
 class Pace(NamedTuple):
@@ -74,6 +76,12 @@ def trains(run: Window, rank: int) -> bool:
     # The first window's report is collected only where somebody takes the job for ended.
     ended = state in (State.COUNTED, State.COLLECTED)
     return state is not None and not ended and silent_s(folder) < SILENT_S
+
+
+def sample(run: Window) -> list[int]:
+    """Some of the ranks, which show how the job as a whole is."""
+    ranks = run.ranks()
+    return ranks[:: max(1, len(ranks) // SAMPLE)]
 
 
 def is_silent(run: Window) -> bool:
@@ -187,10 +195,9 @@ def slower(run: Window, times: float) -> Slower | None:
     """
     run = current(run)
     windows = [range(*pair) for pair in _windows(run)]
-    ranks = run.ranks()
     paces = [
         Slower(rank, *both)
-        for rank in ranks[:: max(1, len(ranks) // SAMPLE)]
+        for rank in sample(run)
         if (both := _latest_and_usual(run.logged(rank), windows))
     ]
     slowest = max(paces, key=lambda pace: pace.step_ns / pace.usual_ns, default=None)

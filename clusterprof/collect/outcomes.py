@@ -40,7 +40,7 @@ DELETED = "was deleted while the job ran"
 _STATE_B = 16384
 
 #: Why there is no report, by the state in which the rank was killed.
-_KILLED = {
+_KILLED: dict[State | None, str] = {
     State.ARMED: "the program ended before it trained, or was killed before the window began",
     State.WAITING: "killed before the window began",
     State.CAPTURING: "killed inside the window, or ended by os._exit",
@@ -276,7 +276,7 @@ def _lost(run: Window, rank: int, state: State | None, content: dict[str, Any]) 
             "its state says that there is a report, but there is none; if the file system "
             f"is slow: clusterprof collect {run.path}"
         )
-    killed = _KILLED.get(state) if state is not None else None
+    killed = _KILLED.get(state)
     with contextlib.suppress(OSError):
         if killed and nsys.free_bytes(str(run.rank(rank))) < _STATE_B:
             last = f'"{state}" was the last state that could be written'

@@ -7,7 +7,6 @@ quoted for bash, so that none of them is ever read as a command.
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import itertools
 import os
 import re
@@ -23,7 +22,7 @@ from clusterprof import console, run_directory
 from clusterprof.arguments import path
 from clusterprof.console import say
 from clusterprof.errors import LaunchError, UsageError
-from clusterprof.launch.planning import checked
+from clusterprof.launch.planning import checked, default_run
 from clusterprof.launch.settings import as_words, settle
 from clusterprof.launchers import srun
 from clusterprof.launchers.support import command_line
@@ -248,8 +247,7 @@ def run_path(arguments: argparse.Namespace, array: bool) -> str:
     Raises RunDirectoryError.
     """
     if arguments.run_dir is None:
-        now = dt.datetime.now(dt.timezone.utc)
-        return str(run_directory.default_path(Path("runs"), "-", now).absolute())[:-1]
+        return str(default_run("-"))[:-1]
     if array:
         raise UsageError(
             "each task of an array needs its own run directory", "leave out --run-dir with --array"

@@ -13,14 +13,14 @@ from typing import Any
 
 from clusterprof import words
 from clusterprof.agent.contracts.timing import REAL, Clock
+from clusterprof.collect.live_windows import sample
 from clusterprof.console import say
 from clusterprof.errors import ReportError
 from clusterprof.results import HangResults
 from clusterprof.run_directory import Window
 
-#: How often a job is looked at, by the states of so many ranks: a job hangs as a whole.
+#: how often a job is looked at
 LOOK_S = 5.0
-SAMPLE = 8
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,7 @@ def watch(run: Window, clock: Clock = REAL) -> None:
     while True:
         clock.sleep(LOOK_S)
         latest = run.attempts()[-1]
-        ranks = latest.ranks()
-        sample = ranks[:: max(1, len(ranks) // SAMPLE)]
-        hanging = {rank.rank for rank in _hanging(latest, sample)}
+        hanging = {rank.rank for rank in _hanging(latest, sample(latest))}
         # Not at first sight: the ranks notice it within a few seconds of each other, and a rank
         # that has not would be taken for one without a dump.
         if hanging == before and not hanging <= reported:

@@ -162,8 +162,7 @@ def make_plan(
     if arguments.run_dir:
         folder = run_directory.started_over(path(arguments.run_dir).absolute(), os.environ)
     else:
-        now, job_id = dt.datetime.now(dt.timezone.utc), os.environ.get("SLURM_JOB_ID")
-        folder = run_directory.default_path(Path("runs"), job_id, now).absolute()
+        folder = default_run(os.environ.get("SLURM_JOB_ID"))
         folder = folder if turn == 1 else folder.with_name(f"{folder.name}-{turn}")
     may_be_nsys = arguments.profiler in ("auto", "nsys")
     capture = choose(arguments, latest(folder.parent, program) if may_be_nsys else None)
@@ -201,6 +200,12 @@ def make_plan(
     return LaunchPlan(
         job, added, folder, selection, window, capture, origins, for_agent, arguments, again
     )
+
+
+def default_run(job_id: str | None) -> Path:
+    """Where a run goes for which the user names no run directory."""
+    now = dt.datetime.now(dt.timezone.utc)
+    return run_directory.default_path(Path("runs"), job_id, now).absolute()
 
 
 def without_values(options: Sequence[str], job: Job) -> list[str]:
