@@ -56,12 +56,14 @@ class WriterReplay:
 
     def play(self, entries: list[Entry]) -> str:
         """Say all that was said, wait for all that was answered; all answers, and what is left."""
-        due: dict[int, int] = {}
+        due: dict[int, list[Entry]] = {}
         for entry in entries:
             peer = entry["peer"]
             if "answer" in entry:
-                due[peer] = due.get(peer, 0) + 1
-                self.wait(peer, due[peer])
+                recorded = due.setdefault(peer, [])
+                if not repeats(entry["answer"], recorded):
+                    recorded.append(entry["answer"])
+                self.wait(peer, len(recorded))
             elif "end" in entry:
                 self.end(peer)
             else:
@@ -147,7 +149,7 @@ class WriterReplay:
             if "folder" in answer:
                 self.names["{FOLDER}"] = answer["folder"]
             answer = {key: self.names_of(value) for key, value in answer.items()}
-            if not is_progress(answer) and answer not in answers[-1:]:
+            if not is_progress(answer) and not repeats(answer, answers):
                 answers.append(answer)
         return bool(piece)
 
@@ -163,6 +165,14 @@ class WriterReplay:
         """Which folders of the node are still there."""
         left = [name for name, folder in self.names.items() if Path(folder).exists()]
         return f"folders that are left: {', '.join(left)}\n"
+
+
+def repeats(answer: Entry, before: list[Entry]) -> bool:
+    """Whether a peer has been told this: how often it is, depends on how long things take.
+
+    While a window is open, whether there is an order to close it is answered again and again.
+    """
+    return answer in before[-1:] or (answer == {"order": None} and answer in before)
 
 
 def answers_text(answers: dict[int, list[Entry]]) -> str:

@@ -20,7 +20,7 @@ from golden import nsys_of_a_recording
 from golden.plans import planned
 from golden.program import Program, without_times
 from golden.record import RECORDED
-from golden.replay import PATIENCE_S, WriterReplay, answers_text, end_group, files_text
+from golden.replay import PATIENCE_S, WriterReplay, answers_text, end_group, files_text, repeats
 from golden.store import Golden, check_same, stored
 
 WRITERS = sorted(file.stem for file in RECORDED.glob("*-writer-*.jsonl"))
@@ -64,7 +64,9 @@ def test_a_writer_answers_and_writes_what_it_did(name: str, golden: Golden, tmp_
     given: dict[int, list[dict[str, Any]]] = {}
     for entry in entries:
         if "answer" in entry:
-            given.setdefault(entry["peer"], []).append(entry["answer"])
+            told = given.setdefault(entry["peer"], [])
+            if not repeats(entry["answer"], told):
+                told.append(entry["answer"])
     check_same(name, answers_text(given), replay.answered())
     golden(f"conversations/{name}", text)
 
