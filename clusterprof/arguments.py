@@ -26,6 +26,9 @@ from clusterprof import words
 from clusterprof.agent.contracts import files, plan
 from clusterprof.errors import UsageError
 
+#: there are two looks a day at least
+MOST_WATCH_S = 86_400
+
 _PART = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
 
 #: options that there were, and what there is instead
@@ -151,6 +154,23 @@ def parse_steps(text: str) -> StepWindow:
             f"--steps {text} contains no step", f"try --steps {window.first}:{window.first + 5}"
         )
     return window
+
+
+def watch_seconds(text: str) -> int:
+    """Read `90s`, `10m`, `1h` or `off` (0): how often all ranks are looked at.
+
+    Raises UsageError.
+    """
+    if text == "off":
+        return 0
+    match = re.fullmatch(r"([1-9]\d{0,4})([smh])", text)
+    seconds = int(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]] if match else 0
+    if not 1 <= seconds <= MOST_WATCH_S:
+        raise UsageError(
+            f"--watch {text!r} is no time between two looks",
+            "write 90s, 10m or 1h, a day at most; off: no look",
+        )
+    return seconds
 
 
 def path(text: str) -> Path:

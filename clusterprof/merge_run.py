@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from clusterprof import console, folders, masking, run_directory
+from clusterprof import console, folders, masking, run_directory, watched
 from clusterprof.agent.contracts import files, identity, paths
 from clusterprof.collect.outcomes import Outcome
 from clusterprof.console import say
@@ -95,7 +95,10 @@ def merged(run: Window, outcomes: Sequence[Outcome], engine: Engine | None = Non
     job = job_record(run, manifest)
     reported = {outcome.rank for outcome in outcomes if outcome.report}
     capture = job.window and capture_cost(job.steps, reported, *job.window, job.paces)
-    shallow, silent = all_ranks(run.results, disturbed, job)
+    shallow, silent = all_ranks(run.results, disturbed, job.steps)
+    if shallow is not None:
+        looks = watched.read(watched.path_of(run.directory.path))
+        shallow = replace(shallow, results=watched.over_the_run(shallow.results, looks))
     ranks = gathered.ranks
     if shallow is None and any(len(ranks) == tables.info.world_size for tables in ranks):
         silent = []  # each rank was profiled
@@ -189,22 +192,28 @@ def look(run: Window) -> Look:
 
 
 def all_ranks(
-    run: Window, disturbed: Sequence[int] = (), job: Job | None = None
+    run: Window,
+    disturbed: Sequence[int] = (),
+    steps: Mapping[int, pa.Table] | None = None,
+    which: str = "flight",
+    chance: float | None = None,
 ) -> tuple[Shallow | None, list[str]]:
     """What the flight recorders of a run's ranks show, and warnings; None where there are none.
 
-    `disturbed` are steps in which a profiler was started or stopped; `job` has the step logs,
-    which else are read.
+    `disturbed` are steps in which a profiler was started or stopped; `steps` are the ranks' step
+    logs, which else are read. `which` dumps: see `find_dumps`. `chance`: in what part of all looks
+    at equal ranks one may be named, by default that of a verdict.
     """
     from clusterprof.align.clock.readings import parsed
     from clusterprof.align.lateness import host_clock
+    from clusterprof.analysis.model import limits
     from clusterprof.analysis.model.shallow import all_ranks as compared
     from clusterprof.collect.outcomes import flights
     from clusterprof.ingest.flight.all_dumps import find_dumps, read_dumps
     from clusterprof.probe import measurement
 
     try:
-        flight = read_dumps(find_dumps(run.folder))
+        flight = read_dumps(find_dumps(run.folder, which))
     except ReportError as error:
         why = flights(run)[1] or error.what
         return None, [f"ranks that were not profiled cannot be compared: {why}"]
@@ -222,8 +231,8 @@ def all_ranks(
     }
     readings = {rank: parsed(**files) for rank, files in written.items()}
     clock = host_clock(flight, readings, probe.as_json() if probe else None)
-    logs = (job or job_record(run)).steps
-    return compared(flight, clock, logs, hosts, disturbed), warnings
+    logs = job_record(run).steps if steps is None else steps
+    return compared(flight, clock, logs, hosts, disturbed, chance or limits.CHANCE), warnings
 
 
 def merge_reports(

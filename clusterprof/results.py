@@ -408,7 +408,23 @@ class ShallowNode(TypedDict):
     suspects: list[int]
 
 
-class ShallowResults(TypedDict):
+class WatchEntry(TypedDict):
+    """In which steps all ranks were looked at while the job ran (`--watch`)."""
+
+    looks: int
+    #: the first and the last step that was compared, and how many of those between
+    first_step: int
+    last_step: int
+    steps: int
+
+
+class OverTheRun(TypedDict, total=False):
+    """What is left out where no look was made while the job ran."""
+
+    watch: WatchEntry
+
+
+class ShallowResults(OverTheRun):
     """What the flight recorders and step logs of all ranks show."""
 
     ranks: list[int]
@@ -418,6 +434,7 @@ class ShallowResults(TypedDict):
     step_ns: int
     #: how lateness is known: how long each member was in a call, or when it called by one clock
     by: Literal["durations", "clock", "nothing"]
+    #: of the window, and of the whole run where it was watched
     suspects: list[Suspect]
     #: those most of whose ranks are suspects
     nodes: list[ShallowNode]

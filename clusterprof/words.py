@@ -70,6 +70,11 @@ def period(begin_ns: int, end_ns: int) -> str:
     return f"{begin:%Y-%m-%d %H:%M:%S.%f}"[:-3] + f" to {end.strftime(form)[:-3]} UTC"
 
 
+def wall_time(ns: float) -> str:
+    """A time of the wall clock, to the minute, where the reader is."""
+    return datetime.fromtimestamp(ns / 1e9).strftime("%H:%M")
+
+
 def bound(ns: float) -> str:
     """An uncertainty, rounded up to two significant digits, with its unit: `±8.3 µs`."""
     if ns <= 0:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from clusterprof import console, gate, launchers
-from clusterprof.arguments import GONE, RANKS_GRAMMAR
+from clusterprof.arguments import GONE, RANKS_GRAMMAR, path
 from clusterprof.cli import Parser, verb_parser
 from clusterprof.errors import UsageError
 from clusterprof.launch import planning, settings
@@ -170,6 +170,12 @@ def _add_profiling(parser: argparse.ArgumentParser) -> None:
     add("--hang-after", type=int, default=60, metavar="S",
         help="say what the ranks wait for when a step lasts S seconds and 20 times the usual "
         "(default 60; 0: never)")  # fmt: skip
+    add("--watch", metavar="EVERY",
+        help="look at all ranks so often while the job runs, and say who is late: 90s, 10m, 1h; "
+        "off (default 10m with --ranks auto, else off)")  # fmt: skip
+    add("--metrics", type=path, metavar="FILE",
+        help="write what each of these looks shows to FILE, for Prometheus' textfile "
+        "collector")  # fmt: skip
     add("--nsys", metavar="PATH", help="the nsys to use")
     add("--trace", metavar="LIST", help="nsys --trace (default cuda,nvtx)")
     add("--nsys-arg", action="append", default=[], metavar="ARG",

@@ -7,12 +7,12 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from clusterprof import console, run_directory, words
+from clusterprof import console, run_directory, watched, words
 from clusterprof.agent.contracts.states import State
 from clusterprof.agent.contracts.timing import REAL
 from clusterprof.arguments import StepWindow, selected
@@ -79,6 +79,7 @@ def render(status: Status, *, everyone: bool) -> str:
         lines.append(f"{'and ' if shown else ''}{whose}: {states}{reached}")
     if status.hang is not None:
         lines += ["", *status.hang.lines()]
+    lines += _watched(status.looks)
     if not status.ranks:
         lines.append(f"no rank has reported in{'' if status.ended else ' yet'}")
     lines += map(_later, status.later_windows)
@@ -116,6 +117,19 @@ def _table(ranks: Sequence[RankStatus], window: StepWindow, width: int) -> list[
         lines = console.table([(*row[:4], row[5]) for row in rows])
     reasons = [console.wrapped(f"    {row[-1]}", width, "    ") if row[-1] else [] for row in rows]
     return [text for line, reason in zip(lines, reasons, strict=True) for text in (line, *reason)]
+
+
+def _watched(looks: Sequence[watched.Row]) -> list[str]:
+    """Who is late by the last look at all ranks, and who was before."""
+    if not looks:
+        return []
+    last = looks[-1]
+    steps = f"steps {last.first_step} to {last.last_step}, {words.wall_time(last.wall_ns)}"
+    late = watched.delaying(watched.lateness(looks))
+    lines = [rank.sentence() for rank in late]
+    if all(rank.until_step is not None for rank in late):
+        lines.append(f"no rank was late in the last look at all ranks ({steps})")
+    return ["", *lines]
 
 
 def _later(window: WindowStatus) -> str:
@@ -199,11 +213,15 @@ class Status:
     later_windows: list[WindowStatus]
     #: what hangs, or hung until the job ended; None for nothing
     hang: LiveHang | None = None
+    #: what the looks at all ranks while the job ran have shown so far
+    looks: list[watched.Row] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
         """What `--json` prints."""
         content = {**asdict(self), "run": str(self.run)}
         content["hang"] = None if self.hang is None else self.hang.as_json()
+        del content["looks"]
+        content["late"] = [asdict(late) for late in watched.lateness(self.looks)]
         content["window"] = [self.window.first, self.window.end]
         return {"schema_version": SCHEMA_VERSION, **content}
 
@@ -223,6 +241,7 @@ def look(run: Window) -> Status:
         [_rank(run, rank, states.get(rank, {}), rank in expected)
          for rank in sorted(expected | set(states))],
         [window for window in later if window], live_hang.look(run),
+        watched.read(watched.path_of(run.directory.path)),
     )  # fmt: skip
 
 

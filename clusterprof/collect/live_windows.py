@@ -194,11 +194,11 @@ def slower(run: Window, times: float) -> Slower | None:
     Steps inside of windows do not count: a profiler makes them longer.
     """
     run = current(run)
-    windows = [range(*pair) for pair in _windows(run)]
+    inside = [range(*pair) for pair in windows(run)]
     paces = [
         Slower(rank, *both)
         for rank in sample(run)
-        if (both := _latest_and_usual(run.logged(rank), windows))
+        if (both := _latest_and_usual(run.logged(rank), inside))
     ]
     slowest = max(paces, key=lambda pace: pace.step_ns / pace.usual_ns, default=None)
     return slowest if slowest and slowest.step_ns > times * slowest.usual_ns else None
@@ -267,14 +267,14 @@ def possible(run: Window, log_s: float, now_s: float) -> Possible:
         )
     then_s = now_s + (1 + FASTER) * log_s + ON_ITS_WAY_S
     # A window that opens at a step begins when the one before it ends.
-    free = max((end for _, end in _windows(run)), default=0)
+    free = max((end for _, end in windows(run)), default=0)
     furthest = max(
         pace.steps + math.ceil(max(0.0, then_s - pace.at_s) / pace.step_s) for pace in paces
     )
     return Possible(max(furthest + 1, free), paces)
 
 
-def _windows(run: Window) -> Iterator[tuple[int, int]]:
+def windows(run: Window) -> Iterator[tuple[int, int]]:
     """The steps [first, end) of each window that is there already."""
     for window_run in (run.directory.first(), *run.directory.later_windows()):
         with contextlib.suppress(RunDirectoryError):  # obeyed by no rank

@@ -31,13 +31,18 @@ class Gauge(NamedTuple):
 
 
 def text(merged: Merged) -> str:
-    """The whole file. Every sample has the run's name as a label."""
+    """The whole file of a merged run."""
+    return rendered(gauges(merged), merged.folder.name)
+
+
+def rendered(metrics: Iterable[Gauge], run: str) -> str:
+    """Gauges as a file. Every sample has the run's name as a label."""
     escapes = str.maketrans({"\\": r"\\", '"': r"\""})
     lines = []
-    for gauge in gauges(merged):
+    for gauge in metrics:
         samples: dict[str, str] = {}
         for labels, value in gauge.samples:
-            every = {"run": merged.folder.name, **labels}
+            every = {"run": run, **labels}
             texts = {key: shown(label).translate(escapes) for key, label in every.items()}
             inside = ",".join(f'{key}="{text}"' for key, text in texts.items())
             number = "+Inf" if value == np.inf else f"{value:.9f}".rstrip("0").rstrip(".")

@@ -81,7 +81,7 @@ def look(run: Window) -> LiveHang | None:
         return None
     try:
         dumped_ranks = [rank.rank for rank in ranks if rank.no_dump is None]
-        dumps = [pair for pair in find_dumps(run.folder, hang=True) if pair[1] in dumped_ranks]
+        dumps = [pair for pair in find_dumps(run.folder, "hang") if pair[1] in dumped_ranks]
         return LiveHang(ranks, merge_dumps(dumps, {}))
     except ReportError:
         return LiveHang(ranks, None)

@@ -22,6 +22,7 @@ from clusterprof.arguments import (
     parse_ranks,
     parse_steps,
     path,
+    watch_seconds,
 )
 from clusterprof.errors import UsageError
 from clusterprof.launch import reduction
@@ -144,6 +145,8 @@ ARMED_COSTS = (
 
 #: How often a rank's step log is written, and a later window is looked for.
 LOG_S = 60
+#: how often all ranks are looked at while the job runs, where ranks are chosen by a look
+WATCH_S = 600
 
 
 def make_plan(
@@ -192,6 +195,7 @@ def make_plan(
         arguments.clock_probe, arguments.max_report_mb, arguments.stacks, arguments.hang_after,
         log_s=LOG_S,
         armed=armed,
+        watch_s=watching_s(arguments, selection, job),
         reduction=reduction.decided(arguments.reduce, arguments.keep_reports, capture.name),
     )  # fmt: skip
     added = {} if job.carries else environment
@@ -223,6 +227,20 @@ def cannot_look(job: Job, capture: CapturePlan) -> str:
     if capture.window_by == "cuda":
         return "--window-by cuda opens one window, at steps that are known before"
     return "the job has one rank" if job.world_size == 1 else ""
+
+
+def watching_s(arguments: argparse.Namespace, selection: Selection, job: Job) -> int:
+    """How often all ranks are looked at while the job runs, 0 for never. Raises UsageError."""
+    usual_s = WATCH_S * (selection.kind == "auto")
+    every_s = usual_s if arguments.watch is None else watch_seconds(arguments.watch)
+    if every_s and job.over_ssh is not None:
+        raise UsageError(
+            "--watch needs a folder that all hosts share",
+            "leave it out: flight recorders of these hosts are gathered once the job has ended",
+        )
+    if arguments.metrics and not every_s:
+        raise UsageError("--metrics is written by looks at all ranks", "add --watch 10m")
+    return every_s
 
 
 def to_arm(

@@ -308,6 +308,10 @@ class Summary:
         if shallow["steps"]:
             steps = words.spans(shallow["steps"], limit=4)
             text += f", steps {steps} of {words.ms(shallow['step_ns'])}"
+        if watch := shallow.get("watch"):
+            looks = words.counted(watch["looks"], "look")
+            between = f"{watch['first_step']}–{watch['last_step']}"
+            text += f", and {looks} at {watch['steps']} of the steps {between}"
         names = [
             f"{words.plain(g['description'] or g['name'])} {{{words.spans(g['ranks'], 4)}}}"
             for g in shallow["groups"]
@@ -319,15 +323,17 @@ class Summary:
         """A row of `SUSPECT_COLUMNS` for each suspect of all ranks."""
         rows, shallow = [], self.results["shallow"]
         for suspect in shallow["suspects"] if shallow else ():
-            since = "always" if suspect["since_step"] is None else f"step {suspect['since_step']}"
-            until = suspect["until_step"]
+            begin, until = suspect["since_step"], suspect["until_step"]
+            since = "always" if begin is None else f"step {begin}"
+            if until is not None:
+                since = f"until step {until}" if begin is None else f"steps {begin}–{until}"
             some = words.in_some(suspect["late_steps"], shallow["steps"] if shallow else [])
             rows.append([
                 str(suspect["rank"]),
                 words.plain(suspect["host"] or "-"),
                 words.plain(suspect["group"]),
                 words.with_bound(suspect["lateness_ns"], suspect["bound_ns"]),
-                some or (since if until is None else f"until step {until}"),
+                some or since,
                 "delays" if suspect["delays"] else "unknown",
                 words.plain(suspect["line"] or "-"),
             ])  # fmt: skip

@@ -66,7 +66,7 @@ def test_a_hang_that_was_diagnosed_goes_on(workdir: Path, fault: Fault) -> None:
 def test_a_rank_dies_in_a_hang(workdir: Path, fault: Fault) -> None:
     found = ends_alike("dies", workdir / "run", fault, "a rank dies in a hang")
     assert found["hangs"]["step"] == 20
-    (cause,) = merge_dumps(find_dumps(workdir / "run", hang=True), {})["hang"]
+    (cause,) = merge_dumps(find_dumps(workdir / "run", "hang"), {})["hang"]
     assert (cause["cause"], cause["ranks"], cause["sequence"]) == ("never_joined", [1], 21)
 
 

@@ -168,8 +168,10 @@ def _clocks(job: Job, clocks: Any) -> tuple[dict[int, RankReadings], dict[str, A
     return readings, {"bounds": bounds}
 
 
-def leave(run: Window, made: Recorded, entries: int = 0) -> None:
+def leave(run: Window, made: Recorded, entries: int = 0, *, watched: bool = False) -> None:
     """Leave in a run's folder what the ranks' agents would: dumps, step logs, states.
+
+    `watched`: as they do again and again while the job runs.
 
     With `entries` the steps are repeated until each rank has so many calls, the times and numbers
     going on, and the last ones are kept, as a full recorder does.
@@ -211,7 +213,10 @@ def leave(run: Window, made: Recorded, entries: int = 0) -> None:
         }
         begin_of = orjson.dumps({"version": "2.10", "pg_config": own})[:-1] + b',"entries":['
         content = begin_of + b",".join(called[-entries:]) + b"]}"
-        (folder / paths.FLIGHT).write_bytes(gzip.compress(content, 6))
+        dump, log_name = (
+            (paths.WATCH, paths.WATCH_STEPS) if watched else (paths.FLIGHT, paths.STEPS)
+        )
+        (folder / dump).write_bytes(gzip.compress(content, 6))
         lines = [
             f"{number + turn * step.size},{first + turn * span},{last + turn * span}"
             for turn in range(times)
@@ -219,7 +224,7 @@ def leave(run: Window, made: Recorded, entries: int = 0) -> None:
                 step.tolist(), begins.tolist(), ends.tolist(), strict=True
             )
         ]
-        (folder / paths.STEPS).write_text("\n".join(["step,begin_ns,end_ns", *lines, ""]))
+        (folder / log_name).write_text("\n".join(["step,begin_ns,end_ns", *lines, ""]))
 
 
 def _text(row: Mapping[str, Any], backend: str, names: tuple[str, str], group: Group) -> bytes:

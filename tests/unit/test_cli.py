@@ -35,7 +35,7 @@ def of_rank_0(**asked: Any) -> LaunchPlan:
             expected=(0,),
             job=SimpleNamespace(closed=""),
             capture=SimpleNamespace(path=None),
-            for_agent=SimpleNamespace(looks_first=False),
+            for_agent=SimpleNamespace(looks_first=False, watch_s=0),
         ),
     )
 
@@ -83,7 +83,7 @@ def test_a_report_that_is_written_is_waited_for_as_long_as_nsys_may_take(
         "LaunchPlan",
         SimpleNamespace(
             arguments=arguments, expected=(0,), job=job, environment={},
-            for_agent=SimpleNamespace(nsys=nsys, looks_first=False),
+            for_agent=SimpleNamespace(nsys=nsys, looks_first=False, watch_s=0),
         ),
     )  # fmt: skip
     run = run_directory.create(tmp_path / "run")

@@ -174,7 +174,7 @@ def test_a_rank_that_hangs_leaves_its_dump_and_where_it_is_and_goes_on(
     assert (found["no_dump"] is None) == bool(dump()) == (rank.rank / paths.HANG).exists()
     if dump():
         assert gzip.decompress((rank.rank / paths.HANG).read_bytes()) == DUMP
-        assert find_dumps(rank.run, hang=True) == [(rank.rank / paths.HANG, 3)]
+        assert find_dumps(rank.run, "hang") == [(rank.rank / paths.HANG, 3)]
         assert find_dumps(rank.run) == []
     live = live_hang.look(Window.at(rank.run))
     assert live is not None

@@ -26,6 +26,8 @@ CLOCK_PROBE = "clock_probe.json"
 TABLES = "tables"
 MERGED = "merged"
 RESULTS = "results.json"
+#: who was late in each look at all ranks while the job ran (`--watch`)
+WATCHED = "watched.csv"
 #: locked while a merge writes
 MERGING = ".merging"
 HTML = "report.html"
@@ -51,6 +53,10 @@ FLIGHT_PICKLE = "flight.pickle.gz"
 #: the same, taken while the rank's training hung; of several hangs the last
 HANG = "hang.json.gz"
 HANG_PICKLE = "hang.pickle.gz"
+#: the newest that `--watch` has saved of a job that runs, and the steps until then
+WATCH = "watch.json.gz"
+WATCH_PICKLE = "watch.pickle.gz"
+WATCH_STEPS = "watch.csv"
 #: the ranks of its process groups, beside dumps of gloo's recorder, which lists none
 GROUPS = "groups.json.gz"
 #: the report's canonical tables, and which report they are of

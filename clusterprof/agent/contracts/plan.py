@@ -163,6 +163,8 @@ class Plan(NamedTuple):
     log_s: int = 0
     #: see `reduces`
     reduction: Optional[Reduction] = None
+    #: how often, in seconds, every rank's flight recorder is saved while the job runs; 0: never
+    watch_s: int = 0
 
     @classmethod
     def from_json(cls, content: Any) -> "Plan":
@@ -250,6 +252,7 @@ LIMITS: Dict[str, Any] = {
     "max_report_mb": range(1 << 40),
     "hang_after": range(1 << 30),
     "log_s": range(3601),
+    "watch_s": range(86_401),
     "when": ("node", "now").__contains__,
     "keep_reports": ("gather", "node", "none").__contains__,
     "command": lambda words: documents.fits(words, [str]) and len(words) > 0,

@@ -23,6 +23,8 @@ from ..contracts import files, paths
 NEAR = 500
 #: So many are near a later window: of those there may be many in a run.
 NEAR_LATER = 100
+#: So many of the latest are written beside a flight recorder that is saved while the job runs.
+LATEST = 1_000
 #: Together less than 1 MB, the steps inside of later windows apart: a step's line has 47 bytes, a
 #: block's 97 at most.
 MOST_STEPS = 5_000
@@ -60,6 +62,8 @@ class StepLog:
         self.blocks: List[Row] = []
         self._block: List[Step] = []
         self._lock = threading.Lock()
+        #: the latest steps, whichever
+        self.latest: Deque[Row] = deque(maxlen=LATEST)
         #: rows of steps.csv and pace.csv that are in the file already; None: it is to be made
         self._written: List[Optional[int]] = [None, None]
         self._count_written = 0
@@ -71,6 +75,7 @@ class StepLog:
                 self._close()
                 self.count = first
             for begin, end in steps:
+                self.latest.append((self.count, begin, end))
                 near = self.near if len(self.steps) < MOST_STEPS else self.inside
                 if any(self.count in window for window in near):
                     self._close()
@@ -141,6 +146,13 @@ class StepLog:
             with self._lock:  # what is in the files cannot be known: next time as a whole
                 self._written = [None, None]
             raise
+
+    def write_latest(self, name: str) -> None:
+        """Write the latest steps to the file `name` beside the log. Raises OSError."""
+        with self._lock:
+            rows, walls = list(self.latest), self.walls
+        lines = [line(row, wall_of(row, walls)) for row in rows]
+        files.write(self.path(name), STEPS + "".join(lines))
 
     def _close(self) -> None:
         """Make a row of the steps that are in no row yet."""

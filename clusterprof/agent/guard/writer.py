@@ -304,6 +304,11 @@ class Writer:
         if peer.log is not None:
             files.write(os.path.join(self.folder, paths.numbered(name, peer.log.number)), text)
 
+    def do_latest_steps(self, peer: Peer) -> None:
+        """Write the latest steps, beside what `--watch` has just saved of the flight recorder."""
+        if peer.log is not None:
+            peer.log.write_latest(paths.WATCH_STEPS)
+
     def make_folder(self, peer: Peer) -> None:
         """See `do_folder`."""
         try:

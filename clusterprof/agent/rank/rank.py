@@ -29,6 +29,7 @@ from .hanging import Hanging
 from .profilers import initialised
 from .recorder import Recorder
 from .steps import counter
+from .watching import Watching
 from .window import Window
 
 
@@ -131,6 +132,9 @@ class Rank:
         self.hanging = Hanging(self.plan, self.outbox, self.recorders[0], counter)
         if self.plan.hang_after:
             counter.attend(1, self.hanging.at)
+        if self.plan.watch_s:
+            watching = Watching(self.plan.watch_s, self.recorders, self.outbox, counter)
+            counter.attend(self.plan.window[1], watching.at)
         if captures or self.plan.log_s:
             hooks.after_import({"torch.autograd.profiler": own_profilers.kineto.watch})
         if self.plan.log_s:

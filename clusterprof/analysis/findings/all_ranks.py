@@ -57,7 +57,9 @@ def _finding(dataset: Dataset, shallow: ShallowResults, suspects: list[Suspect])
     ranks, worst, step_ns = [s["rank"] for s in suspects], suspects[0], shallow["step_ns"]
     saved = bound = 0
     if worst["delays"]:
-        saved, bound = min(worst["lateness_ns"], step_ns), worst["bound_ns"]
+        of_run = _share_of_run(shallow, worst)
+        saved = round(min(worst["lateness_ns"], step_ns) * of_run)
+        bound = round(worst["bound_ns"] * of_run)
     first, last, late_steps = worst["since_step"] or 0, worst["until_step"], worst["late_steps"]
     candidates = shallow["steps"] if late_steps is None else late_steps
     until = math.inf if last is None else last
@@ -89,6 +91,15 @@ def _finding(dataset: Dataset, shallow: ShallowResults, suspects: list[Suspect])
     }
 
 
+def _share_of_run(shallow: ShallowResults, late: Suspect) -> float:
+    """In what share of the steps of a watched run a rank was late; 1 where that is not known."""
+    watch = shallow.get("watch")
+    if watch is None or late["until_step"] is None:
+        return 1.0
+    first = watch["first_step"] if late["since_step"] is None else late["since_step"]
+    return (late["until_step"] + 1 - first) / (watch["last_step"] + 1 - watch["first_step"])
+
+
 def _summary(shallow: ShallowResults, suspects: list[Suspect]) -> str:
     worst, step = suspects[0], shallow["step_ns"]
     ranks = [suspect["rank"] for suspect in suspects]
@@ -97,12 +108,15 @@ def _summary(shallow: ShallowResults, suspects: list[Suspect]) -> str:
     late = min(worst["lateness_ns"], step or worst["lateness_ns"])
     share = f" ({percent(late / step)})" if step else ""
     much = f"{ms(late)} of each {ms(step)} step{share}"
-    since = f", since step {worst['since_step']}" if worst["since_step"] is not None else ""
-    since += f", until step {worst['until_step']}" if worst["until_step"] is not None else ""
+    begin, end = worst["since_step"], worst["until_step"]
+    since = f", since step {begin}" if begin is not None else ""
+    if end is not None:
+        since = f", until step {end}" if begin is None else f", in the steps {begin} to {end}"
     if some_steps := words.in_some(worst["late_steps"], shallow["steps"]):
         since += f", {some_steps}"
     if worst["delays"]:
         verb = "delays" if len(suspects) == 1 else "delay"
+        verb = verb if end is None else "delayed"
         first = f"{who.capitalize()} {verb} the other ranks by {much}{since}."
         first += " Cause: cannot be determined from flight recorders; profile it."
     else:

@@ -105,18 +105,20 @@ def all_ranks(
     steps: Mapping[int, pa.Table],
     hosts: Mapping[int, str],
     disturbed: Sequence[int] = (),
+    chance: float = limits.CHANCE,
 ) -> Shallow:
     """Compare all ranks of a job.
 
     `steps` are their step logs (`STEPS`), `hosts` are those that are known; `disturbed` are steps
-    in which a profiler was started or stopped.
+    in which a profiler was started or stopped. In this part of all jobs of equal ranks chance names
+    one.
     """
     calls = match(flight)
     table = shallow(calls, clock, steps)
     job = waits(table, disturbed)
     compared = job.steps[job.known.any(axis=0)]
     step_ns = mean_step(steps, compared)
-    named = suspects(job, step_ns)
+    named = suspects(job, step_ns, chance)
     known = table.filter(pc.is_valid(table["lateness_ns"])).unify_dictionaries()
     late = known.filter(pc.is_valid(known["line"])).group_by(["rank", "line"])
     # the last is the one with the calls to which the rank came latest, summed over all of them
@@ -192,7 +194,7 @@ def waits(table: pa.Table, disturbed: Sequence[int] = ()) -> Waits:
     )
 
 
-def suspects(job: Waits, step_ns: float) -> list[Suspect]:
+def suspects(job: Waits, step_ns: float, chance: float = limits.CHANCE) -> list[Suspect]:
     """Return the ranks that keep others waiting, worst first; [] where none stands out.
 
     Of a group those who are late in all known steps; where that is surer, in all but one; else in
@@ -206,16 +208,16 @@ def suspects(job: Waits, step_ns: float) -> list[Suspect]:
         if members.size < 2 or known.size < limits.FEW:
             continue
         group, least_ns = job.of(members, known), limits.LEAST_FRAC * step_ns
-        chance = limits.CHANCE / job.ranks.size / 2
-        in_all = _late(group, name, chance, least_ns)
-        in_some = _now_and_then(group, name, step_ns)
+        of_rank = chance / job.ranks.size / 2
+        in_all = _late(group, name, of_rank, least_ns)
+        in_some = _now_and_then(group, name, step_ns, chance)
         if known.size == limits.FEW:
             every += in_all or in_some
             continue
         own = group.own_ns
         far = np.abs(own - np.median(own, axis=1, keepdims=True)).sum(axis=0).argmax()
         others = group.of(slice(None), np.delete(np.arange(known.size), far))
-        but_one = _late(others, name, chance / known.size, least_ns)
+        but_one = _late(others, name, of_rank / known.size, least_ns)
         ways = (in_all, but_one, in_some)
         every += max(ways, key=lambda named: max((1 + s["delays"] for s in named), default=0))
     best: dict[int, Suspect] = {}
@@ -263,7 +265,7 @@ def _suspect(compared: Waits, name: str, late_ns: float, bound_ns: float, when: 
     }
 
 
-def _now_and_then(group: Waits, name: str, step_ns: float) -> list[Suspect]:
+def _now_and_then(group: Waits, name: str, step_ns: float, chance: float) -> list[Suspect]:
     """Return the members of a group that are late by half a step in more steps than by chance."""
     quickest = np.partition(group.at_least_ns, 1, axis=0)
     others_ns = np.where(group.at_least_ns == quickest[0], quickest[1], quickest[0])
@@ -273,7 +275,8 @@ def _now_and_then(group: Waits, name: str, step_ns: float) -> list[Suspect]:
     for place in np.flatnonzero(late_ns.any(axis=1)).tolist():
         order = np.append(place, np.delete(np.arange(group.ranks.size), place))
         compared, late = group.of(order, slice(None)), late_ns[place] > 0
-        if not more_often(late_ns[order], len(group.groups)) or outlasts(compared, late_ns[place]):
+        often = more_often(late_ns[order], len(group.groups), chance)
+        if not often or outlasts(compared, late_ns[place]):
             continue
         # in how many steps it is late is a count of the look; by how much, varies
         varies = 2 * float(late_ns[place, late].std(ddof=1)) * math.sqrt(late.sum()) / late.size
@@ -283,7 +286,7 @@ def _now_and_then(group: Waits, name: str, step_ns: float) -> list[Suspect]:
     return named
 
 
-def more_often(lengths: Floats, groups: float) -> bool:
+def more_often(lengths: Floats, groups: float, chance: float = limits.CHANCE) -> bool:
     """Return whether the first rank is late in more steps than chance has it, of so many groups.
 
     `lengths` are by how much each is late, [ranks, steps] (ns), 0 where it is not. By chance any of
@@ -297,7 +300,7 @@ def more_often(lengths: Floats, groups: float) -> bool:
     share = sum(ways) / math.comb(cells, every) * count * groups
     if n == every:
         share *= math.erf(np.ptp(np.log(own)) / 2 / _PAUSES_VARY) ** (n - 1)
-    return bool(share < limits.CHANCE)
+    return bool(share < chance)
 
 
 def half_width(values: Floats, chance: float) -> float:

@@ -75,18 +75,18 @@ class Flight:
         return tuple(sorted({*range(self.world_size)} - {*self.ranks}))
 
 
-def find_dumps(folder: Path, *, hang: bool = False) -> list[tuple[Path, int | None]]:
+def find_dumps(folder: Path, which: str = "flight") -> list[tuple[Path, int | None]]:
     """Return the dumps in a folder, with their ranks in a run directory. Raises `ReportError`.
 
-    Of several processes of one rank it is the last one's. `hang`: of a run directory those taken
-    while the job hung, not those of its window.
+    Of several processes of one rank it is the last one's. `which`: of a run directory those of its
+    window ("flight"), those taken while the job hung ("hang"), or the watch's newest ("watch").
     """
     try:
         ranks = folder / paths.RANKS
         if ranks.is_dir():
             numbered = sorted(entry for entry in ranks.iterdir() if entry.name.isdecimal())
             last_dumps = [
-                (_last_of_rank(entry, "hang" if hang else "flight"), int(entry.name))
+                (_last_of_rank(entry, which), int(entry.name))
                 for entry in numbered
                 if entry.is_dir()
             ]

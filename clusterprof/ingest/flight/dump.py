@@ -79,7 +79,7 @@ ENTRIES = pa.schema(
 _LARGEST = 64 << 20
 
 #: `flight.json.gz` of a run, and `flight.2.json.gz` of a second process in the rank
-OF_A_RUN = re.compile(r"(flight|hang)(?:\.(\d{1,6}))?\.(?:json|pickle)\.gz")
+OF_A_RUN = re.compile(r"(flight|hang|watch)(?:\.(\d{1,6}))?\.(?:json|pickle)\.gz")
 
 #: what unpacking a damaged file raises
 _DAMAGES = (EOFError, lzma.LZMAError, zlib.error)

@@ -1,0 +1,163 @@
+"""`--watch`: look at all ranks again and again while the job runs, and say who is late.
+
+Every rank saves its flight recorder at the same times (`agent.rank.watching`). What a look shows is
+added to `watched.csv`, what changes is said in a line, and the present is written for Prometheus.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clusterprof import watched, words
+from clusterprof.agent.contracts import files, paths
+from clusterprof.agent.contracts.later_window import look_s
+from clusterprof.agent.contracts.timing import REAL, Clock
+from clusterprof.collect import live_windows
+from clusterprof.console import say
+from clusterprof.errors import ClusterprofError, ReportError
+from clusterprof.run_directory import Window
+from clusterprof.watched import Row
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: One rank is named by chance in a hundred hours of equal ranks, looked at once a minute.
+CHANCE = 0.01 / 6_000
+#: A look has so many steps at least, of which some were in the look before where few are new.
+LEAST = 50
+#: So long after the first new dump the others' are waited for.
+PATIENCE_S = 10.0
+
+
+def watch(run: Window, every_s: int, metrics: Path | None = None, clock: Clock = REAL) -> None:
+    """Look whenever the ranks have saved their recorders, for as long as the job runs.
+
+    `metrics`: the file that is written for Prometheus after each look.
+    """
+    table = watched.path_of(run.directory.path)
+    newest = dict[int, int]()
+    rows, silent = list[Row](), list[int]()
+    while True:
+        clock.sleep(every_s - clock.wall_ns() / 1e9 % every_s)
+        now = live_windows.current(run)
+        before, newest = newest, wait_for_dumps(now, newest, every_s, clock)
+        if newest == before:
+            continue
+        was_silent, silent = silent, [r for r in now.ranks() if newest.get(r) == before.get(r)]
+        if silent and silent != was_silent:
+            say(f"{words.ranks(silent)} left no flight recorder for this look: groups with them "
+                "cannot be compared")  # fmt: skip
+        try:
+            late, seen_step = watched.lateness(rows), rows[-1].last_step if rows else -1
+            rows += look(now, clock.wall_ns(), seen_step)
+            watched.write(table, rows)
+            if rows and metrics is not None:
+                files.write(str(metrics), gauges(now, rows))
+        except (ClusterprofError, OSError) as error:
+            # one look that fails does not end the watch: a file system may answer again
+            say(f"all ranks could not be looked at: {str(error).splitlines()[0]}")
+            continue
+        for sentence in watched.news(late, watched.lateness(rows)):
+            say(f"step {rows[-1].last_step}, {words.wall_time(rows[-1].wall_ns)}: {sentence}")
+
+
+def wait_for_dumps(
+    run: Window, before: Mapping[int, int], every_s: int, clock: Clock = REAL
+) -> dict[int, int]:
+    """Wait until all ranks have saved their recorders anew, or those that will have.
+
+    Returns when each rank's newest dump was written (ns); as `before` where none is new.
+    """
+    ranks = run.ranks()
+    wait_s, began_s = look_s(len(ranks)), clock.now()
+    while True:
+        clock.sleep(min(wait_s, every_s / 4))
+        saved = {rank: path.stat().st_mtime_ns for path, rank in _dumps(run)}
+        new = sum(before.get(rank) != time_ns for rank, time_ns in saved.items())
+        if new >= len(ranks) or clock.now() > began_s + min(PATIENCE_S + wait_s, every_s / 2):
+            return saved if new else dict(before)
+
+
+def _dumps(run: Window) -> list[tuple[Path, int]]:
+    """The newest dump of each rank that has one."""
+    from clusterprof.ingest.flight.all_dumps import find_dumps
+
+    with contextlib.suppress(ReportError):
+        dumps = find_dumps(run.folder, "watch")
+        return [(path, rank) for path, rank in dumps if rank is not None]
+    return []
+
+
+def look(run: Window, wall_ns: int, seen_step: int = -1) -> list[Row]:
+    """What the newest dumps of all ranks show; no row where they cannot be compared.
+
+    Of steps after `seen_step`, the last that was looked at, or of the last `LEAST` where fewer are
+    new.
+    """
+    from clusterprof.merge_run import all_ranks
+
+    steps = _steps(run)
+    newest = max((int(log["step"][-1].as_py()) for log in steps.values() if len(log)), default=0)
+    begin = min(seen_step + 1, newest + 1 - LEAST)
+    profiled = [step for window in live_windows.windows(run) for step in range(*window)]
+    compared, _ = all_ranks(run, [*range(begin), *profiled], steps, "watch", CHANCE)
+    if compared is None or not compared.results["steps"]:
+        return []
+    results = compared.results
+    first, last = results["steps"][0], results["steps"][-1]
+    of_look = (wall_ns, first, last, len(results["steps"]), results["step_ns"])
+    rows = [
+        Row(
+            *of_look, late["rank"], late["host"] or "", late["group"],
+            late["lateness_ns"], late["bound_ns"], int(late["delays"]),
+            first if late["since_step"] is None else late["since_step"],
+            last if late["until_step"] is None else late["until_step"],
+        )
+        for late in results["suspects"]
+    ]  # fmt: skip
+    return rows or [Row(*of_look)]
+
+
+def gauges(run: Window, rows: Sequence[Row]) -> str:
+    """The present for Prometheus: the last look, who is late by it, and what hangs."""
+    from clusterprof.export.prometheus import Gauge, rendered
+
+    last = rows[-1]
+    late = [now for now in watched.delaying(watched.lateness(rows)) if now.until_step is None]
+    labels = [{"rank": now.rank, "host": now.host} for now in late]
+    hanging = sum(
+        state.get("hangs", {}).get("until_ns", 0) is None for state in run.states().values()
+    )
+    return rendered(
+        [
+            Gauge("look_timestamp_seconds", "When all ranks were last looked at.",
+                  [({}, last.wall_ns / 1e9)]),
+            Gauge("look_last_step", "The last step of that look.", [({}, last.last_step)]),
+            Gauge("look_step_seconds", "What a step took in that look.",
+                  [({}, last.step_ns / 1e9)]),
+            Gauge("rank_lateness_seconds", "By how much a rank is late per step, above noise.",
+                  zip(labels, (now.lateness_ns / 1e9 for now in late), strict=True)),
+            Gauge("rank_lateness_bound_seconds", "How far that may be wrong.",
+                  zip(labels, (now.bound_ns / 1e9 for now in late), strict=True)),
+            Gauge("hanging_ranks", "Ranks whose step does not end.", [({}, hanging)]),
+        ],
+        run.directory.path.name,
+    )  # fmt: skip
+
+
+def _steps(run: Window) -> dict[int, pa.Table]:
+    """Each rank's latest steps, as they lie beside its dump; a damaged log leaves its rank out."""
+    from clusterprof.ingest.flight.dump import OF_A_RUN
+    from clusterprof.ingest.rank_steps import read_log
+
+    logs = {}
+    for path, rank in _dumps(run):
+        named = OF_A_RUN.fullmatch(path.name)
+        assert named is not None
+        name = paths.numbered(paths.WATCH_STEPS, int(named[2] or 1))
+        with contextlib.suppress(ReportError):
+            logs[rank] = read_log(path.with_name(name))
+    return logs

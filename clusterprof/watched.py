@@ -1,0 +1,235 @@
+"""What the watch saw: who was late in each look at all ranks, and from when until when.
+
+A look compares all ranks over the latest steps that their flight recorders hold. `watched.csv` in
+the run directory has a row for each rank that was late in a look, and one without a rank for a look
+in which none was: looks without a late rank are evidence as well.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass, fields
+from math import hypot
+from pathlib import Path
+from typing import Any
+
+from clusterprof import words
+from clusterprof.agent.contracts import files, paths
+from clusterprof.results import ShallowResults, Suspect, WatchEntry
+
+#: in so many looks in a row: it has become usual for the run
+CHRONIC = 3
+#: a table of a look a minute over a month, several ranks late in each, is smaller
+MOST_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Row:
+    """One late rank of one look; or a look in which no rank was late, as rank -1."""
+
+    #: when the look was made (wall clock of the launching host, ns)
+    wall_ns: int
+    #: the steps that were compared: the first, the last, and how many of them
+    first_step: int
+    last_step: int
+    steps: int
+    #: what a step took, the middle of the ranks' medians (ns)
+    step_ns: int
+    rank: int = -1
+    host: str = ""
+    group: str = ""
+    #: how long its peers waited for it per step, and how far that may be wrong (ns)
+    lateness_ns: int = 0
+    bound_ns: int = 0
+    #: 1: its peers' work was delayed by as much; 0: whether it was cannot be determined
+    delays: int = 0
+    #: the first and the last of the steps in which it was late
+    since_step: int = 0
+    until_step: int = 0
+
+    @property
+    def late_steps(self) -> int:
+        """In about how many of the steps that were compared the rank was late."""
+        return min(self.until_step + 1 - self.since_step, self.steps)
+
+    @property
+    def all_steps(self) -> range:
+        """The steps from the first to the last that was compared."""
+        return range(self.first_step, self.last_step + 1)
+
+
+_COLUMNS = [field.name for field in fields(Row)]
+_TEXTS = ("host", "group")
+
+
+@dataclass(frozen=True)
+class Late:
+    """A rank that was late in one look or in several in a row."""
+
+    rank: int
+    host: str
+    group: str
+    delays: bool
+    #: the first step in which it was late, and about when that was (ns)
+    since_step: int
+    since_ns: int
+    #: a step by which it was late no more; None: it was so in the last look
+    until_step: int | None
+    #: mean over the steps of all looks, and how far that may be wrong (ns)
+    lateness_ns: float
+    bound_ns: float
+    #: what a step took meanwhile (ns)
+    step_ns: float
+    looks: int
+    steps: int
+
+    @property
+    def is_chronic(self) -> bool:
+        """Whether it was late in several looks in a row."""
+        return self.looks >= CHRONIC
+
+    def sentence(self) -> str:
+        """Who is late, by how much, and since when."""
+        where = f" ({words.plain(self.host)})" if self.host else ""
+        verb = "is" if self.until_step is None else "was"
+        share = words.percent(self.lateness_ns / max(self.step_ns, 1.0))
+        text = (
+            f"rank {self.rank}{where} {verb} late by "
+            f"{words.with_bound(self.lateness_ns, self.bound_ns)} per step ({share} of it) since "
+            f"step {self.since_step}"
+        )
+        if self.until_step is not None:
+            text += f", until step {self.until_step}"
+        return f"{text}; chronic" if self.is_chronic and self.until_step is None else text
+
+
+def path_of(run: Path) -> Path:
+    """The table's place in a run directory."""
+    return run / paths.WATCHED
+
+
+def write(path: Path, rows: Iterable[Row]) -> None:
+    """Write a table of all looks so far. Raises OSError."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(_COLUMNS)
+    table.writerows(map(astuple, rows))
+    files.write(str(path), text.getvalue())
+
+
+def read(path: Path) -> list[Row]:
+    """The rows of a table, in order; none where there is no table. What is no row is left out."""
+    try:
+        text = files.content(path, MOST_BYTES).decode(errors="replace")
+    except (OSError, ValueError):
+        return []
+    return [row for entry in csv.DictReader(text.splitlines()) if (row := _row(entry)) is not None]
+
+
+def _row(entry: dict[str, Any]) -> Row | None:
+    try:
+        values: dict[str, Any] = {n: entry[n] if n in _TEXTS else int(entry[n]) for n in _COLUMNS}
+        return Row(**values)
+    except (TypeError, ValueError, KeyError):
+        return None
+
+
+def lateness(rows: Sequence[Row]) -> list[Late]:
+    """Who was late from when until when, over all looks, in the order in which it began.
+
+    A rank that is late in looks that follow each other is late all that time: what happens in
+    the steps between two looks is not known.
+    """
+    ended: list[Late] = []
+    going: dict[int, list[Row]] = {}
+    for look in _looks(rows):
+        late = {row.rank: row for row in look if row.rank >= 0}
+        over = [rank for rank in going if rank not in late]
+        ended += [_late(going.pop(rank), look[0].first_step) for rank in over]
+        for rank, row in late.items():
+            going.setdefault(rank, []).append(row)
+            if row.until_step < row.last_step:
+                ended.append(_late(going.pop(rank), row.until_step + 1))
+    every = [*ended, *(_late(late_rows, None) for late_rows in going.values())]
+    return sorted(every, key=lambda late: (late.since_ns, late.rank))
+
+
+def _looks(rows: Sequence[Row]) -> list[list[Row]]:
+    looks: dict[int, list[Row]] = {}
+    for row in rows:
+        looks.setdefault(row.wall_ns, []).append(row)
+    return [looks[wall_ns] for wall_ns in sorted(looks)]
+
+
+def _late(rows: Sequence[Row], until_step: int | None) -> Late:
+    """One rank's rows of looks in a row."""
+    first, steps = rows[0], sum(row.late_steps for row in rows)
+    back = (first.last_step + 1 - first.since_step) * first.step_ns
+    return Late(
+        first.rank, first.host, first.group,
+        delays=all(row.delays for row in rows),
+        since_step=first.since_step,
+        since_ns=first.wall_ns - back,
+        until_step=until_step,
+        lateness_ns=sum(row.lateness_ns * row.late_steps for row in rows) / steps,
+        # looks are of other steps: what chance has in one it has not in the next
+        bound_ns=hypot(*(row.bound_ns * row.late_steps for row in rows)) / steps,
+        step_ns=sum(row.step_ns * row.late_steps for row in rows) / steps,
+        looks=len(rows),
+        steps=steps,
+    )  # fmt: skip
+
+
+def delaying(late: Sequence[Late]) -> list[Late]:
+    """Those that delay the others: of the rest that cannot be determined, and none is named."""
+    return [rank for rank in late if rank.delays]
+
+
+def over_the_run(shallow: ShallowResults, rows: Sequence[Row]) -> ShallowResults:
+    """What the window's flight recorders show, with what all looks at the running job show.
+
+    Of a rank that is late in both the looks tell more: they have more steps, and no profiler is in
+    them.
+    """
+    if not rows:
+        return shallow
+    first_step, looks = min(row.first_step for row in rows), _looks(rows)
+    watch: WatchEntry = {
+        "looks": len(looks),
+        "first_step": first_step,
+        "last_step": max(row.last_step for row in rows),
+        "steps": len({step for look in looks for step in look[0].all_steps}),
+    }
+    late = [_suspect(rank, first_step) for rank in delaying(lateness(rows))]
+    late_now = {suspect["rank"] for suspect in late if suspect["until_step"] is None}
+    every = [*late, *(s for s in shallow["suspects"] if s["rank"] not in late_now)]
+    every.sort(key=lambda s: (not s["delays"], -s["lateness_ns"], s["rank"]))
+    return {**shallow, "suspects": every, "watch": watch}
+
+
+def _suspect(late: Late, first_step: int) -> Suspect:
+    return {
+        "rank": late.rank,
+        "lateness_ns": round(late.lateness_ns),
+        "bound_ns": round(late.bound_ns),
+        "group": late.group,
+        "host": late.host or None,
+        "since_step": late.since_step if late.since_step > first_step else None,
+        "until_step": None if late.until_step is None else late.until_step - 1,
+        "late_steps": None,
+        "delays": late.delays,
+        "line": None,
+    }
+
+
+def news(before: Sequence[Late], now: Sequence[Late]) -> list[str]:
+    """What a look has changed, in sentences: who is late now, chronically, or no longer."""
+
+    def state(late: Late) -> tuple[bool, bool]:
+        return late.until_step is None, late.is_chronic and late.until_step is None
+
+    was = {(late.rank, late.since_step): state(late) for late in before}
+    changed = [late for late in now if was.get((late.rank, late.since_step)) != state(late)]
+    return [late.sentence() for late in delaying(changed)]

@@ -1,0 +1,84 @@
+"""What one look at all ranks of a running job shows, and what is said of many."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from simulate import Cause, Job
+from simulate.flight import leave, recorded
+
+from clusterprof import run_directory, watched
+from clusterprof.agent.contracts import paths
+from clusterprof.agent.contracts.timing import REAL
+from clusterprof.launch import watch
+from clusterprof.run_directory import Window
+
+MS = 1_000_000
+JOB = Job(dp=16, ranks_per_host=16, steps=75, first_step=100, synchronous=True, host_noise_frac=0.1)
+#: rank 5's host loses 5% of each step from step 150 on
+LATE = replace(JOB, causes=(Cause("host", 5, 1_100_000, tuple(range(150, 200))),))
+HEALTHY = {
+    "one that waits for its GPU": JOB,
+    "one that runs ahead": replace(JOB, synchronous=False),
+    "batches of unlike lengths": replace(JOB, varied_frac=0.2),
+    "hosts and GPUs that differ": replace(
+        JOB, host_noise_frac=0.3, host_pace_frac=0.1, gpu_speed_frac=0.02
+    ),
+    "on processors": replace(JOB, on_host=True),
+}
+
+
+def run_of(folder: Path, job: Job) -> Window:
+    run = run_directory.create(folder / "run")
+    run.directory.write_manifest({"schema_version": 1, "window": [10, 15]})
+    leave(run, recorded(job, durations=not job.on_host), watched=True)
+    return run
+
+
+def test_a_rank_that_turns_slow_by_a_twentieth_of_a_step_is_named_with_the_step(
+    tmp_path: Path,
+) -> None:
+    (row,) = watch.look(run_of(tmp_path, LATE), 1)
+    assert (row.rank, row.since_step, row.delays, row.until_step) == (5, 150, 1, 174)
+    # what noise of the hosts hides of it is not lost
+    assert row.lateness_ns == pytest.approx(1.0 * MS, rel=0.15)
+    assert row.bound_ns < 0.1 * MS
+
+
+@pytest.mark.parametrize("kind", HEALTHY)
+def test_a_healthy_job_s_ranks_delay_each_other_by_nothing(kind: str, tmp_path: Path) -> None:
+    rows = watch.look(run_of(tmp_path, HEALTHY[kind]), 1)
+    assert rows
+    assert not [row for row in rows if row.delays]
+    assert watched.news([], watched.lateness(rows)) == []
+
+
+def test_steps_that_were_looked_at_before_are_compared_once(tmp_path: Path) -> None:
+    run = run_of(tmp_path, JOB)
+    (every,) = watch.look(run, 1)
+    assert (every.first_step, every.last_step) == (100, 174)
+    (new,) = watch.look(run, 1, seen_step=110)
+    assert (new.first_step, new.last_step) == (111, 174)
+    # of too few new ones the ones before are taken too
+    (few,) = watch.look(run, 1, seen_step=170)
+    assert (few.first_step, few.last_step) == (175 - watch.LEAST, 174)
+    # a job that was started again counts from zero
+    (again,) = watch.look(run, 1, seen_step=9_000)
+    assert again.last_step == 174
+
+
+def test_dumps_that_are_damaged_make_no_row(tmp_path: Path) -> None:
+    run = run_of(tmp_path, replace(JOB, steps=8))
+    for rank in run.ranks():
+        (run.rank(rank) / paths.WATCH).write_bytes(b"no dump")
+    assert watch.look(run, 1) == []
+
+
+def test_what_the_watch_shows_is_written_for_prometheus(tmp_path: Path) -> None:
+    run = run_of(tmp_path, LATE)
+    text = watch.gauges(run, watch.look(run, REAL.wall_ns()))
+    assert 'clusterprof_rank_lateness_seconds{run="run",rank="5",host="node0"} 0.00' in text
+    assert 'clusterprof_look_last_step{run="run"} 174' in text
+    assert 'clusterprof_hanging_ranks{run="run"} 0' in text

@@ -1,0 +1,96 @@
+"""From looks to who was late from when until when, and what a look changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clusterprof import watched
+from clusterprof.results import ShallowResults
+from clusterprof.watched import Row
+
+MS = 1_000_000
+S = 1_000_000_000
+
+
+def look(number: int, *late: Row) -> list[Row]:
+    """The look at the hundred steps of 10 ms from `number` hundred on, one a second."""
+    first = 100 * number
+    of_look = {
+        "wall_ns": (number + 1) * S, "first_step": first, "last_step": first + 99, "steps": 100,
+        "step_ns": 10 * MS,
+    }  # fmt: skip
+    rows = [
+        replace(
+            row, **of_look, since_step=max(row.since_step, first),
+            until_step=min(row.until_step or first + 99, first + 99),
+        )
+        for row in late
+    ]  # fmt: skip
+    return rows or [Row(**of_look)]
+
+
+def row(rank: int, ms: float, *, since: int = 0, until: int = 0, delays: int = 1) -> Row:
+    """A late rank; the look's own members are filled in."""
+    return Row(0, 0, 0, 0, 0, rank, "node37", "dp 0", int(ms * MS), MS // 2, delays, since, until)
+
+
+def test_a_rank_that_is_late_in_looks_in_a_row_is_late_once_with_the_mean_of_its_steps() -> None:
+    rows = [*look(0), *look(1, row(3, 4.0, since=150)), *look(2, row(3, 8.0)), *look(3)]
+    (late,) = watched.lateness(rows)
+    assert (late.rank, late.since_step, late.until_step, late.looks) == (3, 150, 300, 2)
+    # fifty steps by 4 ms and a hundred by 8
+    assert late.lateness_ns == pytest.approx(20 / 3 * MS)
+    assert late.bound_ns < MS // 2
+    assert late.since_ns == 2 * S - 50 * 10 * MS
+    assert "rank 3 (node37) was late by 6.67 ±0.38 ms per step (67% of it)" in late.sentence()
+
+
+def test_lateness_that_ends_within_a_look_ends_there_and_may_come_back() -> None:
+    rows = [*look(0, row(3, 4.0, until=40)), *look(1, row(3, 4.0)), *look(2, row(5, 4.0))]
+    assert [(late.rank, late.since_step, late.until_step) for late in watched.lateness(rows)] == [
+        (3, 0, 41), (3, 100, 200), (5, 200, None),
+    ]  # fmt: skip
+
+
+def test_a_look_says_what_it_changes_and_nothing_else() -> None:
+    looks = [look(0), look(1, row(3, 4.0)), look(2, row(3, 4.0)), look(3, row(3, 4.0)),
+             look(4, row(3, 4.0)), look(5)]  # fmt: skip
+    said, rows = [], list[Row]()
+    for rows_of_look in looks:
+        before, rows = watched.lateness(rows), [*rows, *rows_of_look]
+        said.append(watched.news(before, watched.lateness(rows)))
+    assert [len(lines) for lines in said] == [0, 1, 0, 1, 0, 1]
+    assert said[3][0].endswith("; chronic")
+    assert "was late" in said[5][0]
+
+
+def test_a_rank_that_may_delay_nothing_is_kept_and_not_named() -> None:
+    rows = look(0, row(3, 4.0, delays=0))
+    assert [late.rank for late in watched.lateness(rows)] == [3]
+    assert watched.news([], watched.lateness(rows)) == []
+
+
+SHALLOW: ShallowResults = {
+    "ranks": [0, 1], "missing": [], "steps": [3, 4], "step_ns": 10 * MS, "by": "durations",
+    "suspects": [], "nodes": [], "groups": [], "stages": [],
+}  # fmt: skip
+
+
+def test_the_looks_join_what_the_window_shows() -> None:
+    assert watched.over_the_run(SHALLOW, []) == SHALLOW
+    joined = watched.over_the_run(SHALLOW, [*look(0), *look(1, row(3, 4.0, since=150))])
+    assert joined["watch"] == {"looks": 2, "first_step": 0, "last_step": 199, "steps": 200}
+    (suspect,) = joined["suspects"]
+    assert (suspect["rank"], suspect["since_step"], suspect["until_step"]) == (3, 150, None)
+
+
+def test_what_was_written_is_read_and_what_is_no_row_is_left_out(tmp_path: Path) -> None:
+    path, rows = tmp_path / "watched.csv", [*look(0), *look(1, row(3, 4.0))]
+    assert watched.read(path) == []
+    watched.write(path, rows)
+    assert watched.read(path) == rows
+    path.write_text(path.read_text() + "1,2\nx,,,,,,,,,,,,\n\x00\n")
+    assert watched.read(path) == rows
