@@ -416,6 +416,8 @@ class WatchEntry(TypedDict):
     first_step: int
     last_step: int
     steps: int
+    #: what a step took in the last of these looks (ns)
+    step_ns: int
 
 
 class OverTheRun(TypedDict, total=False):

@@ -35,7 +35,7 @@ class Row:
     first_step: int
     last_step: int
     steps: int
-    #: what a step took, the middle of the ranks' medians (ns)
+    #: what a step took, the middle of the ranks' medians (ns); of a late rank while it was late
     step_ns: int
     rank: int = -1
     host: str = ""
@@ -201,6 +201,7 @@ def over_the_run(shallow: ShallowResults, rows: Sequence[Row]) -> ShallowResults
         "first_step": first_step,
         "last_step": max(row.last_step for row in rows),
         "steps": len({step for look in looks for step in look[0].all_steps}),
+        "step_ns": looks[-1][0].step_ns,
     }
     late = [_suspect(rank, first_step) for rank in delaying(lateness(rows))]
     late_now = {suspect["rank"] for suspect in late if suspect["until_step"] is None}

@@ -39,17 +39,19 @@ def watch(run: Window, every_s: int, metrics: Path | None = None, clock: Clock =
     """
     table = watched.path_of(run.directory.path)
     newest = dict[int, int]()
-    rows, silent = list[Row](), list[int]()
+    rows, silent, lacked = list[Row](), list[int](), set[int]()
     while True:
         clock.sleep(every_s - clock.wall_ns() / 1e9 % every_s)
         now = live_windows.current(run)
         before, newest = newest, wait_for_dumps(now, newest, every_s, clock)
         if newest == before:
             continue
+        # one that comes late to a look is there in the next
         was_silent, silent = silent, [r for r in now.ranks() if newest.get(r) == before.get(r)]
-        if silent and silent != was_silent:
-            say(f"{words.ranks(silent)} left no flight recorder for this look: groups with them "
+        if (lacking := {*silent} & {*was_silent}) - lacked:
+            say(f"{words.ranks(lacking)} left no flight recorder for two looks: groups with them "
                 "cannot be compared")  # fmt: skip
+        lacked = lacking
         try:
             late, seen_step = watched.lateness(rows), rows[-1].last_step if rows else -1
             rows += look(now, clock.wall_ns(), seen_step)
@@ -97,6 +99,9 @@ def look(run: Window, wall_ns: int, seen_step: int = -1) -> list[Row]:
     Of steps after `seen_step`, the last that was looked at, or of the last `LEAST` where fewer are
     new.
     """
+    import numpy as np
+
+    from clusterprof.analysis.model.shallow import mean_step
     from clusterprof.merge_run import all_ranks
 
     steps = _steps(run)
@@ -108,17 +113,16 @@ def look(run: Window, wall_ns: int, seen_step: int = -1) -> list[Row]:
         return []
     results = compared.results
     first, last = results["steps"][0], results["steps"][-1]
-    of_look = (wall_ns, first, last, len(results["steps"]), results["step_ns"])
-    rows = [
-        Row(
-            *of_look, late["rank"], late["host"] or "", late["group"],
-            late["lateness_ns"], late["bound_ns"], int(late["delays"]),
-            first if late["since_step"] is None else late["since_step"],
-            last if late["until_step"] is None else late["until_step"],
-        )
-        for late in results["suspects"]
-    ]  # fmt: skip
-    return rows or [Row(*of_look)]
+    of_look = (wall_ns, first, last, len(results["steps"]))
+    rows = []
+    for late in results["suspects"]:
+        since = first if late["since_step"] is None else late["since_step"]
+        until = last if late["until_step"] is None else late["until_step"]
+        step_ns = round(mean_step(steps, np.arange(since, until + 1)))
+        of_rank = late["rank"], late["host"] or "", late["group"]
+        much = late["lateness_ns"], late["bound_ns"], int(late["delays"])
+        rows.append(Row(*of_look, step_ns, *of_rank, *much, since, until))
+    return rows or [Row(*of_look, results["step_ns"])]
 
 
 def gauges(run: Window, rows: Sequence[Row]) -> str:

@@ -312,6 +312,7 @@ class Summary:
             looks = words.counted(watch["looks"], "look")
             between = f"{watch['first_step']}–{watch['last_step']}"
             text += f", and {looks} at {watch['steps']} of the steps {between}"
+            text += f" ({words.ms(watch['step_ns'])} in the last one)"
         names = [
             f"{words.plain(g['description'] or g['name'])} {{{words.spans(g['ranks'], 4)}}}"
             for g in shallow["groups"]

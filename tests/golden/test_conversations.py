@@ -64,9 +64,9 @@ def test_a_writer_answers_and_writes_what_it_did(name: str, golden: Golden, tmp_
     given: dict[int, list[dict[str, Any]]] = {}
     for entry in entries:
         if "answer" in entry:
-            told = given.setdefault(entry["peer"], [])
-            if not repeats(entry["answer"], told):
-                told.append(entry["answer"])
+            answers = given.setdefault(entry["peer"], [])
+            if not repeats(entry["answer"], answers):
+                answers.append(entry["answer"])
     check_same(name, answers_text(given), replay.answered())
     golden(f"conversations/{name}", text)
 

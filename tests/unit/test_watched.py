@@ -58,13 +58,13 @@ def test_lateness_that_ends_within_a_look_ends_there_and_may_come_back() -> None
 def test_a_look_says_what_it_changes_and_nothing_else() -> None:
     looks = [look(0), look(1, row(3, 4.0)), look(2, row(3, 4.0)), look(3, row(3, 4.0)),
              look(4, row(3, 4.0)), look(5)]  # fmt: skip
-    said, rows = [], list[Row]()
+    lines_of, rows = [], list[Row]()
     for rows_of_look in looks:
         before, rows = watched.lateness(rows), [*rows, *rows_of_look]
-        said.append(watched.news(before, watched.lateness(rows)))
-    assert [len(lines) for lines in said] == [0, 1, 0, 1, 0, 1]
-    assert said[3][0].endswith("; chronic")
-    assert "was late" in said[5][0]
+        lines_of.append(watched.news(before, watched.lateness(rows)))
+    assert [len(lines) for lines in lines_of] == [0, 1, 0, 1, 0, 1]
+    assert lines_of[3][0].endswith("; chronic")
+    assert "was late" in lines_of[5][0]
 
 
 def test_a_rank_that_may_delay_nothing_is_kept_and_not_named() -> None:
@@ -82,7 +82,13 @@ SHALLOW: ShallowResults = {
 def test_the_looks_join_what_the_window_shows() -> None:
     assert watched.over_the_run(SHALLOW, []) == SHALLOW
     joined = watched.over_the_run(SHALLOW, [*look(0), *look(1, row(3, 4.0, since=150))])
-    assert joined["watch"] == {"looks": 2, "first_step": 0, "last_step": 199, "steps": 200}
+    assert joined["watch"] == {
+        "looks": 2,
+        "first_step": 0,
+        "last_step": 199,
+        "steps": 200,
+        "step_ns": 10 * MS,
+    }
     (suspect,) = joined["suspects"]
     assert (suspect["rank"], suspect["since_step"], suspect["until_step"]) == (3, 150, None)
 

@@ -54,7 +54,7 @@ def find(dataset: Dataset, earlier: Sequence[Finding] = ()) -> list[Finding]:
 
 def _finding(dataset: Dataset, shallow: ShallowResults, suspects: list[Suspect]) -> Finding:
     """Make the finding of the suspects of one group, worst first."""
-    ranks, worst, step_ns = [s["rank"] for s in suspects], suspects[0], shallow["step_ns"]
+    ranks, worst, step_ns = [s["rank"] for s in suspects], suspects[0], _step_ns(shallow)
     saved = bound = 0
     if worst["delays"]:
         of_run = _share_of_run(shallow, worst)
@@ -91,6 +91,12 @@ def _finding(dataset: Dataset, shallow: ShallowResults, suspects: list[Suspect])
     }
 
 
+def _step_ns(shallow: ShallowResults) -> int:
+    """A step of the last look while the job ran, without any of the window (ns)."""
+    watch = shallow.get("watch")
+    return shallow["step_ns"] if watch is None else watch["step_ns"]
+
+
 def _share_of_run(shallow: ShallowResults, late: Suspect) -> float:
     """In what share of the steps of a watched run a rank was late; 1 where that is not known."""
     watch = shallow.get("watch")
@@ -101,7 +107,7 @@ def _share_of_run(shallow: ShallowResults, late: Suspect) -> float:
 
 
 def _summary(shallow: ShallowResults, suspects: list[Suspect]) -> str:
-    worst, step = suspects[0], shallow["step_ns"]
+    worst, step = suspects[0], _step_ns(shallow)
     ranks = [suspect["rank"] for suspect in suspects]
     who = rank_list(ranks, 4)
     # who is behind by more than a step is waited for no longer than that
