@@ -98,16 +98,17 @@ def test_outside_of_a_launcher_the_verb_says_how_it_is_used(run_command: Cli) ->
 
 
 def probers() -> list[str]:
-    """The command lines of all probers that run on this machine."""
+    """The environments of all probers that run on this machine."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                shown = (entry / "comm").read_text()
+                environ = (entry / "environ").read_bytes().decode(errors="replace")
             except OSError:
                 continue
-            if "prober" in words:
-                found.append(" ".join(words))
+            if shown == "prober\n":
+                found.append(environ)
     return found
 
 
@@ -162,7 +163,7 @@ def test_a_run_over_several_nodes_measures_their_clocks_and_merges_with_a_tighte
     assert all(row["low_ns"] <= 0 <= row["high_ns"] for row in rows), rows
     assert not list((workdir / "auto").rglob("probe-address.json"))
     assert not (workdir / "auto" / "probe").exists()
-    assert [line for line in probers() if str(workdir) in line] == []
+    assert [environ for environ in probers() if str(workdir) in environ] == []
     # gloo on busy cores tells milliseconds, the exchange of datagrams microseconds
     for measured in (workdir / "auto").rglob("*probe*.json"):
         measured.unlink()
@@ -234,7 +235,7 @@ def test_hosts_that_share_no_folder_find_the_reference_rank_and_measure_their_cl
     assert re.search("host|probe", results["clock"]["method"]), results["clock"]
     for path in (workdir / "run").rglob("*.json"):
         assert '"secret"' not in path.read_text(), path
-    assert [line for line in probers() if str(ssh_hosts.state) in line] == []
+    assert [environ for environ in probers() if str(ssh_hosts.state) in environ] == []
 
 
 def test_of_a_prober_that_is_killed_nothing_is_left(run_command: Cli, workdir: Path) -> None:
@@ -254,10 +255,11 @@ def test_of_a_prober_that_is_killed_nothing_is_left(run_command: Cli, workdir: P
         "    time.sleep(0.01)\n"
         "for entry in filter(str.isdigit, os.listdir('/proc')):\n"
         "    try:\n"
-        "        words = open('/proc/%s/cmdline' % entry, errors='replace').read().split('\\0')\n"
+        "        shown = open('/proc/%s/comm' % entry).read()\n"
+        "        words = open('/proc/%s/environ' % entry, errors='replace').read().split('\\0')\n"
         "    except OSError:\n"
         "        continue\n"
-        "    if sys.argv[1] in words and 'prober' in words:\n"
+        "    if 'TMPDIR=' + os.environ['TMPDIR'] in words and shown == 'prober\\n':\n"
         "        os.kill(int(entry), signal.SIGKILL)\n"
         "        print('killed')\n"
         "probing.notify('open')\n"
@@ -268,7 +270,7 @@ def test_of_a_prober_that_is_killed_nothing_is_left(run_command: Cli, workdir: P
     done = run_command([sys.executable, "-c", code, workdir / "run"], env={"TMPDIR": str(own)})
     assert (done.returncode, done.stdout.split()) == (0, ["killed"]), done
     assert list(own.iterdir()) == []
-    assert [line for line in probers() if str(workdir) in line] == []
+    assert [environ for environ in probers() if str(workdir) in environ] == []
 
 
 def test_the_machine_of_a_reading_is_this_one(run_command: Cli, workdir: Path) -> None:

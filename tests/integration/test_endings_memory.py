@@ -28,8 +28,8 @@ import torch
 def parts(name):
     for each in pathlib.Path("/proc").glob("[0-9]*"):
         try:
-            words = (each / "cmdline").read_bytes().split(b"\\0")
-            if words[4:5] == [name.encode()] and own in (each / "environ").read_bytes():
+            shown = (each / "comm").read_text().strip()
+            if shown == name and own in (each / "environ").read_bytes():
                 yield each
         except OSError:
             pass

@@ -52,10 +52,7 @@ def is_writer(process: Path, plan: Path) -> bool:
     """Whether a process, by its folder in /proc, writes for a rank with this plan."""
     try:
         environ = (process / "environ").read_bytes().split(b"\0")
-        return (
-            f"{PLAN}={plan}".encode() in environ
-            and b"\0writer\0" in (process / "cmdline").read_bytes()
-        )
+        return f"{PLAN}={plan}".encode() in environ and (process / "comm").read_text() == "writer\n"
     except OSError:  # it has ended
         return False
 

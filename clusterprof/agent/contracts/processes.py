@@ -14,6 +14,14 @@ from .timing import REAL, Clock
 if TYPE_CHECKING:
     import subprocess
 
+#: the processes of the agent's own: part -> the module whose `main(arguments)` it is
+_PARTS = {
+    "guard": "guard.guard",
+    "trampoline": "guard.trampoline",
+    "starter": "contracts.beside",
+    "writer": "guard.writer",
+    "prober": "remote.prober",
+}
 _PR_SET_CHILD_SUBREAPER = 36
 
 #: PROC_PID_INIT_INO of the kernel's <linux/proc_ns.h>
@@ -122,9 +130,26 @@ def part(name: str) -> List[str]:
     return [*isolated(), folder, name]
 
 
+def run_part(name: str, arguments: List[str]) -> None:
+    """Be this part of the agent, in the interpreter that this is."""
+    from importlib import import_module  # no rank needs it
+
+    show_as(name)
+    agent = __package__.rpartition(".")[0]
+    import_module("%s.%s" % (agent, _PARTS[name])).main(arguments)
+
+
 def environment_without(prefixes: Tuple[str, ...]) -> Dict[str, str]:
     """Our environment, but for the variables that begin with one of these."""
     return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
+
+
+def show_as(name: str) -> None:
+    """Have `top` show this process by this name, of at most 15 bytes: its command line may be that
+    of the one that it is a copy of.
+    """
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as file:
+        file.write(name)
 
 
 def end_first() -> None:
