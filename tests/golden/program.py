@@ -24,6 +24,14 @@ from golden.replay import PATIENCE_S, end_group
 _HEAD = struct.Struct("<Ic")
 
 
+def environment_of_a_rank(plan: Path, *folders: Path) -> dict[str, str]:
+    """That of the only rank of a job with this plan; it imports from these folders as well."""
+    return {
+        **os.environ, "PYTHONPATH": ":".join(map(str, [INJECT, *folders])),
+        identity.PLAN: str(plan), "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0",
+    }  # fmt: skip
+
+
 class Program:
     """The program of a recorded job, its guard and writer being ours."""
 
@@ -40,9 +48,8 @@ class Program:
         self.sent: list[tuple[int, str, str]] = []
         self.connections: list[socket.socket] = []
         environment = {
-            **os.environ, "PYTHONPATH": f"{INJECT}:{folder}", identity.PLAN: str(plan),
+            **environment_of_a_rank(plan, folder),
             identity.PROFILED: f"session:{folder / 'socket'}", identity.GIVEN: "0,1,2",
-            "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0",
         }  # fmt: skip
         self.process = subprocess.Popen(
             [sys.executable, "train.py", str(steps)], cwd=folder, env=environment,

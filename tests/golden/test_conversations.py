@@ -18,7 +18,7 @@ from clusterprof.agent.contracts import processes
 from clusterprof.run_directory import Window
 from golden import nsys_of_a_recording
 from golden.plans import planned
-from golden.program import Program, without_times
+from golden.program import Program, environment_of_a_rank, without_times
 from golden.record import RECORDED
 from golden.replay import PATIENCE_S, WriterReplay, answers_text, end_group, files_text, repeats
 from golden.store import Golden, check_same, stored
@@ -80,7 +80,7 @@ def test_a_guard_answers_what_it_did_and_ends_as_the_program(
     nsys = fake_nsys(tmp_path, name)
     run = run_of(f"run --ranks 0 --profiler nsys --nsys {nsys} --run-dir run -- train.py")
     guard = subprocess.Popen(
-        [*processes.part("guard"), str(run.directory.plan), "0", "train.py"],
+        [sys.executable, "train.py"], env=environment_of_a_rank(run.directory.plan),
         start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )  # fmt: skip

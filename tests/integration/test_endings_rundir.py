@@ -13,8 +13,6 @@ from lab.command import Completed
 from lab.endings import OPTIONS, PROGRAMS, Running, outcomes, state, words
 from lab.tiers import long_but
 
-from clusterprof.agent.contracts import processes
-
 pytestmark = pytest.mark.usefixtures("scripted")
 
 #: for the table of endings, where no state can be read
@@ -90,16 +88,6 @@ def test_a_run_directory_that_is_gone_before_the_ranks_start_is_named_by_them(
     assert len(named) >= 3, done
     assert says_deleted(done.stderr), done
     assert "Traceback" not in done.stderr
-
-
-def test_a_plan_that_is_gone_when_the_guard_starts_keeps_no_program_from_running(
-    run_command: Callable[..., Completed], workdir: Path
-) -> None:
-    done = run_command([*processes.part("guard"), workdir / "plan.json", "8", "sh", "-c", "exit 3"])
-    assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr.startswith("clusterprof: rank 8 ")
-    assert "nsys" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_run_directory_that_the_ranks_cannot_write_hurts_no_one(

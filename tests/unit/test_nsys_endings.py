@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -134,12 +134,11 @@ def test_a_guard_ends_as_its_program_by_a_status_or_a_signal(
     status: int, by_signal: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended_by: list[int] = []
-    selection = Selection("none", "ranks", ())
-    monkeypatch.setattr(guard.plans, "read", lambda path: Plan(path, selection, (2, 4), "nsys"))
+    plan = Plan(str(tmp_path), Selection("none", "ranks", ()), (2, 4), "nsys")
     monkeypatch.setattr(guard.Guard, "run", lambda self: status)
     monkeypatch.setattr(guard.descriptors, "fill_streams", lambda: None)
-    monkeypatch.setattr(guard.beside, "prepared", contextlib.nullcontext)
     monkeypatch.setattr(guard.processes, "end_by_signal", ended_by.append)
+    monkeypatch.setattr(guard.os, "_exit", sys.exit)
     with pytest.raises(SystemExit) as ended:
-        guard.main([str(tmp_path), "0", "python"])
+        guard.end(guard.Guard(plan, 0, ["python"]))
     assert (ended.value.code, ended_by) == (status, [by_signal] if by_signal else [])

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 #: the processes of the agent's own: part -> the module whose `main(arguments)` it is
 _PARTS = {
-    "guard": "guard.guard",
     "trampoline": "guard.trampoline",
     "starter": "contracts.beside",
     "writer": "guard.writer",
@@ -122,6 +121,23 @@ def isolated() -> List[str]:
     # Where Python is found by PYTHONHOME alone it cannot be told to ignore its environment.
     flags = ["-s", "-S"] if "PYTHONHOME" in os.environ else ["-I", "-S"]
     return [sys.executable, *flags]
+
+
+def isolate() -> None:
+    """From now on nothing of the program's environment gets into this interpreter, which was
+    started for the program, and in which nothing of the program's has run.
+    """
+    import gc
+    import warnings
+
+    library = os.path.dirname(os.__file__)
+    # A module in PYTHONPATH may have the name of one of Python's own.
+    sys.path.sort(key=lambda folder: folder != library and not folder.endswith("lib-dynload"))
+    # What a .pth file may have started (coverage does), and -W error, are for the program alone.
+    sys.settrace(None)
+    sys.setprofile(None)
+    warnings.simplefilter("ignore")
+    gc.enable()
 
 
 def part(name: str) -> List[str]:
@@ -265,4 +281,3 @@ def end_by_signal(number: int) -> None:
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
     REAL.sleep(1)
-    sys.exit(128 + number)

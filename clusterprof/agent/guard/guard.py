@@ -5,7 +5,8 @@ safe. It hands the launcher's signals to the program and never to nsys, which wo
 starts and stops the nsys session for the agent in the program; makes the report of a `.qdstrm` that
 nsys left behind; and runs the program without nsys if nsys fails to.
 
-Arguments: PLAN RANK PROGRAM...
+It is the interpreter that the launcher started, before the first line of the program's: the program
+gets another one, under nsys.
 """
 
 from __future__ import annotations
@@ -15,10 +16,9 @@ import os
 import re
 import signal
 import socket
-import sys
 import tempfile
 import zlib
-from typing import Any, Dict, List, NoReturn, Optional
+from typing import Any, Callable, Dict, List, NoReturn, Optional
 
 from .. import nsys as profiler
 from ..contracts import (
@@ -56,11 +56,6 @@ LOOK_S = 0.2
 #: A socket's name may have 107 bytes: ours and nsys' own (`/nsys/0123-4567-89ab-cdef`) are in
 #: a private folder (`/clusterprof-01234567`) in this one.
 LONGEST_FOLDER = 107 - 26 - 21
-
-
-def become(plan_path: str, rank: int, program: List[str]) -> None:
-    """Replace this process by a guard over `program`. Raises OSError if that is not possible."""
-    os.execv(sys.executable, [*processes.part("guard"), plan_path, str(rank), *program])
 
 
 class Guard:
@@ -377,15 +372,28 @@ def session_name(run: str, rank: int) -> str:
     return "clusterprof-%s-%08x-%05d-%07d" % (plain, number, rank, os.getpid())
 
 
-def main(argv: List[str]) -> None:
-    """Run as the guard of rank argv[1]; ends as the program ended."""
+def become(plan: Plan, rank: int, program: List[str], start_prober: Callable[[], None]) -> NoReturn:
+    """Be the rank's guard over `program` from here on; ends as the program ended."""
+    processes.isolate()
+    processes.show_as("guard")
     try:
         with beside.prepared():
-            guard = Guard(plans.read(argv[0]).of_attempt(os.environ), int(argv[1]), argv[2:])
-    except Exception as error:  # it was there a moment ago: the program runs all the same
-        messages.complain("rank %s runs without nsys: %s" % (argv[1], error))
-        run_alone(argv[2:])
-    status = guard.run()
-    if 128 < status < 128 + signal.NSIG:
-        processes.end_by_signal(status - 128)
-    sys.exit(status)
+            guard = Guard(plan, rank, program)
+        start_prober()
+    except Exception as error:  # the training comes first
+        messages.complain("rank %d runs without nsys: %s" % (rank, error))
+        run_alone(program)
+    end(guard)
+
+
+def end(guard: Guard) -> NoReturn:
+    """Run the guard, and end as its program ended: the program's interpreter goes on in no case."""
+    status = 1
+    try:
+        status = guard.run()
+        if 128 < status < 128 + signal.NSIG:
+            processes.end_by_signal(status - 128)
+    except Exception as error:
+        messages.complain("the guard of rank %d failed: %r" % (guard.rank, error))
+    finally:
+        os._exit(status)

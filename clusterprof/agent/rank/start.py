@@ -27,8 +27,7 @@ def main() -> None:
     own = str(os.getpid())
     if environ.get(COUNTING, own) != own or identity.is_starter(line):
         return
-    plan_path = environ[PLAN]
-    plan = plans.read(plan_path)
+    plan = plans.read(environ[PLAN])
     me = identity.identify(environ, plan.identity)
     if me is None or (is_worker(line) and me.source != identity.ALONE):
         return
@@ -50,11 +49,8 @@ def main() -> None:
                 from ..guard import guard
                 from . import probing
 
-                if probing.wanted(plan, me, environ):
-                    with beside.prepared():
-                        pass
-                    probing.start(plan, me)
-                guard.become(plan_path, me.rank, [sys.executable, *line[1:]])
+                program = [sys.executable, *line[1:]]
+                guard.become(plan, me.rank, program, lambda: probing.start(plan, me))
     # A guard starts what its rank needs.
     with beside.prepared() if alone or not guarded else contextlib.nullcontext():
         # All that a rank may need comes with these, now: later a file of ours may be another
