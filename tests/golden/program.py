@@ -47,10 +47,9 @@ class Program:
         self.requests: list[str] = []
         self.sent: list[tuple[int, str, str]] = []
         self.connections: list[socket.socket] = []
-        environment = {
-            **environment_of_a_rank(plan, folder),
-            identity.PROFILED: f"session:{folder / 'socket'}", identity.GIVEN: "0,1,2",
-        }  # fmt: skip
+        environment = environment_of_a_rank(plan, folder)
+        identity.set_field(environment, identity.PROFILED, f"session:{folder / 'socket'}")
+        identity.set_field(environment, identity.GIVEN, "0,1,2")
         self.process = subprocess.Popen(
             [sys.executable, "train.py", str(steps)], cwd=folder, env=environment,
             start_new_session=True, stdin=subprocess.DEVNULL,

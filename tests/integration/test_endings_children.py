@@ -39,7 +39,7 @@ except ChildProcessError:
 """
 SIGNALS = """
 import pathlib
-own = b"CLUSTERPROF_PLAN=" + os.environb.get(b"CLUSTERPROF_PLAN", b"none")
+own = b"CLUSTERPROF_PLAN=" + os.environb.get(b"CLUSTERPROF_PLAN", b"none").partition(b";")[0]
 for each in pathlib.Path("/proc").glob("[0-9]*"):
     try:
         if own in (each / "environ").read_bytes() and int(each.name) != os.getpid():
@@ -121,6 +121,14 @@ def test_a_program_ends_as_it_would_without_what_was_killed_beside_it(
     assert "Traceback" not in done.stderr
 
 
+def shown_as(pid: int) -> str:
+    """What `top` shows a process as; "" for one that has ended."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
 @pytest.mark.parametrize("which", ["writer", "starter"])
 def test_what_was_stopped_beside_a_rank_ends_with_it(
     workdir: Path, fault: Fault, which: str
@@ -132,7 +140,7 @@ def test_what_was_stopped_beside_a_rank_ends_with_it(
         command.clusterprof(["run", *OPTIONS, "--", "python", "train.py"]), RANK, workdir / "out"
     )
     running.wait_until(lambda: running.state().get("state") == "captured", "captured")
-    writer = next(pid for pid, words in running.processes() if "/agent writer " in words)
+    writer = next(pid for pid, _ in running.processes() if shown_as(pid) == "writer")
     stopped = writer if which == "writer" else processes.parent(writer)
     assert stopped is not None
     os.kill(stopped, signal.SIGSTOP)

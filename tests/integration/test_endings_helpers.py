@@ -30,7 +30,7 @@ def part(name):
         except OSError:
             pass
 
-own = b"CLUSTERPROF_PLAN=" + os.environb.get(b"CLUSTERPROF_PLAN", b"")
+own = b"CLUSTERPROF_PLAN=" + os.environb.get(b"CLUSTERPROF_PLAN", b"").partition(b";")[0]
 names = os.environ["PARTS"].split()
 optimizer = torch.optim.SGD()
 for step in range(1, 26):

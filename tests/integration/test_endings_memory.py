@@ -53,7 +53,7 @@ def of_all():
     while not killed() and len(kept) < 256:
         kept.append(b"x" * (1 << 20))
 
-own = b"CLUSTERPROF_PLAN=" + os.environb.get(b"CLUSTERPROF_PLAN", b"")
+own = b"CLUSTERPROF_PLAN=" + os.environb.get(b"CLUSTERPROF_PLAN", b"").partition(b";")[0]
 limit = pathlib.Path(os.environ["LIMIT"])
 optimizer = torch.optim.SGD()
 for step in range(1, 26):

@@ -17,7 +17,7 @@ from hypothesis import given, strategies as st
 from lab.clock import ManualClock
 from lab.command import PATIENCE_S
 
-from clusterprof.agent.contracts import clocks, exchange, files
+from clusterprof.agent.contracts import clocks, exchange, files, identity
 from clusterprof.agent.contracts.exchange import (
     Answerer,
     Endpoint,
@@ -284,8 +284,9 @@ def test_a_prober_writes_what_it_measured_before_its_rank_has_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exchange, "measure", lambda endpoint, to, clock: [Exchange(NOW, -10, 10)])
-    monkeypatch.setenv(probing.PROBE, f"clusterprof-{tmp_path}"[-90:])
-    monkeypatch.delenv(PLAN, raising=False)
+    monkeypatch.setenv(PLAN, "/nowhere/plan.json")
+    name = f"clusterprof-{tmp_path}"[-90:]
+    identity.set_field(os.environ, identity.PROBE, name)
     reference = {"address": "127.0.0.1", "port": 9, "secret": "73" * 32, "machine": "another"}
     (tmp_path / "ranks" / "00000").mkdir(parents=True)
     address = tmp_path / "ranks" / "00000" / "probe-address.json"
@@ -293,7 +294,7 @@ def test_a_prober_writes_what_it_measured_before_its_rank_has_a_folder(
     owner, rank = os.pipe()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as pipe:
         pipe.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        pipe.bind("\0" + os.environ[probing.PROBE])
+        pipe.bind("\0" + name)
         probing.notify("open")
         probing.notify("close")
         prober.Prober(pipe, str(tmp_path), 1, 0, owner).ask()

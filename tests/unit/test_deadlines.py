@@ -184,9 +184,8 @@ def test_the_reference_rank_s_prober_answers_for_a_while_after_its_window_or_its
     lasts_s: float,
 ) -> None:  # fmt: skip
     name = f"clusterprof-{tmp_path}"[-90:]
-    monkeypatch.setenv(probing.PROBE, name)
+    monkeypatch.setenv(PLAN, f"/nowhere/plan.json;probe={name.replace('/', '%2F')}")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.delenv(PLAN, raising=False)
     owner, rank = os.pipe()
     act = partial(probing.notify, "close") if happens == "close" else partial(os.close, rank)
     clock.plan(1000, act)

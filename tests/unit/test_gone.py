@@ -12,7 +12,7 @@ from simulate import Job, simulate
 
 from clusterprof import words
 from clusterprof.agent.contracts import identity
-from clusterprof.agent.contracts.identity import COUNTING, LENT, Identity
+from clusterprof.agent.contracts.identity import COUNTING, LENT, PLAN, Identity
 from clusterprof.agent.contracts.plan import Plan, Selection
 from clusterprof.agent.rank import hooks, own_profilers, rank as ranks, start
 from clusterprof.analysis.findings import profiler_overhead
@@ -28,9 +28,10 @@ TEARDOWN, LOG_LEVEL = "TEARDOWN_CUPTI", "KINETO_LOG_LEVEL"
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (TEARDOWN, LOG_LEVEL, LENT):
+    for name in (TEARDOWN, LOG_LEVEL):
         monkeypatch.setenv(name, "")  # so that it is put back as it was
         monkeypatch.delenv(name)
+    monkeypatch.setenv(PLAN, "/run/plan.json")
 
 
 def version(cuda: str | None) -> ModuleType:
@@ -67,7 +68,7 @@ def test_only_a_profiled_rank_is_lent_anything(
     monkeypatch.setattr(hooks, "after_import", lambda actions: None)
     plan = Plan("", Selection("all", "all"), (2, 6), "torch")
     ranks.Rank(plan, Identity(0, 1, 0, "torchrun"), picked, None).wait_for_the_program()
-    assert os.environ.get(LENT) == (LOG_LEVEL if picked else None)
+    assert identity.field(os.environ, LENT) == (LOG_LEVEL if picked else None)
 
 
 def test_a_child_that_python_starts_or_forks_has_nothing_of_it(
@@ -76,16 +77,16 @@ def test_a_child_that_python_starts_or_forks_has_nothing_of_it(
     def lend() -> None:
         identity.lend(os.environ, LOG_LEVEL, "99")
         own_profilers.kineto.leaves(version("13.0"))
-        assert os.environ[LENT] == f"{LOG_LEVEL},{TEARDOWN}"
+        assert identity.field(os.environ, LENT) == f"{LOG_LEVEL}+{TEARDOWN}"
 
     lend()
-    monkeypatch.setenv(COUNTING, "1")  # its parent counts
+    identity.set_field(os.environ, COUNTING, "1")  # its parent counts
     start.main()
-    assert not {TEARDOWN, LOG_LEVEL, LENT} & {*os.environ}
+    assert not {TEARDOWN, LOG_LEVEL, LENT} & {*os.environ, *identity.fields(os.environ)}
     lend()
     plan = Plan("", Selection("all", "all"), (2, 6), "torch")
     ranks.Rank(plan, Identity(0, 1, 0, "torchrun"), True, None).leave()
-    assert not {TEARDOWN, LOG_LEVEL, LENT} & {*os.environ}
+    assert not {TEARDOWN, LOG_LEVEL, LENT} & {*os.environ, *identity.fields(os.environ)}
 
 
 def perturbation(before: int, after: int | None, chance: int | None) -> tuple[Finding, bool | None]:

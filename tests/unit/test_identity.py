@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
-from clusterprof.agent.contracts.identity import identify, is_starter
+from clusterprof.agent.contracts import identity
+from clusterprof.agent.contracts.identity import COUNTING, PLAN, PROFILED, identify, is_starter
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "none"}
 SRUN = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0", "SLURM_STEP_ID": "3"}
@@ -89,3 +92,24 @@ def test_lightning_s_children_are_known_on_the_first_node_only() -> None:
     assert identify({**child, "NODE_RANK": "1", "RANK": "3"}, "run") == (3, 4, 1, "environment")
     assert identify({"LOCAL_RANK": "1", "WORLD_SIZE": "4"}, "run") == (0, 1, 0, "run")
     assert identify(child, "srun") is None
+
+
+@pytest.mark.parametrize("path", ["/run/plan.json", "/a run;x=1/50%/plan.json", "plan.json"])
+def test_what_a_rank_says_of_itself_stands_behind_its_plan_s_path(path: str) -> None:
+    environ = {PLAN: path}
+    values = {COUNTING: "7", PROFILED: "session:/tmp/a;b%2F=c/socket0"}
+    for name, value in values.items():
+        identity.set_field(environ, name, value)
+    assert identity.fields(environ) == values
+    assert identity.plan_path(environ) == path
+    assert os.path.dirname(environ[PLAN]) == os.path.dirname(path)
+    for name in values:
+        identity.set_field(environ, name, None)
+    assert environ == {PLAN: path}
+
+
+def test_without_a_plan_nothing_is_said() -> None:
+    environ: dict[str, str] = {}
+    identity.set_field(environ, COUNTING, "7")
+    identity.give_back(environ)
+    assert (environ, identity.fields(environ)) == ({}, {})

@@ -11,7 +11,7 @@ from lab.clock import ManualClock
 
 from clusterprof.agent.contracts.outbox import Outbox
 from clusterprof.agent.contracts.plan import NsysPlan, Plan, Selection
-from clusterprof.agent.guard import guard, report_transfer, session
+from clusterprof.agent.guard import becoming, guard, report_transfer, session
 
 #: of each look, a second apart: by process its state and CPU ticks, and the bytes of the files
 Look = tuple[dict[int, tuple[str, int]], int]
@@ -137,8 +137,8 @@ def test_a_guard_ends_as_its_program_by_a_status_or_a_signal(
     plan = Plan(str(tmp_path), Selection("none", "ranks", ()), (2, 4), "nsys")
     monkeypatch.setattr(guard.Guard, "run", lambda self: status)
     monkeypatch.setattr(guard.descriptors, "fill_streams", lambda: None)
-    monkeypatch.setattr(guard.processes, "end_by_signal", ended_by.append)
-    monkeypatch.setattr(guard.os, "_exit", sys.exit)
+    monkeypatch.setattr(becoming.processes, "end_by_signal", ended_by.append)
+    monkeypatch.setattr(becoming.os, "_exit", sys.exit)
     with pytest.raises(SystemExit) as ended:
-        guard.end(guard.Guard(plan, 0, ["python"]))
+        becoming.end(guard.Guard(plan, 0, ["python"]))
     assert (ended.value.code, ended_by) == (status, [by_signal] if by_signal else [])

@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 
 from clusterprof.agent.contracts import descriptors, states
-from clusterprof.agent.contracts.identity import PROFILED
+from clusterprof.agent.contracts.identity import PLAN
 from clusterprof.agent.contracts.outbox import Outbox
 from clusterprof.agent.contracts.plan import Plan, Selection
 from clusterprof.agent.rank import own_profilers, profilers, window
@@ -39,7 +39,7 @@ def train(outbox: Outbox, monkeypatch: pytest.MonkeyPatch, *, own: bool) -> list
 
     monkeypatch.setattr(descriptors, "asked", ask)
     monkeypatch.setattr(profilers, "_answer", lambda *of: "ok")
-    monkeypatch.setenv(PROFILED, "session:/nowhere")
+    monkeypatch.setenv(PLAN, "/plan.json;profiled=session:%2Fnowhere")
     counter = Counter()
     made = window.Window(Plan("", Selection("all", "all"), (2, 6), "nsys"), outbox, counter)
     counter.attend(made.first, made.at)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from clusterprof.agent.contracts import identity
-from clusterprof.agent.contracts.identity import PROFILED, Identity
+from clusterprof.agent.contracts.identity import PLAN, Identity
 from clusterprof.agent.contracts.later_window import LaterWindow
 from clusterprof.agent.contracts.outbox import Outbox
 from clusterprof.agent.contracts.plan import Plan, Selection
@@ -40,13 +40,13 @@ def test_one_that_a_later_window_is_to_capture_says_what_captures_it(
         monkeypatch.delenv(name, raising=False)
     if around:
         monkeypatch.setenv(around, "1")
-    monkeypatch.setenv(PROFILED, "session:/tmp/nowhere")
+    monkeypatch.setenv(PLAN, "/run/plan.json;profiled=session:%2Ftmp%2Fnowhere")
     plan = Plan("run", Selection("auto", "auto"), (10, 15), "nsys", armed=ALL)
     rank = ranks.Unnumbered(plan, Identity(0, 1, 0, identity.ALONE), True, True)
     # as in the child, whose rank is known by now
     rank.me = Identity(1, 2, None, identity.GROUP)
     rank.without_guard()
-    assert (rank.plan.profiler, PROFILED in os.environ) == ("torch", False)
+    assert (rank.plan.profiler, os.environ[PLAN]) == ("torch", "/run/plan.json")
     outbox, captured = States(), []
     rank.outbox = outbox
     monkeypatch.setattr(rank, "take_part", lambda *args: captured.append(args[2]))

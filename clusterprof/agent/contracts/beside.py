@@ -18,11 +18,10 @@ import _socket
 import contextlib
 import errno
 import os
-import sys
 from typing import Any, Iterator, List, NoReturn, Optional
 
 from . import descriptors, processes
-from .identity import FOLLOWED, PROFILED
+from .identity import FOLLOWED, profiled
 
 #: the numbers of clone(2), which libc does not let return twice as fork(2) does
 _CLONE = {"x86_64": 56, "aarch64": 220, "ppc64le": 120, "riscv64": 220}
@@ -54,7 +53,7 @@ def prepared() -> Iterator[None]:
                 os.waitpid(shell, 0)
     _pid = int(ours.recv(20, _socket.MSG_DONTWAIT)) if shell else 0
     if not _pid or _is_our_child(_pid):
-        _pid = _clone() or main([str(theirs.fileno())])
+        _pid = _clone() or _be_the_starter(theirs)
     theirs.close()
     descriptors.hide([ours.fileno()])
     _starter = ours
@@ -84,7 +83,7 @@ def _shell(connection: int) -> int:
     """A shell that leaves the starter, whose id it writes to the connection; 0 without one."""
     line = ["sh", "-c", _SHELL, "sh", *processes.part("starter"), "3"]
     # LD_PRELOAD may set the rank's clock, which a prober is to read; or it is nsys'.
-    followed = FOLLOWED if PROFILED in os.environ else set(FOLLOWED) - {"LD_PRELOAD"}
+    followed = FOLLOWED if profiled(os.environ) else set(FOLLOWED) - {"LD_PRELOAD"}
     environ = processes.environment_without(tuple(followed))
     actions: List[Any] = [(os.POSIX_SPAWN_DUP2, connection, stream) for stream in (0, 1)]
     actions.append((os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_RDWR, 0))
@@ -116,75 +115,7 @@ def _clone() -> int:
     return pid
 
 
-def main(argv: List[str]) -> NoReturn:
-    """Start what is asked for on the socket FD until no process of the program's is left, and then
-    what was started: argument FD.
-    """
-    started: List[int] = []
-    try:
-        requests = _socket.socket(fileno=int(argv[0]))
-        _leave_the_program(requests.fileno())
-        while True:
-            space = _socket.CMSG_SPACE(4)
-            text, beside, _, _ = requests.recvmsg(1 << 16, space, _socket.MSG_CMSG_CLOEXEC)
-            if beside:
-                (number,) = descriptors.came(beside)
-                name, *arguments = os.fsdecode(text).split("\0")
-                begin = _fork if _can_fork() else _spawn
-                started.append(begin(name, [str(number), *arguments], requests))
-                os.close(number)
-                continue
-            for pid in started:
-                os.kill(pid, _signal.SIGCONT)
-            while not text:
-                os.wait()
-    finally:
-        os._exit(0)
+def _be_the_starter(connection: _socket.socket) -> NoReturn:
+    from . import starter  # no other process loads it
 
-
-def _can_fork() -> bool:
-    """Whether what is started may be a copy of this process: it is an interpreter of our own, not a
-    copy of the program's, and holds nothing of LD_PRELOAD's, which a writer has to be without.
-    """
-    return bool(sys.flags.no_site) and "LD_PRELOAD" not in os.environ
-
-
-def _fork(name: str, arguments: List[str], requests: _socket.socket) -> int:
-    """A part of the agent as a copy of this process: to start another Python takes 10 ms and more.
-
-    Returns its process.
-    """
-    pid = os.fork()
-    if pid:
-        return pid
-    try:
-        requests.close()
-        _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
-        processes.run_part(name, arguments)
-    finally:
-        os._exit(0)
-
-
-def _spawn(name: str, arguments: List[str], requests: _socket.socket) -> int:
-    """A part of the agent in an interpreter of its own; returns its process."""
-    line = [*processes.part(name), *arguments]
-    leave_out = ("LD_PRELOAD",) if name == "writer" else ()
-    os.set_inheritable(int(arguments[0]), True)
-    return os.posix_spawn(line[0], line, processes.environment_without(leave_out), setsigmask=())
-
-
-def _leave_the_program(keep: int) -> None:
-    """Hold nothing of the program's, since a launcher waits for its pipes to close; get no signal
-    that is for its processes, and be ended before them where memory runs out.
-    """
-    processes.end_first()
-    os.setsid()
-    os.chdir("/")
-    _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
-    _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)  # it may be ignored
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1, 2):
-        os.dup2(nothing, stream)
-    for number in descriptors.open_ones():
-        if number > 2 and number != keep:
-            os.close(number)
+    starter.main([str(connection.fileno())])

@@ -1,41 +1,92 @@
-"""Which rank is this? One table of environment variables per launcher, and those of our own.
+"""Which rank is this? One table of environment variables per launcher, and the one of our own.
 
 A rank's own environment decides, never the place of a file in a list. The inner launcher wins:
 torchrun's workers inherit SLURM_PROCID from the agent that started them, which is not their rank.
 """
 
 import os
-from typing import List, Mapping, MutableMapping, NamedTuple, Optional, Tuple
+from typing import Dict, List, Mapping, MutableMapping, NamedTuple, Optional, Tuple
 
-#: Where plan.json is; without it an interpreter is none of ours.
+#: Where plan.json is; without it an interpreter is none of ours. A rank's has fields behind that,
+#: for itself and its children: `/run/plan.json;counting=7`. Whoever passes on or leaves out the
+#: plan does so with all of them.
 PLAN = "CLUSTERPROF_PLAN"
 #: The process that counts for this rank; its children inherit it and stay out of the way.
-COUNTING = "CLUSTERPROF_COUNTING"
+COUNTING = "counting"
 #: The process that may turn out to be a rank (`rank.start.Unnumbered`); its children inherit it.
-WAITING = "CLUSTERPROF_WAITING"
+WAITING = "waiting"
 #: For the program under nsys: how the window opens, and where the guard listens; `none:` where
 #: nsys could not start it.
-PROFILED = "CLUSTERPROF_PROFILED"
+PROFILED = "profiled"
 WITHOUT_NSYS = "none:"
 #: What makes nsys follow a process: it is not to follow those that we start beside the program.
 FOLLOWED = ("LD_PRELOAD", "QUADD_", "NSYS_", "CUDA_INJECTION", "NVTX_INJECTION")
 #: For the program under nsys: the descriptors that it was given, as `0,1,2`; the others are nsys'.
-GIVEN = "CLUSTERPROF_GIVEN"
-#: Variables that we have set for one process alone, as `A,B`: its children give them back.
-LENT = "CLUSTERPROF_LENT"
+GIVEN = "given"
+#: Variables that we have set for one process alone, as `A+B`: its children give them back.
+LENT = "lent"
+#: The Unix socket of this rank's prober, a name in the kernel's own list of those without a file.
+PROBE = "probe"
+#: A field has no `/`: they are all in the last component of a path, and the folder is the run's.
+_ESCAPED = (("%", "%25"), ("/", "%2F"), (";", "%3B"))
+
+
+def plan_path(environ: Mapping[str, str]) -> str:
+    """Where plan.json is."""
+    folder, slash, name = environ[PLAN].rpartition("/")
+    return folder + slash + name.partition(";")[0]
+
+
+def fields(environ: Mapping[str, str]) -> Dict[str, str]:
+    """All fields of PLAN."""
+    texts = environ.get(PLAN, "").rpartition("/")[2].split(";")[1:]
+    values = dict(text.split("=", 1) for text in texts if "=" in text)
+    for name, value in values.items():
+        if "%" in value:
+            for plain, escaped in reversed(_ESCAPED):
+                value = value.replace(escaped, plain)
+            values[name] = value
+    return values
+
+
+def field(environ: Mapping[str, str], name: str) -> Optional[str]:
+    """One field of PLAN; None where it is not there."""
+    return fields(environ).get(name)
+
+
+def profiled(environ: Mapping[str, str]) -> str:
+    """The field PROFILED; "" where it is not there."""
+    return fields(environ).get(PROFILED, "")
+
+
+def set_field(environ: MutableMapping[str, str], name: str, value: Optional[str]) -> None:
+    """Set a field of PLAN, or take it away (None); nothing where there is no plan."""
+    if PLAN not in environ:
+        return
+    values: Dict[str, Optional[str]] = {**fields(environ), name: value}
+    whole = plan_path(environ)
+    for name, value in values.items():
+        if value is not None:
+            for plain, escaped in _ESCAPED:
+                value = value.replace(plain, escaped)
+            whole += ";%s=%s" % (name, value)
+    environ[PLAN] = whole
 
 
 def lend(environ: MutableMapping[str, str], name: str, value: str) -> None:
     """Set a variable for this process, not for its children; what the user has set stays."""
-    if name not in environ:
+    if name not in environ and PLAN in environ:
         environ[name] = value
-        environ[LENT] = ",".join(filter(None, (environ.get(LENT), name)))
+        set_field(environ, LENT, "+".join(filter(None, (field(environ, LENT), name))))
 
 
 def give_back(environ: MutableMapping[str, str]) -> None:
     """In a child: take away what was lent to its parent."""
-    for name in filter(None, environ.pop(LENT, "").split(",")):
-        environ.pop(name, None)
+    names = field(environ, LENT)
+    if names is not None:
+        set_field(environ, LENT, None)
+        for name in names.split("+"):
+            environ.pop(name, None)
 
 
 # As a NamedTuple compiles annotations that are texts, and the first compile() in an interpreter

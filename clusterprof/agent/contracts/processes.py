@@ -14,13 +14,6 @@ from .timing import REAL, Clock
 if TYPE_CHECKING:
     import subprocess
 
-#: the processes of the agent's own: part -> the module whose `main(arguments)` it is
-_PARTS = {
-    "trampoline": "guard.trampoline",
-    "starter": "contracts.beside",
-    "writer": "guard.writer",
-    "prober": "remote.prober",
-}
 _PR_SET_CHILD_SUBREAPER = 36
 
 #: PROC_PID_INIT_INO of the kernel's <linux/proc_ns.h>
@@ -123,49 +116,15 @@ def isolated() -> List[str]:
     return [sys.executable, *flags]
 
 
-def isolate() -> None:
-    """From now on nothing of the program's environment gets into this interpreter, which was
-    started for the program, and in which nothing of the program's has run.
-    """
-    import gc
-    import warnings
-
-    library = os.path.dirname(os.__file__)
-    # A module in PYTHONPATH may have the name of one of Python's own.
-    sys.path.sort(key=lambda folder: folder != library and not folder.endswith("lib-dynload"))
-    # What a .pth file may have started (coverage does), and -W error, are for the program alone.
-    sys.settrace(None)
-    sys.setprofile(None)
-    warnings.simplefilter("ignore")
-    gc.enable()
-
-
 def part(name: str) -> List[str]:
     """The command line of a process of the agent's own (see `__main__`), without its arguments."""
     folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     return [*isolated(), folder, name]
 
 
-def run_part(name: str, arguments: List[str]) -> None:
-    """Be this part of the agent, in the interpreter that this is."""
-    from importlib import import_module  # no rank needs it
-
-    show_as(name)
-    agent = __package__.rpartition(".")[0]
-    import_module("%s.%s" % (agent, _PARTS[name])).main(arguments)
-
-
 def environment_without(prefixes: Tuple[str, ...]) -> Dict[str, str]:
     """Our environment, but for the variables that begin with one of these."""
     return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
-
-
-def show_as(name: str) -> None:
-    """Have `top` show this process by this name, of at most 15 bytes: its command line may be that
-    of the one that it is a copy of.
-    """
-    with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as file:
-        file.write(name)
 
 
 def end_first() -> None:

@@ -18,13 +18,12 @@ import signal
 import socket
 import tempfile
 import zlib
-from typing import Any, Callable, Dict, List, NoReturn, Optional
+from typing import Any, Dict, List, NoReturn, Optional
 
 from .. import nsys as profiler
 from ..contracts import (
     beside,
     descriptors,
-    identity,
     messages,
     outbox,
     paths,
@@ -34,6 +33,7 @@ from ..contracts import (
 from ..contracts.plan import Plan
 from ..contracts.states import State
 from ..contracts.timing import REAL, Clock
+from .becoming import run_alone
 from .report_transfer import ReportTransfer
 from .session import Session, no_space
 
@@ -355,12 +355,6 @@ def left(connection: socket.socket) -> bool:
     return bool(REAL.wait([connection], 0)) and not connection.recv(1, socket.MSG_PEEK)
 
 
-def run_alone(program: List[str]) -> NoReturn:
-    """Become the program, without nsys."""
-    os.environ[identity.PROFILED] = identity.WITHOUT_NSYS
-    os.execvp(program[0], program)
-
-
 def session_name(run: str, rank: int) -> str:
     """A name for nsys' session that no other run on this node has, nor another guard of the rank.
 
@@ -370,30 +364,3 @@ def session_name(run: str, rank: int) -> str:
     plain = re.sub(r"[^A-Za-z0-9_.-]", "_", os.path.basename(run))[:40]
     number = zlib.crc32(os.fsencode(run))
     return "clusterprof-%s-%08x-%05d-%07d" % (plain, number, rank, os.getpid())
-
-
-def become(plan: Plan, rank: int, program: List[str], start_prober: Callable[[], None]) -> NoReturn:
-    """Be the rank's guard over `program` from here on; ends as the program ended."""
-    processes.isolate()
-    processes.show_as("guard")
-    try:
-        with beside.prepared():
-            guard = Guard(plan, rank, program)
-        start_prober()
-    except Exception as error:  # the training comes first
-        messages.complain("rank %d runs without nsys: %s" % (rank, error))
-        run_alone(program)
-    end(guard)
-
-
-def end(guard: Guard) -> NoReturn:
-    """Run the guard, and end as its program ended: the program's interpreter goes on in no case."""
-    status = 1
-    try:
-        status = guard.run()
-        if 128 < status < 128 + signal.NSIG:
-            processes.end_by_signal(status - 128)
-    except Exception as error:
-        messages.complain("the guard of rank %d failed: %r" % (guard.rank, error))
-    finally:
-        os._exit(status)

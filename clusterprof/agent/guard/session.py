@@ -106,7 +106,7 @@ class Session:
         verb = "profile" if self.mode == "cuda" else "launch"
         # nsys ignores ranges whose names are not registered strings unless it is told not to.
         environment = {"NSYS_NVTX_PROFILER_REGISTER_ONLY": "0", **os.environ}
-        environment[identity.PROFILED] = "%s:%s" % (self.mode, address)
+        identity.set_field(environment, identity.PROFILED, "%s:%s" % (self.mode, address))
         with one_at_a_time(self.clock):
             self.child = self.spawn([*self.command(verb), *trampoline], program=environment)
             self.clock.sleep(START_GAP_S)

@@ -32,7 +32,7 @@ def main(argv: "list[str]") -> None:
         # A guard that has given this nsys up runs the program elsewhere: it must not run twice.
         sys.exit(REFUSED)
     with contextlib.closing(guard):
-        os.environ[identity.GIVEN] = ",".join(map(str, given))
+        identity.set_field(os.environ, identity.GIVEN, ",".join(map(str, given)))
         os.umask(int(umask, 8))  # nsys sets it to 0: all that is written would be everybody's
         os.environ.pop("TMPDIR", None)
         if "=" in temporary:

@@ -7,13 +7,10 @@ import contextlib
 import os
 from typing import Mapping
 
-from ..contracts import beside
-from ..contracts.identity import Identity, nodes
+from ..contracts import beside, identity
+from ..contracts.identity import PROBE, Identity, nodes
 from ..contracts.messages import complain
 from ..contracts.plan import Plan
-
-#: the Unix socket of this rank's prober, a name in the kernel's own list of those without a file
-PROBE = "CLUSTERPROF_PROBE"
 
 
 def wanted(plan: Plan, me: Identity, environ: Mapping[str, str]) -> bool:
@@ -46,15 +43,16 @@ def start(plan: Plan, me: Identity) -> None:
         except OSError as error:
             complain("the clocks are not measured: %s" % (error,))
         else:
-            os.environ[PROBE] = name
+            identity.set_field(os.environ, PROBE, name)
 
 
 def notify(event: str) -> None:
     """Announce to our prober, if there is one, that the window opens or closes; never waits."""
-    if PROBE not in os.environ:
+    name = identity.field(os.environ, PROBE)
+    if name is None:
         return
     with contextlib.suppress(OSError):
         pipe = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM)
         with contextlib.closing(pipe):
             pipe.setblocking(False)
-            pipe.sendto(event.encode(), "\0" + os.environ[PROBE])
+            pipe.sendto(event.encode(), "\0" + name)

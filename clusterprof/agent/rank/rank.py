@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, Dict, List, Optional
 
 from ..contracts import clocks, descriptors, identity, later_window, outbox as outboxes, paths
-from ..contracts.identity import COUNTING, PROFILED, WAITING, WITHOUT_NSYS, Identity
+from ..contracts.identity import COUNTING, PROFILED, WAITING, WITHOUT_NSYS, Identity, profiled
 from ..contracts.later_window import LaterWindow
 from ..contracts.messages import complain
 from ..contracts.outbox import Outbox
@@ -54,7 +54,7 @@ class Rank:
         #: before the program could change it
         self.began_with = dict(os.environ)
         #: where its guard listens; "" where it has none
-        self.guard = os.environ.get(PROFILED, WITHOUT_NSYS).partition(":")[2]
+        self.guard = profiled(os.environ).partition(":")[2]
         #: its nsys waits for a window; it captures one
         self.armed = bool(self.guard) and not picked
         self.pid = 0
@@ -101,7 +101,7 @@ class Rank:
         if counter.enabled:
             return
         self.pid = os.getpid()
-        os.environ[COUNTING] = str(self.pid)
+        identity.set_field(os.environ, COUNTING, str(self.pid))
         entry.undo.append(self.give_up)
         other = claim.take(self.folder)
         if other is not None:
@@ -120,11 +120,11 @@ class Rank:
             window=self.plan.window, wall_ns=counter.wall(0), log_s=self.plan.log_s,
         )  # fmt: skip
         self.first_state(self.outbox, self.picked, self.plan.profiler)
-        if PROFILED not in os.environ:
+        if not profiled(os.environ):
             probing.start(self.plan, self.me)
         if self.guard:
             profilers.end_with_the_guard(self.guard)
-        captures = self.picked and os.environ.get(PROFILED) != WITHOUT_NSYS and not self.refused
+        captures = self.picked and profiled(os.environ) != WITHOUT_NSYS and not self.refused
         if self.plan.looks_first:
             counter.attend(self.plan.window[0], self.unless_seen)
             counter.attend(self.plan.window[1], self.expect_order)
@@ -149,7 +149,7 @@ class Rank:
             if reduction is not None:
                 outbox.say("reducing", **reduction._asdict())
             counter.attend(window.first, window.at)
-        if captures and PROFILED not in os.environ:
+        if captures and not profiled(os.environ):
             hooks.after_import({"torch.version": own_profilers.kineto.leaves})
         clock = self.me.local_rank in (0, None)
         recorder = Recorder(plan, outbox, self.began_with, window, clock)
@@ -201,7 +201,7 @@ class Rank:
             window=order.steps, selection=order.selection, profiler=order.profiler
         )
         picked = plan.profiles(self.me)
-        if picked and PROFILED not in self.began_with:
+        if picked and not profiled(self.began_with):
             self.refused = self.refused or own_profilers.above(self.began_with)
         self.first_state(outbox, picked, plan.profiler)
         (first, end), late = order.steps, counter.count >= order.steps[0]
@@ -321,12 +321,13 @@ class Unnumbered(Rank):
     def trains(self) -> None:
         """Which rank it is may not be known yet."""
         self.trains_ns = time.monotonic_ns()
-        os.environ[WAITING] = str(os.getpid())
+        identity.set_field(os.environ, WAITING, str(os.getpid()))
 
     def has_a_group(self) -> None:
         """The program has a process group now."""
-        dist, own = initialised(), str(os.getpid())
-        if dist is not None and os.environ.get(COUNTING, own) == own:
+        counting = identity.field(os.environ, COUNTING)
+        dist = initialised()
+        if dist is not None and counting in (None, str(os.getpid())):
             self.numbered(identity.of_group(dist.get_rank(), dist.get_world_size(), os.environ))
 
     def numbered(self, me: Identity) -> None:
@@ -350,9 +351,9 @@ class Unnumbered(Rank):
         """What profiles another rank is not ours; and nsys has to be there before the program."""
         self.guard = ""
         self.refused = own_profilers.above(os.environ)
-        if self.refused and PROFILED in os.environ:
+        if self.refused and profiled(os.environ):
             self.refused += " or around what started it (--profiler torch starts none)"
         for environ in (os.environ, self.began_with):
-            environ.pop(PROFILED, None)
+            identity.set_field(environ, PROFILED, None)
         if self.plan.profiler == "nsys":
             self.plan = self.plan._replace(profiler="torch", window_by="session")

@@ -13,44 +13,47 @@ import sys
 from typing import List
 
 from ..contracts import beside, descriptors, identity, plan as plans, processes
-from ..contracts.identity import COUNTING, GIVEN, PLAN, PROFILED, WAITING, WITHOUT_NSYS
+from ..contracts.identity import COUNTING, GIVEN, PROFILED, WAITING, WITHOUT_NSYS
 
 
 def main() -> None:
     """Decide and prepare; returns quickly, or never where the process becomes a guard."""
     environ, line = os.environ, command_line()
     identity.give_back(environ)
-    guarded = GIVEN in environ
+    fields = identity.fields(environ)
+    guarded, profiled = GIVEN in fields, fields.get(PROFILED)
     if guarded:
-        given = environ.pop(GIVEN).split(",")
+        given = fields[GIVEN].split(",")
+        identity.set_field(environ, GIVEN, None)
         descriptors.hide(n for n in descriptors.open_ones() if str(n) not in given)
     own = str(os.getpid())
-    if environ.get(COUNTING, own) != own or identity.is_starter(line):
+    if fields.get(COUNTING, own) != own or identity.is_starter(line):
         return
-    plan = plans.read(environ[PLAN])
+    plan = plans.read(identity.plan_path(environ))
     me = identity.identify(environ, plan.identity)
     if me is None or (is_worker(line) and me.source != identity.ALONE):
         return
     plan = plan.of_attempt(environ)
-    if me.source == identity.LIGHTNING and PROFILED in environ and not guarded:
+    if me.source == identity.LIGHTNING and profiled and not guarded:
         # Begin again without the nsys of the rank that has started this one, and is followed here.
-        without = processes.environment_without((*identity.FOLLOWED, PROFILED))
+        without = processes.environment_without(identity.FOLLOWED)
+        identity.set_field(without, PROFILED, None)
         os.execve(sys.executable, [sys.executable, *line[1:]], without)
     alone = me.source == identity.ALONE
-    is_child = alone and (is_worker(line) or environ.get(WAITING, own) != own)
+    is_child = alone and (is_worker(line) or fields.get(WAITING, own) != own)
     picked, refused = False, None
     if not is_child:
         from . import claim, own_profilers
 
         picked = claim.is_picked(plan, me)
-        if (picked or plan.arms(me)) and PROFILED not in environ:
+        if (picked or plan.arms(me)) and not profiled:
             refused = own_profilers.above(environ)
             if refused is None and plan.profiler == "nsys":
-                from ..guard import guard
+                from ..guard import becoming
                 from . import probing
 
                 program = [sys.executable, *line[1:]]
-                guard.become(plan, me.rank, program, lambda: probing.start(plan, me))
+                becoming.become(plan, me.rank, program, lambda: probing.start(plan, me))
     # A guard starts what its rank needs.
     with beside.prepared() if alone or not guarded else contextlib.nullcontext():
         # All that a rank may need comes with these, now: later a file of ours may be another
@@ -58,7 +61,7 @@ def main() -> None:
         from .rank import Rank, Unnumbered
 
     if alone:
-        guarded = guarded or (not is_child and environ.get(PROFILED) == WITHOUT_NSYS)
+        guarded = guarded or (not is_child and profiled == WITHOUT_NSYS)
         Unnumbered(plan, me, not is_child, guarded).wait_for_the_program()
     else:
         Rank(plan, me, picked, refused).wait_for_the_program()

@@ -14,7 +14,7 @@ from _thread import _local, get_ident
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ..contracts import clocks, messages, paths, plan as plans
-from ..contracts.identity import PROFILED
+from ..contracts.identity import profiled
 from ..contracts.outbox import Outbox
 from ..contracts.plan import Plan
 from ..contracts.states import State
@@ -62,7 +62,7 @@ class Window:
         self.warned = False
         #: holds an `_AtEnd` of the thread that opened the window, which alone can close it
         self.local = _local()
-        if by_nsys and os.environ.get(PROFILED, "").startswith("cuda:"):
+        if by_nsys and profiled(os.environ).startswith("cuda:"):
             own_profilers.cuda_range()
 
     def at(self, count: int) -> int:
@@ -238,7 +238,7 @@ class Window:
             self.outbox.state(State.LOST, ended_before(*where), steps=count)
         else:
             deprived = None
-            if PROFILED in os.environ and own_profilers.kineto.used and profilers.uses_cuda():
+            if profiled(os.environ) and own_profilers.kineto.used and profilers.uses_cuda():
                 deprived = ("the program's own torch.profiler saw no GPU beside nsys; it is left "
                             "whole by --profiler torch")  # fmt: skip
             self.outbox.state(None, deprived, steps=count)
@@ -246,7 +246,7 @@ class Window:
 
     def make_switches(self) -> List[Any]:
         """What opens and closes this window, outermost first."""
-        mode, _, address = os.environ.get(PROFILED, "").partition(":")
+        mode, _, address = profiled(os.environ).partition(":")
         if not self.by_nsys and address and profilers.uses_cuda():
             raise RuntimeError("nsys, under which this rank runs, has the GPU's tracing to itself, "
                                "and captures one window only")  # fmt: skip

@@ -23,7 +23,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ..contracts import clocks, exchange, files, paths, plan as plans, states
 from ..contracts.exchange import Answerer
-from ..contracts.identity import PLAN
+from ..contracts.identity import plan_path
 from ..contracts.timing import REAL, Clock
 
 _SENDER = struct.Struct("@iII")  # struct ucred: who sent a datagram, as the kernel knows it
@@ -169,7 +169,7 @@ class Prober:
 def meeting(environ: Mapping[str, str]) -> Optional[Tuple[bytes, List[str]]]:
     """Secret and hosts of a job whose hosts share no folder, by the plan; None where they do."""
     with contextlib.suppress(KeyError, OSError, ValueError):
-        given = plans.read(environ[PLAN]).meeting
+        given = plans.read(plan_path(environ)).meeting
         if given is not None:
             hosts = dict.fromkeys([environ.get("MASTER_ADDR", ""), *given.hosts])
             return bytes.fromhex(given.secret), [host for host in hosts if host]

@@ -23,7 +23,7 @@ how, at = sys.argv[1:3]
 ends = rank == 0 or how == "once"
 home = ""
 if how == "each":
-    if os.environ.get("CLUSTERPROF_PROFILED", "none:") != "none:":
+    if ";profiled=session:" in os.environ.get("CLUSTERPROF_PLAN", ""):
         run = os.path.dirname(os.environ["CLUSTERPROF_PLAN"])
         home = f"{run}/ranks/{rank:05d}/report.nsys-rep"
     how, _, at = sys.argv[2 + rank].partition(":")

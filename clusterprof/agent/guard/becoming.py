@@ -1,0 +1,70 @@
+"""How the interpreter that the launcher started becomes the guard of its rank.
+
+The program's first line has not run in it, and never does: the program gets another interpreter.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import warnings
+from typing import TYPE_CHECKING, Callable, List, NoReturn
+
+from ..contracts import beside, identity, messages, processes, starter
+from ..contracts.plan import Plan
+
+if TYPE_CHECKING:
+    from .guard import Guard
+
+
+def become(plan: Plan, rank: int, program: List[str], start_prober: Callable[[], None]) -> NoReturn:
+    """Be the rank's guard over `program` from here on; ends as the program ended."""
+    isolate()
+    try:
+        with beside.prepared():
+            from .guard import Guard
+
+            guard = Guard(plan, rank, program)
+        start_prober()
+    except Exception as error:  # the training comes first
+        messages.complain("rank %d runs without nsys: %s" % (rank, error))
+        run_alone(program)
+    starter.show_as("guard")
+    end(guard)
+
+
+def isolate() -> None:
+    """From now on nothing of the program's environment gets into this interpreter, which was
+    started for the program, and in which nothing of the program's has run.
+    """
+    library = os.path.dirname(os.__file__)
+    # A module in PYTHONPATH may have the name of one of Python's own.
+    sys.path.sort(key=lambda folder: folder != library and not folder.endswith("lib-dynload"))
+    # What a .pth file may have started (coverage does), and -W error, are for the program alone.
+    sys.settrace(None)
+    sys.setprofile(None)
+    warnings.simplefilter("ignore")
+    gc.enable()
+
+
+def end(guard: Guard) -> NoReturn:
+    """Run the guard, and end as its program ended: this interpreter goes on as the program in no
+    case.
+    """
+    status = 1
+    try:
+        status = guard.run()
+        if 128 < status < 128 + signal.NSIG:
+            processes.end_by_signal(status - 128)
+    except Exception as error:
+        messages.complain("the guard of rank %d failed: %r" % (guard.rank, error))
+    finally:
+        os._exit(status)
+
+
+def run_alone(program: List[str]) -> NoReturn:
+    """Become the program, without nsys."""
+    identity.set_field(os.environ, identity.PROFILED, identity.WITHOUT_NSYS)
+    os.execvp(program[0], program)
