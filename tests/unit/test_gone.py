@@ -68,7 +68,7 @@ def test_only_a_profiled_rank_is_lent_anything(
     monkeypatch.setattr(hooks, "after_import", lambda actions: None)
     plan = Plan("", Selection("all", "all"), (2, 6), "torch")
     ranks.Rank(plan, Identity(0, 1, 0, "torchrun"), picked, None).wait_for_the_program()
-    assert identity.field(os.environ, LENT) == (LOG_LEVEL if picked else None)
+    assert identity.fields(os.environ).get(LENT) == (LOG_LEVEL if picked else None)
 
 
 def test_a_child_that_python_starts_or_forks_has_nothing_of_it(
@@ -77,7 +77,7 @@ def test_a_child_that_python_starts_or_forks_has_nothing_of_it(
     def lend() -> None:
         identity.lend(os.environ, LOG_LEVEL, "99")
         own_profilers.kineto.leaves(version("13.0"))
-        assert identity.field(os.environ, LENT) == f"{LOG_LEVEL}+{TEARDOWN}"
+        assert identity.fields(os.environ).get(LENT) == f"{LOG_LEVEL}+{TEARDOWN}"
 
     lend()
     identity.set_field(os.environ, COUNTING, "1")  # its parent counts

@@ -137,7 +137,7 @@ def test_a_guard_ends_as_its_program_by_a_status_or_a_signal(
     plan = Plan(str(tmp_path), Selection("none", "ranks", ()), (2, 4), "nsys")
     monkeypatch.setattr(guard.Guard, "run", lambda self: status)
     monkeypatch.setattr(guard.descriptors, "fill_streams", lambda: None)
-    monkeypatch.setattr(becoming.processes, "end_by_signal", ended_by.append)
+    monkeypatch.setattr(becoming, "end_by_signal", ended_by.append)
     monkeypatch.setattr(becoming.os, "_exit", sys.exit)
     with pytest.raises(SystemExit) as ended:
         becoming.end(guard.Guard(plan, 0, ["python"]))

@@ -16,15 +16,12 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]
 import _socket
 import contextlib
-import errno
 import os
-from typing import Any, Iterator, List, NoReturn, Optional
+from typing import Any, Iterator, List, Optional
 
 from . import descriptors, processes
 from .identity import FOLLOWED, profiled
 
-#: the numbers of clone(2), which libc does not let return twice as fork(2) does
-_CLONE = {"x86_64": 56, "aarch64": 220, "ppc64le": 120, "riscv64": 220}
 #: The starter waits for the first word, then it is another program. A shell's own children have no
 #: stdin, hence 3.
 _SHELL = """exec 3<&0; trap '' HUP TERM USR1 USR2; (read word <&3 && exec "$@") & echo $!"""
@@ -53,7 +50,9 @@ def prepared() -> Iterator[None]:
                 os.waitpid(shell, 0)
     _pid = int(ours.recv(20, _socket.MSG_DONTWAIT)) if shell else 0
     if not _pid or _is_our_child(_pid):
-        _pid = _clone() or _be_the_starter(theirs)
+        from . import starter  # hardly a rank loads it
+
+        _pid = starter.clone() or starter.main([str(theirs.fileno())])
     theirs.close()
     descriptors.hide([ours.fileno()])
     _starter = ours
@@ -102,20 +101,3 @@ def _is_our_child(pid: int) -> bool:
             os.waitpid(pid, 0)
         return True
     return False
-
-
-def _clone() -> int:
-    """As fork(2); the child is one that the kernel does not report."""
-    import ctypes
-
-    words = [_CLONE.get(os.uname().machine, -1), 0, 0, 0, 0, 0]
-    pid = int(ctypes.PyDLL(None).syscall(*map(ctypes.c_long, words)))
-    if pid < 0:
-        raise OSError(errno.ENOSYS, "no process can be made that this one does not adopt")
-    return pid
-
-
-def _be_the_starter(connection: _socket.socket) -> NoReturn:
-    from . import starter  # no other process loads it
-
-    starter.main([str(connection.fileno())])

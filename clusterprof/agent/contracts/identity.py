@@ -39,7 +39,10 @@ def plan_path(environ: Mapping[str, str]) -> str:
 
 def fields(environ: Mapping[str, str]) -> Dict[str, str]:
     """All fields of PLAN."""
-    texts = environ.get(PLAN, "").rpartition("/")[2].split(";")[1:]
+    text = environ.get(PLAN, "")
+    if ";" not in text:  # nothing is said yet
+        return {}
+    texts = text.rpartition("/")[2].split(";")[1:]
     values = dict(text.split("=", 1) for text in texts if "=" in text)
     for name, value in values.items():
         if "%" in value:
@@ -47,11 +50,6 @@ def fields(environ: Mapping[str, str]) -> Dict[str, str]:
                 value = value.replace(escaped, plain)
             values[name] = value
     return values
-
-
-def field(environ: Mapping[str, str], name: str) -> Optional[str]:
-    """One field of PLAN; None where it is not there."""
-    return fields(environ).get(name)
 
 
 def profiled(environ: Mapping[str, str]) -> str:
@@ -77,12 +75,12 @@ def lend(environ: MutableMapping[str, str], name: str, value: str) -> None:
     """Set a variable for this process, not for its children; what the user has set stays."""
     if name not in environ and PLAN in environ:
         environ[name] = value
-        set_field(environ, LENT, "+".join(filter(None, (field(environ, LENT), name))))
+        set_field(environ, LENT, "+".join(filter(None, (fields(environ).get(LENT), name))))
 
 
 def give_back(environ: MutableMapping[str, str]) -> None:
     """In a child: take away what was lent to its parent."""
-    names = field(environ, LENT)
+    names = fields(environ).get(LENT)
     if names is not None:
         set_field(environ, LENT, None)
         for name in names.split("+"):

@@ -228,15 +228,3 @@ def _shares_memory(pid: int) -> bool:
     except OSError:
         return True
     return (theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino)
-
-
-def end_by_signal(number: int) -> None:
-    """End as the program did, for the launcher to see; without a second core file."""
-    import resource
-    import signal
-
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
-    REAL.sleep(1)

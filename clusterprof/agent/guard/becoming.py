@@ -5,15 +5,18 @@ The program's first line has not run in it, and never does: the program gets ano
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import resource
 import signal
 import sys
 import warnings
 from typing import TYPE_CHECKING, Callable, List, NoReturn
 
-from ..contracts import beside, identity, messages, processes, starter
+from ..contracts import beside, identity, messages, starter
 from ..contracts.plan import Plan
+from ..contracts.timing import REAL
 
 if TYPE_CHECKING:
     from .guard import Guard
@@ -57,11 +60,20 @@ def end(guard: Guard) -> NoReturn:
     try:
         status = guard.run()
         if 128 < status < 128 + signal.NSIG:
-            processes.end_by_signal(status - 128)
+            end_by_signal(status - 128)
     except Exception as error:
         messages.complain("the guard of rank %d failed: %r" % (guard.rank, error))
     finally:
         os._exit(status)
+
+
+def end_by_signal(number: int) -> None:
+    """End as the program did, for the launcher to see; without a second core file."""
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    REAL.sleep(1)
 
 
 def run_alone(program: List[str]) -> NoReturn:

@@ -48,7 +48,7 @@ def start(plan: Plan, me: Identity) -> None:
 
 def notify(event: str) -> None:
     """Announce to our prober, if there is one, that the window opens or closes; never waits."""
-    name = identity.field(os.environ, PROBE)
+    name = identity.fields(os.environ).get(PROBE)
     if name is None:
         return
     with contextlib.suppress(OSError):

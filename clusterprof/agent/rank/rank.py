@@ -325,7 +325,7 @@ class Unnumbered(Rank):
 
     def has_a_group(self) -> None:
         """The program has a process group now."""
-        counting = identity.field(os.environ, COUNTING)
+        counting = identity.fields(os.environ).get(COUNTING)
         dist = initialised()
         if dist is not None and counting in (None, str(os.getpid())):
             self.numbered(identity.of_group(dist.get_rank(), dist.get_world_size(), os.environ))
