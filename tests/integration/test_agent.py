@@ -53,6 +53,22 @@ sys.exit(7)
     assert (stated["state"], stated["steps"], stated["chosen"]) == ("counted", 403, False)
 
 
+def test_what_a_rank_says_of_itself_is_in_the_variable_that_it_was_given(job: Job) -> None:
+    done = job(
+        STEPS
+        + """
+import os
+iterate(3)
+with open("/proc/self/environ") as file:
+    before = file.read()
+print(*[name for name in os.environ if name[:12] == "CLUSTERPROF_" and name not in before])
+print(os.environ["CLUSTERPROF_PLAN"].replace(str(os.getpid()), "PID"))
+""",
+        selection=CHOSEN,
+    )
+    assert done.stdout == f"\n{job.folder}/plan.json;lent=KINETO_LOG_LEVEL;counting=PID\n", done
+
+
 def test_a_rank_that_is_killed_leaves_its_steps(job: Job) -> None:
     # Two seconds after its last steps were handed over the next ones are.
     done = job(
