@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterprof import watched, words
+from clusterprof import priority, watched, words
 from clusterprof.agent.contracts import files, paths
 from clusterprof.agent.contracts.later_window import look_s
 from clusterprof.agent.contracts.timing import REAL, Clock
@@ -37,6 +37,8 @@ def watch(run: Window, every_s: int, metrics: Path | None = None, clock: Clock =
 
     `metrics`: the file that is written for Prometheus after each look.
     """
+    # the launching host may be one that trains
+    priority.step_aside()
     table = watched.path_of(run.directory.path)
     newest = dict[int, int]()
     rows, silent, lacked = list[Row](), list[int](), set[int]()
