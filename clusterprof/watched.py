@@ -90,6 +90,21 @@ class Late:
         """Whether it was late in several looks in a row."""
         return self.looks >= CHRONIC
 
+    def suspect(self, first_step: int = -1) -> Suspect:
+        """The same as a suspect of all ranks; late always where it was so from `first_step` on."""
+        return {
+            "rank": self.rank,
+            "lateness_ns": round(self.lateness_ns),
+            "bound_ns": round(self.bound_ns),
+            "group": self.group,
+            "host": self.host or None,
+            "since_step": self.since_step if self.since_step > first_step else None,
+            "until_step": None if self.until_step is None else self.until_step - 1,
+            "late_steps": None,
+            "delays": self.delays,
+            "line": None,
+        }
+
     def sentence(self) -> str:
         """Who is late, by how much, and since when."""
         where = f" ({words.plain(self.host)})" if self.host else ""
@@ -203,26 +218,11 @@ def over_the_run(shallow: ShallowResults, rows: Sequence[Row]) -> ShallowResults
         "steps": len({step for look in looks for step in look[0].all_steps}),
         "step_ns": looks[-1][0].step_ns,
     }
-    late = [_suspect(rank, first_step) for rank in delaying(lateness(rows))]
+    late = [rank.suspect(first_step) for rank in delaying(lateness(rows))]
     late_now = {suspect["rank"] for suspect in late if suspect["until_step"] is None}
     every = [*late, *(s for s in shallow["suspects"] if s["rank"] not in late_now)]
     every.sort(key=lambda s: (not s["delays"], -s["lateness_ns"], s["rank"]))
     return {**shallow, "suspects": every, "watch": watch}
-
-
-def _suspect(late: Late, first_step: int) -> Suspect:
-    return {
-        "rank": late.rank,
-        "lateness_ns": round(late.lateness_ns),
-        "bound_ns": round(late.bound_ns),
-        "group": late.group,
-        "host": late.host or None,
-        "since_step": late.since_step if late.since_step > first_step else None,
-        "until_step": None if late.until_step is None else late.until_step - 1,
-        "late_steps": None,
-        "delays": late.delays,
-        "line": None,
-    }
 
 
 def news(before: Sequence[Late], now: Sequence[Late]) -> list[str]:

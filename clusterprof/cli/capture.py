@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from clusterprof import run_directory, words
+from clusterprof import run_directory, watched, words
 from clusterprof.agent.contracts import plan
 from clusterprof.agent.contracts.timing import REAL, Clock
 from clusterprof.arguments import (
@@ -29,6 +30,7 @@ from clusterprof.run_directory import Manifest, Window
 LOOK_S = 1.0
 #: A step that takes longer is one that hangs (`agent/guard/step_log.py`): the ranks notice that.
 MOST_TIMES = 20
+_LATE = re.compile(r"\s*late\s*>\s*(\d{1,2}(?:\.\d{1,3})?)\s*%\s*")
 _SLOWER = re.compile(r"\s*step\s*>\s*(\d{1,2}(?:\.\d{1,3})?)\s*x\s*")
 _FROM_NOW = re.compile(r"\s*\+(\d+)\s*:\s*\+(\d+)\s*")
 
@@ -41,6 +43,7 @@ def parser(verb: str) -> Parser:
         "capture runs/... --ranks 0,8 --wait                  and print the verdict",
         "capture runs/... --ranks all --steps 5000:5010",
         "capture runs/... --when 'step > 1.3x' --wait         once steps get slower",
+        "capture runs/... --when 'late > 5%' --wait           once a rank delays the others",
         run="the run directory of the job",
     )  # fmt: skip
     add = parser.add_argument
@@ -56,23 +59,40 @@ def parser(verb: str) -> Parser:
         help="none: only flight recorders and steps")  # fmt: skip
     add("--wait", action="store_true", help="wait for the window's end, merge it and print the "
         "verdict")  # fmt: skip
-    add("--when", metavar="'step > Nx'", help="wait until a rank's latest steps take longer than N "
-        "times its usual ones, for instance 'step > 1.3x', and order the window then")  # fmt: skip
+    add("--when", metavar="CONDITION",
+        help="order the window once this is so. 'step > 1.3x': a rank's latest steps take longer "
+        "than so many times its usual ones; 'late > 5%%': in a run with --watch a rank delays the "
+        "others by so much of a step, which is then captured with peers of its groups unless "
+        "--ranks names others")  # fmt: skip
     return parser
 
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     """Order a later window; with --wait also merge it and print its verdict."""
     arguments = parser(verb).parse_args(list(own))
-    times = checked_times(arguments.when, arguments.steps)
+    condition = checked_condition(arguments.when, arguments.steps)
     run = run_directory.opened(arguments.run)
     manifest = run.directory.read_manifest()
-    log_s = check(run, manifest)
+    for_agent = check(run, manifest)
+    log_s = for_agent.log_s
     selection = checked_ranks(run, manifest, arguments.ranks)
-    if times and not slows(run, times, log_s):
-        say(f"the job of {run.path} has ended, and its steps took no longer than {times:g} times "
-            "the usual")  # fmt: skip
+    if isinstance(condition, LongerSteps) and not slows(run, condition.times, log_s):
+        say(f"the job of {run.path} has ended, and its steps took no longer than "
+            f"{condition.times:g} times the usual")  # fmt: skip
         return 0
+    if isinstance(condition, LateRank):
+        if not for_agent.watch_s:
+            raise UsageError(
+                f"{run.path} has no watch that shows which rank is late",
+                "start the job with --watch 10m",
+            )
+        late = comes_late(run, condition.share, for_agent.watch_s)
+        if not late:
+            say(f"the job of {run.path} has ended, and no rank delayed the others by more than "
+                f"{words.percent(condition.share)} of a step")  # fmt: skip
+            return 0
+        if arguments.ranks is None:
+            selection = with_peers(run, late)
     steps, wait_s = checked_steps(run, arguments.steps, log_s)
     window = live_windows.order(run, steps, selection, arguments.profiler)
     which = (
@@ -90,23 +110,41 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     return collect.main("collect", [str(run.path), "--window", str(window.number)], None)
 
 
-def checked_times(when: str | None, steps: str) -> float | None:
-    """How many times the usual a step is to take, of --when. Raises UsageError."""
+class LongerSteps(NamedTuple):
+    """`step > 1.3x`: steps take longer than so many times the usual."""
+
+    times: float
+
+
+class LateRank(NamedTuple):
+    """`late > 5%`: a rank delays the others by more than this share of a step."""
+
+    share: float
+
+
+def checked_condition(when: str | None, steps: str) -> LongerSteps | LateRank | None:
+    """What --when waits for. Raises UsageError."""
     if when is None:
         return None
-    condition = _SLOWER.fullmatch(when)
-    if condition is None or not 1 < float(condition[1]) <= MOST_TIMES:
+    condition: LongerSteps | LateRank | None = None
+    if (slower := _SLOWER.fullmatch(when)) and 1 < float(slower[1]) <= MOST_TIMES:
+        condition = LongerSteps(float(slower[1]))
+    elif (late := _LATE.fullmatch(when)) and float(late[1]) > 0:
+        condition = LateRank(float(late[1]) / 100)
+    if condition is None:
         raise UsageError(
             f"--when {when!r} is no condition that can be watched",
-            "the one there is: --when 'step > 1.3x', with a number above 1 and at most "
+            "--when 'step > 1.3x', with a number above 1 and at most "
             f"{MOST_TIMES}: a rank's latest steps take longer than so many times its usual ones",
+            "--when 'late > 5%': in a run with --watch a rank delays the others by so much of a "
+            "step",
         )
     if not _FROM_NOW.fullmatch(steps):
         raise UsageError(
-            f"--steps {steps} cannot wait for --when: it is not known when the steps get slower",
+            f"--steps {steps} cannot wait for --when: it is not known when that will be",
             "count from then: --steps +10:+15",
         )
-    return float(condition[1])
+    return condition
 
 
 def slows(run: Window, times: float, log_s: float, clock: Clock = REAL) -> bool:
@@ -122,8 +160,38 @@ def slows(run: Window, times: float, log_s: float, clock: Clock = REAL) -> bool:
     return True
 
 
-def check(run: Window, manifest: Manifest) -> int:
-    """How often the ranks look for an order, s. Raises RunDirectoryError where none does."""
+def comes_late(run: Window, share: float, every_s: int, clock: Clock = REAL) -> list[watched.Late]:
+    """Wait until the watch shows ranks that delay the others so; [] where the job ends before."""
+    say(f"waiting until a rank delays the others by more than {words.percent(share)} of a step")
+    table = watched.path_of(run.directory.path)
+    while True:
+        now = watched.delaying(watched.lateness(watched.read(table)))
+        late = [
+            rank
+            for rank in now
+            if rank.until_step is None and rank.lateness_ns > share * rank.step_ns
+        ]
+        if late:
+            for rank in late:
+                say(rank.sentence())
+            return sorted(late, key=lambda rank: -rank.lateness_ns)
+        if live_windows.is_silent(run) or run.directory.read_manifest().ended:
+            return []
+        clock.sleep(max(LOOK_S, every_s / 10))
+
+
+def with_peers(run: Window, late: Sequence[watched.Late]) -> Selection:
+    """The ranks that are late, each with a peer of each of its groups."""
+    from clusterprof.launch.look_first import chosen
+    from clusterprof.merge_run import look
+
+    looked = look(live_windows.current(run))
+    ranks = chosen(looked._replace(suspects=[rank.suspect() for rank in late]), (), ())
+    return Selection(",".join(map(str, ranks)), "ranks", tuple(ranks))
+
+
+def check(run: Window, manifest: Manifest) -> plan.Plan:
+    """What the run's ranks do, which look for orders. Raises RunDirectoryError where none does."""
     if run.number > 1:
         raise RunDirectoryError(
             f"{run.path} is a later window of a run",
@@ -158,7 +226,7 @@ def check(run: Window, manifest: Manifest) -> int:
             f"no rank of {run.path} has written anything for {words.age(live_windows.SILENT_S)}",
             f"if the job has ended: clusterprof collect {run.path}",
         )
-    return for_agent.log_s
+    return for_agent
 
 
 def checked_ranks(run: Window, manifest: Manifest, text: str | None) -> Selection:

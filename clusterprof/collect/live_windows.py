@@ -154,6 +154,11 @@ def logged(folder: Path, size_b: int) -> tuple[list[list[int]], list[list[int]]]
 def pace_of(folder: Path) -> Pace | None:
     """How far the rank with this folder is; None where its step log does not tell."""
     steps, blocks = logged(folder, LATEST_B)
+    if (log := newest_step_log(folder)) is not None:
+        # a look at all ranks may have had the steps written since the log was
+        watched = log.with_name(beside_steps(log.name, paths.WATCH_STEPS))
+        latest = _last_rows(watched, 3, LATEST_B)
+        steps = max(steps, latest, key=lambda rows: rows[-1][0] if rows else -1)
     paces = []
     if steps:
         last, _, end_ns = steps[-1]

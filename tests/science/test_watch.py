@@ -6,12 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from lab.clock import ManualClock
 from simulate import Cause, Job
 from simulate.flight import leave, recorded
 
 from clusterprof import run_directory, watched
 from clusterprof.agent.contracts import paths
 from clusterprof.agent.contracts.timing import REAL
+from clusterprof.cli import capture
+from clusterprof.collect import live_windows
 from clusterprof.launch import watch
 from clusterprof.run_directory import Window
 
@@ -67,6 +70,24 @@ def test_steps_that_were_looked_at_before_are_compared_once(tmp_path: Path) -> N
     # a job that was started again counts from zero
     (again,) = watch.look(run, 1, seen_step=9_000)
     assert again.last_step == 174
+
+
+def test_a_late_rank_is_waited_for_and_captured_with_a_peer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_windows, "is_silent", lambda run: False)
+    run, clock = run_of(tmp_path, LATE), ManualClock()
+    leave(run, recorded(LATE))
+    table, (row,) = watched.path_of(run.path), watch.look(run, 1)
+    clock.plan(60, lambda: watched.write(table, [row]))
+    late = capture.comes_late(run, 0.03, 600, clock)
+    assert [rank.rank for rank in late] == [5]
+    assert "rank 5 (node0) is late by " in capsys.readouterr().err
+    assert capture.with_peers(run, late).ranks == (5, 0)
+    # none is so late when the job ends
+    manifest = {"schema_version": 1, "window": [10, 15], "ended": "2026-01-02T03:05:05+00:00"}
+    run.directory.write_manifest(manifest)
+    assert capture.comes_late(run, 0.5, 600, clock) == []
 
 
 def test_dumps_that_are_damaged_make_no_row(tmp_path: Path) -> None:

@@ -456,13 +456,15 @@ def test_steps_inside_of_windows_make_no_rank_slower(tmp_path: Path) -> None:
     [
         ("step > 1x", "+10:+15"), ("step > 0.5x", "+10:+15"), ("step > 99x", "+10:+15"),
         ("step < 1.3x", "+10:+15"), ("step > 1.3", "+10:+15"), ("gpu > 1.3x", "+10:+15"),
+        ("late > 5", "+10:+15"), ("late > 0%", "+10:+15"), ("late > 5%", "80:90"),
         ("", "+10:+15"), ("step > 1.3x or step > 2x", "+10:+15"), ("step > 1.3x", "80:90"),
     ],
 )  # fmt: skip
 def test_a_condition_that_cannot_be_watched_is_refused(when: str, steps: str) -> None:
     with pytest.raises(UsageError):
-        capture.checked_times(when, steps)
-    assert capture.checked_times(" step>1.30 x", "+10:+15") == 1.3
+        capture.checked_condition(when, steps)
+    assert capture.checked_condition(" step>1.30 x", "+10:+15") == capture.LongerSteps(1.3)
+    assert capture.checked_condition("late > 5 %", "+10:+15") == capture.LateRank(0.05)
 
 
 def test_a_rank_that_stalled_is_expected_at_its_usual_pace(tmp_path: Path) -> None:
@@ -476,6 +478,17 @@ def test_a_rank_that_stalled_is_expected_at_its_usual_pace(tmp_path: Path) -> No
     found = live_windows.possible(run, 60, now_s)
     assert found.first == pytest.approx(100 + wait_s / 0.1, abs=3)
     assert found.at_s(found.first) - now_s == pytest.approx(wait_s, abs=1)
+
+
+def test_steps_that_a_look_had_written_tell_the_pace_before_the_log_does(tmp_path: Path) -> None:
+    run = job(tmp_path / "run")
+    paced(run, 0)
+    assert live_windows.pace_of(run.rank(0)) is None
+    rows = "".join(f"{step},{step * 10 * MS},{(step + 1) * 10 * MS}\n" for step in range(60))
+    (run.rank(0) / paths.WATCH_STEPS).write_text(f"step,begin_ns,end_ns\n{rows}")
+    pace = live_windows.pace_of(run.rank(0))
+    assert pace is not None
+    assert (pace.steps, pace.step_s) == (60, pytest.approx(0.01))
 
 
 @pytest.mark.parametrize("steps", [30, 47, 100])
