@@ -28,13 +28,13 @@ from clusterprof.columns import (
     Ints,
     Stretches,
     begins,
+    combined,
     first_of,
     integers,
     order_by,
     parts,
     rows_by,
 )
-from clusterprof.exchanges import combined
 from clusterprof.words import ms, ranks as rank_list
 
 TIER = Tier.LINKS

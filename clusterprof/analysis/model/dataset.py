@@ -22,6 +22,7 @@ from clusterprof.columns import (
     Ints,
     begins,
     coded,
+    combined,
     first_places,
     group_of_rows,
     integers,
@@ -92,7 +93,7 @@ class Collectives:
     @cached_property
     def kernel(self) -> Ints:
         """Each row's kernel as a number: calls of one NCCL group share one."""
-        return exchanges.combined(self.rank, self.start, self.stream)
+        return combined(self.rank, self.start, self.stream)
 
     @cached_property
     def exchange(self) -> Bools:

@@ -17,8 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from clusterprof.align.match.flight_calls import FlightCalls
-from clusterprof.columns import Ints, Stretches, begins, coded, integers, order_by
-from clusterprof.exchanges import combined
+from clusterprof.columns import Ints, Stretches, begins, coded, combined, integers, order_by
 from clusterprof.ingest.flight.dump import Group
 from clusterprof.results import CalledEntry, HangEntry
 
