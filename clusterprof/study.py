@@ -19,7 +19,7 @@ from clusterprof.align.match import contradicted, match, numbered, tolerance
 from clusterprof.align.placing import place
 from clusterprof.align.waiting_kernels import as_exchanges, waiting_kernels
 from clusterprof.analysis.findings import communication
-from clusterprof.analysis.findings.pace import of_the_window, pace
+from clusterprof.analysis.findings.finding import of_the_window, pace
 from clusterprof.analysis.findings.registry import all_findings, combined
 from clusterprof.analysis.findings.verdict import verdict
 from clusterprof.analysis.groups.topology import topology

@@ -11,7 +11,7 @@ import re
 
 import numpy as np
 
-from clusterprof.analysis.findings.pace import job_of
+from clusterprof.analysis.findings.finding import job_of
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset, once
 from clusterprof.analysis.model.timeline import COMPUTE, COPY

@@ -8,8 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from clusterprof.analysis.findings.beyond_lengths import COPIES, by_name
-from clusterprof.analysis.findings.finding import Evidence, named
-from clusterprof.analysis.findings.pace import job_of
+from clusterprof.analysis.findings.finding import Evidence, job_of, named
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset, once
 from clusterprof.analysis.model.host_activity import COLLECTOR

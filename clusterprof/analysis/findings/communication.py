@@ -8,9 +8,16 @@ from functools import partial
 
 import numpy as np
 
-from clusterprof.analysis.findings.finding import Code, Repair, Tier, Words
-from clusterprof.analysis.findings.follow_up import capture
-from clusterprof.analysis.findings.pace import job_of, of_step, of_window
+from clusterprof.analysis.findings.finding import (
+    Code,
+    Repair,
+    Tier,
+    Words,
+    capture,
+    job_of,
+    of_step,
+    of_window,
+)
 from clusterprof.analysis.findings.unprofiled import not_captured
 from clusterprof.analysis.groups.topology import whole
 from clusterprof.analysis.model import limits

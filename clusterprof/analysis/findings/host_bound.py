@@ -14,9 +14,17 @@ from functools import cached_property, partial
 import numpy as np
 
 from clusterprof.analysis.findings import causes
-from clusterprof.analysis.findings.finding import Code, Repair, Tier, Words
-from clusterprof.analysis.findings.follow_up import capture, operators
-from clusterprof.analysis.findings.pace import another_pace, job_of, of_saving
+from clusterprof.analysis.findings.finding import (
+    Code,
+    Repair,
+    Tier,
+    Words,
+    another_pace,
+    capture,
+    job_of,
+    of_saving,
+    operators,
+)
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.by_report import STAMP_NS
 from clusterprof.analysis.model.dataset import Dataset

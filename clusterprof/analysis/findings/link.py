@@ -12,9 +12,16 @@ from functools import partial
 
 import numpy as np
 
-from clusterprof.analysis.findings.finding import Code, Repair, Tier, Words, named
-from clusterprof.analysis.findings.follow_up import capture
-from clusterprof.analysis.findings.pace import job_of, of_saving
+from clusterprof.analysis.findings.finding import (
+    Code,
+    Repair,
+    Tier,
+    Words,
+    capture,
+    job_of,
+    named,
+    of_saving,
+)
 from clusterprof.analysis.findings.straggler import beyond
 from clusterprof.analysis.groups.peers import median_of_others
 from clusterprof.analysis.groups.topology import topology, whole

@@ -9,8 +9,17 @@ from functools import partial
 import numpy as np
 
 from clusterprof.analysis.findings.beyond_lengths import by_name
-from clusterprof.analysis.findings.finding import Code, Evidence, Repair, Tier, Words, finding
-from clusterprof.analysis.findings.pace import job_of, of_step, of_window
+from clusterprof.analysis.findings.finding import (
+    Code,
+    Evidence,
+    Repair,
+    Tier,
+    Words,
+    finding,
+    job_of,
+    of_step,
+    of_window,
+)
 from clusterprof.analysis.groups.schedule import schedule
 from clusterprof.analysis.groups.stages import Stages, stages
 from clusterprof.analysis.model import limits

@@ -7,8 +7,15 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from clusterprof.align.clock import UNBOUNDED_NS
-from clusterprof.analysis.findings.finding import Code, Evidence, Tier, Words, finding
-from clusterprof.analysis.findings.follow_up import asks_for_nsys, capture
+from clusterprof.analysis.findings.finding import (
+    Code,
+    Evidence,
+    Tier,
+    Words,
+    asks_for_nsys,
+    capture,
+    finding,
+)
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import LEAST_STEADY, Dataset
 from clusterprof.analysis.model.what_if import what_ifs

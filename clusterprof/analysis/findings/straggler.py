@@ -22,11 +22,13 @@ from clusterprof.analysis.findings.finding import (
     Repair,
     Tier,
     Words,
+    capture,
     finding,
+    job_of,
     named,
+    of_saving,
+    operators,
 )
-from clusterprof.analysis.findings.follow_up import capture, operators
-from clusterprof.analysis.findings.pace import job_of, of_saving
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset, once
 from clusterprof.analysis.model.replay import Lengths

@@ -7,9 +7,16 @@ from functools import partial
 
 import numpy as np
 
-from clusterprof.analysis.findings.finding import Code, Repair, Tier, Words
-from clusterprof.analysis.findings.follow_up import capture, lighter
-from clusterprof.analysis.findings.pace import job_of, of_step
+from clusterprof.analysis.findings.finding import (
+    Code,
+    Repair,
+    Tier,
+    Words,
+    capture,
+    job_of,
+    lighter,
+    of_step,
+)
 from clusterprof.analysis.findings.straggler import beyond
 from clusterprof.analysis.groups.topology import communicator_size, whole
 from clusterprof.analysis.model import limits
