@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from clusterprof.analysis.findings.beyond_lengths import by_name
+from clusterprof.analysis.findings.causes import by_name
 from clusterprof.analysis.findings.finding import (
     Code,
     Evidence,

@@ -15,7 +15,7 @@ from statistics import NormalDist
 import numpy as np
 
 from clusterprof.analysis.findings import causes
-from clusterprof.analysis.findings.beyond_lengths import beyond_lengths
+from clusterprof.analysis.findings.causes import beyond_lengths
 from clusterprof.analysis.findings.finding import (
     Code,
     Evidence,

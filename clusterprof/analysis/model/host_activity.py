@@ -30,6 +30,8 @@ from clusterprof.columns import (
 from clusterprof.mapped import release
 from clusterprof.tables import GARBAGE
 
+#: ranges of whole steps, of communication, and our own: they do not tell what the program does
+STEP_RANGES = r"^(step\b|ProfilerStep|nccl|gloo|clusterprof:)"
 #: CUDA calls that wait for the device by their nature, and from which length on they do
 WAITS = r"(?i)synchronize|memcpy|memset|cudafree|eventquery"
 
