@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clusterprof.analysis.groups.peers import Peers
+from clusterprof.analysis.model.peers import Peers
 from clusterprof.analysis.model.replay import Replay
 from clusterprof.columns import Bools, Floats, Ints, Stretches, count_by, sums
 

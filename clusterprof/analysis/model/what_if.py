@@ -15,12 +15,11 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from clusterprof.analysis.groups.peers import Peers, peers, tied
-from clusterprof.analysis.groups.stages import stages
 from clusterprof.analysis.model import host_activity, limits, two_profilers
 from clusterprof.analysis.model.accounts import call_of
 from clusterprof.analysis.model.dataset import Dataset, once
 from clusterprof.analysis.model.graph import NEVER
+from clusterprof.analysis.model.peers import Peers, peers, stages, tied
 from clusterprof.analysis.model.recorded import replay_of
 from clusterprof.analysis.model.replay import EVERY, Lengths, Replay, Some
 from clusterprof.analysis.model.timeline import COLLECTIVE
