@@ -28,8 +28,7 @@ from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.recorded import contradictions
 from clusterprof.analysis.model.shallow import Shallow
 from clusterprof.analysis.model.slowdown import slowdown
-from clusterprof.analysis.model.steady_state import steady_steps
-from clusterprof.analysis.model.timeline import Timelines
+from clusterprof.analysis.model.timeline import Timelines, steady_steps
 from clusterprof.analysis.model.topology import topology
 from clusterprof.columns import integers, rows_by
 from clusterprof.console import progress

@@ -13,9 +13,8 @@ from clusterprof.analysis.findings.finding import Evidence, job_of, named
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset, once
 from clusterprof.analysis.model.host_activity import COLLECTING, COLLECTOR, GIL_WAIT, STEP_RANGES
-from clusterprof.analysis.model.intervals import Axis, union
 from clusterprof.analysis.model.recorded import replay_of
-from clusterprof.analysis.model.timeline import COMPUTE, COPY
+from clusterprof.analysis.model.timeline import COMPUTE, COPY, Axis, union
 from clusterprof.analysis.model.what_if import WhatIfs
 from clusterprof.columns import (
     Bools,

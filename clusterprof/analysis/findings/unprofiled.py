@@ -21,7 +21,7 @@ from clusterprof.analysis.findings.straggler import beyond
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.accounts import call_of
 from clusterprof.analysis.model.dataset import Dataset
-from clusterprof.analysis.model.intervals import union
+from clusterprof.analysis.model.timeline import union
 from clusterprof.analysis.model.topology import communicator_size, whole
 from clusterprof.analysis.model.what_if import Saved
 from clusterprof.columns import Bools, Floats, Ints, order_by, parts, sum_by

@@ -10,7 +10,7 @@ import pyarrow as pa
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.replay import SETTLE_STEPS
 from clusterprof.analysis.model.shallow import half_width
-from clusterprof.analysis.model.steady_state import TYPICAL_STEPS
+from clusterprof.analysis.model.timeline import TYPICAL_STEPS
 from clusterprof.columns import Floats, Ints, first_after, order_by
 from clusterprof.ingest.rank_steps import WARM_UP, patterns, period, stretches
 from clusterprof.results import CaptureCost, StepTimes

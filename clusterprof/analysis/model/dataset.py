@@ -14,8 +14,7 @@ import pyarrow.compute as pc
 
 from clusterprof import exchanges
 from clusterprof.align.clock import Clock
-from clusterprof.analysis.model.intervals import Axis
-from clusterprof.analysis.model.timeline import Timelines, wall_times
+from clusterprof.analysis.model.timeline import Axis, Timelines, wall_times
 from clusterprof.columns import (
     Bools,
     Floats,

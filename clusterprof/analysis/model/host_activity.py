@@ -9,8 +9,7 @@ import pyarrow as pa
 
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset, once
-from clusterprof.analysis.model.intervals import Intervals, union
-from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE
+from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE, Intervals, union
 from clusterprof.columns import (
     Bools,
     Ints,
