@@ -244,14 +244,14 @@ host_time = once(HostTime)
 def spent(dataset: Dataset, k: int) -> Ints:
     """What the k-th rank's host spends in each name, its waits left out, [names, steady steps]."""
     time, (begin, end), job = host_time(dataset, k), step_spans(dataset, k), replay_of(dataset)
-    out = time.within(begin, end)
+    in_names = time.within(begin, end)
     if job is not None and len(begin) == len(dataset.steady_steps):
         waits = np.flatnonzero(job.host_root & (job.host_rank == k))[1:]
         low, high = (own_clock(dataset, k, job.host_at[at]) for at in (waits - 1, waits))
         step = np.maximum(last_at_or_before(begin, low), 0)
         inside = (np.clip(each, begin[step], end[step]) for each in (low, high))
-        np.subtract.at(out.T, step, time.within(*inside).T)
-    return out
+        np.subtract.at(in_names.T, step, time.within(*inside).T)
+    return in_names
 
 
 def own_clock(dataset: Dataset, k: int, aligned: Ints) -> Ints:

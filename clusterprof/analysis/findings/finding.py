@@ -322,12 +322,12 @@ def capture(dataset: Dataset, ranks: Sequence[int], *options: str, profiler: str
         return ""
     launcher = "srun" if len({t.info.host for t in dataset.tables}) > 1 else "torchrun"
     given = dataset.again or ("clusterprof", launcher, RANKS, "...", "--", "PROGRAM...")
-    place = given.index(RANKS) if RANKS in given else len(given)
-    rest = given[place + 1 :]
+    ranks_at = given.index(RANKS) if RANKS in given else len(given)
+    rest = given[ranks_at + 1 :]
     if profiler == "nsys" and dataset.launches_graphs:
         options = (*options, f"--nsys-arg={NODES}")
     by = [] if "--profiler" in rest[:1] else ["--profiler", profiler, *options]
-    return masking.command([*given[:place], "--ranks", ",".join(map(str, ranks)), *by, *rest])
+    return masking.command([*given[:ranks_at], "--ranks", ",".join(map(str, ranks)), *by, *rest])
 
 
 def lighter(dataset: Dataset) -> str:

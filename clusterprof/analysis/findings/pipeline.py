@@ -238,27 +238,39 @@ def schedule(dataset: Dataset, pipeline: Stages) -> Schedule | None:
         return None
     stage, forward, backward, around, ahead = counts
     count, around = int(forward[0]), np.unique(around[(stage == 0) | (stage == depth - 1)])
-    if not count or (forward != count).any() or (backward != count).any():
+    if not count or (np.stack((forward, backward)) != count).any():
         return None
-    # only the first and last stage send around
     if around.any():
-        # of v chunks each microbatch passes v times from stage to stage, and v - 1 times around
-        microbatches = count - int(around[0])
-        if len(around) > 1 or microbatches < 1 or count % microbatches:
-            return None
-        return Schedule("interleaved 1F1B", depth, microbatches, count // microbatches)
+        return _sent_around(depth, count, around)
     all_first = bool((ahead == count).all())
     # receives may be posted one microbatch ahead
     by_turns = bool((np.abs(ahead - np.minimum(count, depth - stage)) <= 1).all())
     if by_turns and not all_first and depth == 2 and not _whole_turns(dataset, pipeline):
-        # between two stages each microbatch passes 2 v - 1 times each way, onward or around
-        passes = [n for n in range(3, count // 2 + 1, 2) if count % n == 0]
-        if len(passes) != 1:
-            return None
-        return Schedule("interleaved 1F1B", 2, count // passes[0], (passes[0] + 1) // 2)
+        return _between_two(count)
     if all_first:
         return Schedule("GPipe or 1F1B" if by_turns else "GPipe", depth, count)
     return Schedule("1F1B", depth, count) if by_turns else None
+
+
+def _sent_around(depth: int, count: int, around: Ints) -> Schedule | None:
+    """The schedule where the last stage sends to the first: of v chunks each microbatch passes
+    v times from stage to stage (`count` in all), and v - 1 times `around`.
+    """
+    microbatches = count - int(around[0])
+    if len(around) > 1 or microbatches < 1 or count % microbatches:
+        return None
+    return Schedule("interleaved 1F1B", depth, microbatches, count // microbatches)
+
+
+def _between_two(count: int) -> Schedule | None:
+    """The interleaved schedule of two stages with `count` forwards, where only one fits.
+
+    Each microbatch passes 2 v - 1 times each way, onward or around.
+    """
+    passes = [n for n in range(3, count // 2 + 1, 2) if count % n == 0]
+    if len(passes) != 1:
+        return None
+    return Schedule("interleaved 1F1B", 2, count // passes[0], (passes[0] + 1) // 2)
 
 
 def _usual(dataset: Dataset, pipeline: Stages, depth: int) -> Ints | None:

@@ -136,16 +136,16 @@ def _at_pace(job: Replay, tracing_ns: int, usual_ns: int, fetching: Ints) -> Unt
     stalls a rank its loader goes on, so that the window begins with batches that were fetched
     ahead. Where that would be too much kernels are slower there.
     """
-    made = _made(job, tracing_ns)
-    pace = made.pace()
+    traced = _made(job, tracing_ns)
+    pace = traced.pace()
     if pace > usual_ns * (1 + limits.VARIES_FRAC):
         return None
     if pace >= usual_ns * (1 - limits.VARIES_FRAC):
-        return made
+        return traced
 
     def fetched(times: float) -> Untraced:
-        own = made.lengths.own + (fetching * (times - 1)).astype(np.int64)
-        return replace(made, lengths=replace(made.lengths, own=own))
+        own = traced.lengths.own + (fetching * (times - 1)).astype(np.int64)
+        return replace(traced, lengths=replace(traced.lengths, own=own))
 
     def enough(times: float) -> bool:
         return longer(times).pace() >= usual_ns
@@ -267,8 +267,8 @@ def host_places(job: Replay, step: Ints, phase: Ints) -> tuple[Ints, Ints]:
     count = sums(shape, (job.host_rank[job.launch_moment], among[job.launch_moment]))
     alike = (count[job.ranks] == count[job.ranks[:1]]).all(axis=0)
     pairs = np.stack([among, np.where(alike[among], turn, 0)])
-    known, place = np.unique(pairs, axis=1, return_inverse=True)
-    return place.reshape(-1), known[0] // phases
+    distinct, place = np.unique(pairs, axis=1, return_inverse=True)
+    return place.reshape(-1), distinct[0] // phases
 
 
 def as_others(job: Replay, place: Ints, unnamed: Bools, part: Ints) -> Ints:

@@ -189,28 +189,32 @@ class Timelines:
             return self  # there is hardly anything else
         rows = []
         for k in range(len(self.tables)):
-            mine, at = self.rows(k), self.steps_of(k, steps)
-            if len(at):
-                launched, (start, stop) = self.launched_in[mine], self.on_axis((0, 1), k, k + 1)
-                # a host is steps ahead of its device
-                begin = self.axis.of(k, self.host_begin[at[0]])
-                near = (stop > begin) & (start < self.end[at[-1]])
-                near |= (launched >= at[0] - 1) & (launched <= at[-1] + 1)
-                shown = mine.start + np.flatnonzero(near)
-                first, last = shown[[0, -1]] if len(shown) else (mine.start, mine.start - 1)
-                mine = slice(first, last + 1)
-            rows.append(mine)
-        out = copy(self)
-        out.tables = [
-            replace(tables, activity=tables.activity[here.start - first : here.stop - first])
-            for tables, here, first in zip(self.tables, rows, self.first.tolist(), strict=False)
+            kept, in_steps = self.rows(k), self.steps_of(k, steps)
+            if len(in_steps):
+                kept = self._near(k, kept, int(in_steps[0]), int(in_steps[-1]))
+            rows.append(kept)
+        shorter = copy(self)
+        shorter.tables = [
+            replace(tables, activity=tables.activity[kept.start - first : kept.stop - first])
+            for tables, kept, first in zip(self.tables, rows, self.first.tolist(), strict=False)
         ]
-        out.first = np.cumsum([0, *(here.stop - here.start for here in rows)])
-        out.kind, out.launched_in, out.of = (
-            np.concatenate([each[:0], *(each[here] for here in rows)])
-            for each in (self.kind, self.launched_in, self.of)
+        shorter.first = np.cumsum([0, *(kept.stop - kept.start for kept in rows)])
+        shorter.kind, shorter.launched_in, shorter.of = (
+            np.concatenate([column[:0], *(column[kept] for kept in rows)])
+            for column in (self.kind, self.launched_in, self.of)
         )
-        return out
+        return shorter
+
+    def _near(self, k: int, rows: slice, first_step: int, last_step: int) -> slice:
+        """Those of the k-th rank's activities (`rows`) that may show in these steps (rows)."""
+        launched, (start, stop) = self.launched_in[rows], self.on_axis((0, 1), k, k + 1)
+        # a host is steps ahead of its device
+        begin = self.axis.of(k, self.host_begin[first_step])
+        near = (stop > begin) & (start < self.end[last_step])
+        near |= (launched >= first_step - 1) & (launched <= last_step + 1)
+        shown = rows.start + np.flatnonzero(near)
+        first, last = shown[[0, -1]] if len(shown) else (rows.start, rows.start - 1)
+        return slice(first, last + 1)
 
     def rows(self, k: int, until: int | None = None) -> slice:
         """Where the k-th rank's activities are, or those of all from it to before `until`."""
@@ -232,14 +236,14 @@ class Timelines:
     def on_axis(self, which: Sequence[int], k: int, until: int) -> Ints:
         """Those of the `wall_times` of these ranks' activities, on the axis."""
         rows = self.rows(k, until)
-        out = np.empty((len(which), rows.stop - rows.start), dtype=np.int64)
-        for place in range(k, until):
-            here = slice(self.first[place] - rows.start, self.first[place + 1] - rows.start)
-            times = wall_times(self.tables[place])
-            for line, each in zip(out, which, strict=True):
-                line[here] = self.axis.of(place, times[each])
+        on_axis = np.empty((len(which), rows.stop - rows.start), dtype=np.int64)
+        for rank in range(k, until):
+            of_rank = slice(self.first[rank] - rows.start, self.first[rank + 1] - rows.start)
+            times = wall_times(self.tables[rank])
+            for line, column in zip(on_axis, which, strict=True):
+                line[of_rank] = self.axis.of(rank, times[column])
             release()
-        return out
+        return on_axis
 
     def steps_of(self, k: int, steps: Sequence[int]) -> Ints:
         """The rows of those of `steps` that the k-th rank has."""
@@ -331,8 +335,8 @@ def steady_steps(d: Timelines, placed: pa.Table) -> tuple[int, ...]:
     last step of all where a rank's report ends before its collectives do. A step in which no time
     passes on some rank (of a report whose times are wrong) shows nothing.
     """
-    known = d.has_steps[d.rank]
-    rank, step, took = (each[known] for each in (d.rank, d.step, d.end - d.begin))
+    reported = d.has_steps[d.rank]
+    rank, step, took = (each[reported] for each in (d.rank, d.step, d.end - d.begin))
     if not len(step):
         return ()
     steps, counts = np.unique(step, return_counts=True)
