@@ -12,6 +12,7 @@ from clusterprof.columns import (
     Bools,
     Ints,
     begins,
+    combined,
     connected,
     first_by,
     integers,
@@ -96,15 +97,6 @@ def certain_waits(table: pa.Table, uncertainties: Mapping[int, int]) -> Ints:
     highest = int(max(rank.max(), last.max()))
     bound = np.array([uncertainties.get(rank, 0) for rank in range(highest + 1)], dtype=np.int64)
     return np.where(longest & (wait > bound[rank] + bound[last]), wait, 0)
-
-
-def combined(*keys: Ints) -> Ints:
-    """A number of each row's combination of keys, from 0 on (one key after the other is quick)."""
-    number = np.zeros(len(keys[0]), dtype=np.int64)
-    for key in keys:
-        _, place = np.unique(key, return_inverse=True)
-        number = np.unique(number * (place.max(initial=0) + 1) + place, return_inverse=True)[1]
-    return number
 
 
 def counted_once(start: Ints, wait: Ints, *keys: Ints) -> Ints:

@@ -56,7 +56,7 @@ def merge_run(run: Window, outcomes: Sequence[Outcome], engine: Engine | None = 
 def merged(run: Window, outcomes: Sequence[Outcome], engine: Engine | None = None) -> Study:
     """Merge the collected reports of a run, and write nothing."""
     from clusterprof.align.clock.measured import known_clocks
-    from clusterprof.analysis.model.capture_cost import capture_cost
+    from clusterprof.analysis.findings.profiler_overhead import capture_cost
     from clusterprof.ingest import Gathered, Source, find_sources, gather
     from clusterprof.probe import measurement
     from clusterprof.study import study

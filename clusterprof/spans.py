@@ -16,9 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from clusterprof.analysis.model.dataset import Dataset
-from clusterprof.analysis.model.host_activity import WAITS
-from clusterprof.analysis.model.host_time import STEP_RANGES
-from clusterprof.analysis.model.intervals import Intervals, union
+from clusterprof.analysis.model.host_activity import STEP_RANGES, WAITS
+from clusterprof.analysis.model.timeline import Intervals, union
 from clusterprof.columns import (
     Bools,
     Ints,

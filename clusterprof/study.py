@@ -19,18 +19,17 @@ from clusterprof.align.match import contradicted, match, numbered, tolerance
 from clusterprof.align.placing import place
 from clusterprof.align.waiting_kernels import as_exchanges, waiting_kernels
 from clusterprof.analysis.findings import communication
-from clusterprof.analysis.findings.pace import of_the_window, pace
+from clusterprof.analysis.findings.finding import of_the_window, pace
 from clusterprof.analysis.findings.registry import all_findings, combined
 from clusterprof.analysis.findings.verdict import verdict
-from clusterprof.analysis.groups.topology import topology
 from clusterprof.analysis.model.accounts import accounts, compute_absent
 from clusterprof.analysis.model.critical_path import critical_path
 from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.recorded import contradictions
 from clusterprof.analysis.model.shallow import Shallow
 from clusterprof.analysis.model.slowdown import slowdown
-from clusterprof.analysis.model.steady_state import steady_steps
-from clusterprof.analysis.model.timeline import Timelines
+from clusterprof.analysis.model.timeline import Timelines, steady_steps
+from clusterprof.analysis.model.topology import topology
 from clusterprof.columns import integers, rows_by
 from clusterprof.console import progress
 from clusterprof.errors import MergeError

@@ -19,8 +19,17 @@ from clusterprof import words
 from clusterprof.align.clock import Clock
 from clusterprof.align.match.calls import UNKNOWN, steps_of
 from clusterprof.align.time_stamps import timed
-from clusterprof.columns import Ints, Objects, Stretches, coded, integers, order_by, ranges, texts
-from clusterprof.exchanges import combined
+from clusterprof.columns import (
+    Ints,
+    Objects,
+    Stretches,
+    coded,
+    combined,
+    integers,
+    order_by,
+    ranges,
+    texts,
+)
 from clusterprof.ingest.operations import EXCHANGE
 from clusterprof.ingest.recording import fill, joined
 from clusterprof.tables import GRAPH, SCHEMAS, RankTables

@@ -18,6 +18,7 @@ from clusterprof.columns import (
     Ints,
     Objects,
     coded,
+    combined,
     count_by,
     greatest_by,
     integers,
@@ -27,7 +28,6 @@ from clusterprof.columns import (
     rows_by,
     sum_by,
 )
-from clusterprof.exchanges import combined
 from clusterprof.export.merged_tables import Merged
 from clusterprof.results import Finding
 

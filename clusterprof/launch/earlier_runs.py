@@ -55,7 +55,7 @@ class MergedRun(NamedTuple):
         """Whether launches bind the steps, or steps stayed longer after nsys' window: nsys costs
         time for each launch until the program ends.
         """
-        from clusterprof.analysis.findings.follow_up import LAUNCH_BOUND
+        from clusterprof.analysis.findings.finding import LAUNCH_BOUND
         from clusterprof.analysis.findings.profiler_overhead import stay
 
         cost = self.results["capture"]

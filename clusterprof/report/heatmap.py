@@ -16,7 +16,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof import exchanges, words
-from clusterprof.columns import Floats, Ints, count_by, integers, order_by, places, row_of, sums
+from clusterprof.columns import (
+    Floats,
+    Ints,
+    combined,
+    count_by,
+    integers,
+    order_by,
+    places,
+    row_of,
+    sums,
+)
 from clusterprof.report.summary import Summary
 from clusterprof.report.whole_job import Job
 
@@ -98,8 +108,8 @@ def _caused(run: Summary, collectives: pa.Table) -> Iterator[Measure]:
     certain = exchanges.certain_waits(table, run.uncertainties)
     waits = exchanges.counted_once(start, certain, rank, last, step)
     # the mean over the ranks for which it comes last in the step
-    cause, others = exchanges.combined(last, step), rank != last
-    _, once = np.unique(exchanges.combined(cause, rank)[others], return_index=True)
+    cause, others = combined(last, step), rank != last
+    _, once = np.unique(combined(cause, rank)[others], return_index=True)
     kept_waiting = count_by(cause[others][once], cause.max() + 1)
     mean_waits = waits / np.maximum(kept_waiting, 1)[cause]
     phrase = "how long other ranks wait for the rank (mean of those that do), overlapped or not"

@@ -16,8 +16,7 @@ from simulate import Cause, Job, simulate
 from studies import studied_job as studied
 
 from clusterprof.analysis.findings.registry import CODES
-from clusterprof.analysis.model.intervals import union
-from clusterprof.analysis.model.timeline import Timelines
+from clusterprof.analysis.model.timeline import Timelines, union
 from clusterprof.results import CaptureCost, Finding, Results
 from clusterprof.study import study
 from clusterprof.tables import RankTables

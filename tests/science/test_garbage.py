@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from simulate import Cause, Job, simulate
 
-from clusterprof.analysis.findings import host_bound, pace
+from clusterprof.analysis.findings import finding, host_bound
 from clusterprof.ingest.rank_steps import beside_log, with_collections
 from clusterprof.results import Finding
 from clusterprof.study import study
@@ -81,7 +81,7 @@ def test_a_collector_of_one_rank_alone_is_not_said_to_run_on_one_after_another(
 ) -> None:
     causes = (Cause("host", 2, 30 * MS),)
     dataset = study(collecting(tmp_path, replace(JOB, causes=causes))).dataset
-    job = pace.job_of(dataset)
+    job = finding.job_of(dataset)
     (repair,) = [r for r in host_bound.repairs(dataset, job.base) if r.code.code == "host.gc"]
     words = repair.words(job.saved(repair.apply(job.base), ranks=repair.ranks))
     assert words.summary.startswith("Python's garbage collector, on rank 2, costs ")

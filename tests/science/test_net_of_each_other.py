@@ -12,8 +12,7 @@ from simulate import Job
 from studies import simulated_job, studied_job
 
 from clusterprof.analysis.findings import registry
-from clusterprof.analysis.findings.finding import Code, Repair, Tier, Words
-from clusterprof.analysis.findings.pace import of_step
+from clusterprof.analysis.findings.finding import Code, Repair, Tier, Words, of_step
 from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.what_if import Saved

@@ -9,7 +9,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from simulate import Cause, Job, simulate
 
 from clusterprof.align.match import match
-from clusterprof.analysis.groups.peers import Peers, median_of_others
+from clusterprof.analysis.model.peers import Peers, median_of_others
 from clusterprof.study import study
 from clusterprof.tables import RankTables
 

@@ -23,7 +23,7 @@ from studies import found_in
 from clusterprof.align.clock import Clock
 from clusterprof.align.match import match
 from clusterprof.align.waiting_kernels import waiting_kernels
-from clusterprof.analysis.findings.follow_up import capture
+from clusterprof.analysis.findings.finding import capture
 from clusterprof.errors import ReportError
 from clusterprof.ingest import gather, read_report
 from clusterprof.results import NODES, UNBOUNDED_NS

@@ -15,8 +15,8 @@ from simulate.flight import recorded
 
 from clusterprof import api
 from clusterprof.align.lateness import host_clock
-from clusterprof.analysis.groups.topology import topology
 from clusterprof.analysis.model.shallow import Shallow, all_ranks
+from clusterprof.analysis.model.topology import topology
 from clusterprof.analysis.model.what_if import what_ifs
 from clusterprof.results import GroupEntry, TopologyEntry
 from clusterprof.study import Study, dataset_of, study

@@ -15,7 +15,7 @@ from simulate import Cause, Job, simulate
 from simulate.cases import right, straggler_named
 from studies import Simulated, studied_job
 
-from clusterprof.analysis.findings.pace import job_of
+from clusterprof.analysis.findings.finding import job_of
 from clusterprof.analysis.findings.registry import all_findings
 from clusterprof.analysis.findings.straggler import unlike
 from clusterprof.analysis.findings.verdict import verdict

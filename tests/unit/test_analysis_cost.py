@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 import report_sample as sample
 
-from clusterprof.analysis.model.capture_cost import capture_cost
+from clusterprof.analysis.findings.profiler_overhead import capture_cost
 from clusterprof.ingest.rank_steps import steps_table
 from clusterprof.report.summary import Summary
 

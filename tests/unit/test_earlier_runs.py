@@ -197,8 +197,7 @@ def test_runs_are_listed_the_newest_first(tmp_path: Path) -> None:
 def test_the_next_command_of_a_launch_bound_run_names_torch_s_profiler() -> None:
     from simulate import Job, simulate
 
-    from clusterprof.analysis.findings.follow_up import LAUNCH_BOUND, capture, lighter
-    from clusterprof.analysis.findings.pace import job_of
+    from clusterprof.analysis.findings.finding import LAUNCH_BOUND, capture, job_of, lighter
     from clusterprof.study import dataset_of
 
     ranks, _ = simulate(Job())

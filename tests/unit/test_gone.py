@@ -16,7 +16,7 @@ from clusterprof.agent.contracts.identity import COUNTING, LENT, PLAN, Identity
 from clusterprof.agent.contracts.plan import Plan, Selection
 from clusterprof.agent.rank import hooks, own_profilers, rank as ranks, start
 from clusterprof.analysis.findings import profiler_overhead
-from clusterprof.analysis.model.capture_cost import capture_cost
+from clusterprof.analysis.findings.profiler_overhead import capture_cost
 from clusterprof.ingest.rank_steps import steps_table
 from clusterprof.report import text
 from clusterprof.results import RANKS, CaptureCost, Finding, Results

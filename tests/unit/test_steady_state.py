@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from clusterprof.analysis.model.steady_state import steady_steps
+from clusterprof.analysis.model.timeline import steady_steps
 
 STEPS = 6
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from clusterprof.analysis.groups.peers import Peers
-from clusterprof.analysis.model.two_profilers import Hosts
+from clusterprof.analysis.model.peers import Peers
+from clusterprof.analysis.model.profiler_bias import Hosts
 
 #: of each of two ranks: its own time at three places of step 0 and one of step 1, and of that what
 #: a profiler may lengthen

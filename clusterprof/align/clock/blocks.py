@@ -18,6 +18,7 @@ from clusterprof.columns import (
     Ints,
     Objects,
     Stretches,
+    combined,
     count_by,
     greatest_by,
     integers,
@@ -28,7 +29,6 @@ from clusterprof.columns import (
     rows_by,
     texts,
 )
-from clusterprof.exchanges import combined
 
 #: how the members of a call end (`Block.kind`; see `estimates`): on a processor (gloo), together,
 #: or in a wave around a ring

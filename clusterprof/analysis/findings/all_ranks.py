@@ -6,8 +6,16 @@ import math
 from collections.abc import Sequence
 
 from clusterprof import words
-from clusterprof.analysis.findings.finding import Code, Tier, Words, finding, named, severity
-from clusterprof.analysis.findings.follow_up import capture, lighter
+from clusterprof.analysis.findings.finding import (
+    Code,
+    Tier,
+    Words,
+    capture,
+    finding,
+    lighter,
+    named,
+    severity,
+)
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.results import Finding, ShallowResults, Suspect

@@ -8,15 +8,22 @@ from functools import partial
 
 import numpy as np
 
-from clusterprof.analysis.findings.finding import Code, Repair, Tier, Words
-from clusterprof.analysis.findings.follow_up import capture
-from clusterprof.analysis.findings.pace import job_of, of_step, of_window
+from clusterprof.analysis.findings.finding import (
+    Code,
+    Repair,
+    Tier,
+    Words,
+    capture,
+    job_of,
+    of_step,
+    of_window,
+)
 from clusterprof.analysis.findings.unprofiled import not_captured
-from clusterprof.analysis.groups.topology import whole
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.accounts import COMMUNICATION, EXPOSED, WAITING, by_call, call_of
 from clusterprof.analysis.model.dataset import Dataset, calls_per_step, once
 from clusterprof.analysis.model.replay import Lengths
+from clusterprof.analysis.model.topology import whole
 from clusterprof.analysis.model.what_if import Saved
 from clusterprof.columns import Bools, Ints, parts, sum_by
 from clusterprof.results import OperationEntry

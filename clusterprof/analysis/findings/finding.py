@@ -1,6 +1,8 @@
-"""How a finding is made: severity from what its repair saves, recurrence from its steps.
+"""How a finding is made: the pace it is of, its words, its severity, the command that shows more.
 
-All savings, and all shares of a step, are of one pace (`pace.pace_ns`).
+Severity follows from what its repair saves, recurrence from its steps. All savings, and all shares
+of a step, are of one pace (`pace_ns`): that of the job without the profiler where its step logs
+tell it.
 """
 
 from __future__ import annotations
@@ -13,20 +15,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from clusterprof import words
-from clusterprof.analysis.findings.pace import job_of, of_saving, pace_ns, recurrence, when
+from clusterprof import masking, words
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.replay import Lengths
-from clusterprof.analysis.model.what_if import Interval, Saved
+from clusterprof.analysis.model.what_if import Interval, Saved, WhatIfs, what_ifs
 from clusterprof.columns import Bools, Floats
-from clusterprof.results import Finding, Recurrence, Saving, Severity
+from clusterprof.results import NODES, RANKS, Finding, Pace, Recurrence, Saving, Severity
 
 #: a sentence of the verdict's first line is at most this long, to fit a terminal's line
 SENTENCE_LENGTH = 100
 #: and a name in it: two of them leave a fifth for what is said
 _NAME_LENGTH = SENTENCE_LENGTH * 2 // 5
 _LEVELS: tuple[Severity, ...] = ("info", "warning", "critical")
+#: options of a run that --profiler torch refuses
+_FOR_NSYS = {"--nsys", "--nsys-arg", "--trace", "--pytorch", "--cpu-sampling", "--arm"}
+#: the code of a job whose kernels are launched too slowly
+LAUNCH_BOUND = "host.launch_bound"
 
 Evidence = list[dict[str, Any]]
 
@@ -193,3 +198,160 @@ def named(name: object) -> str:
     """A name from a report (a call, a range, a host), short enough for a sentence."""
     text = words.plain(str(name))
     return text if len(text) <= _NAME_LENGTH else text[: _NAME_LENGTH - 1] + "…"
+
+
+# --- the pace that savings are of
+
+
+def job_of(dataset: Dataset) -> WhatIfs:
+    """The job's what-ifs: the registry asks for findings only where there are any."""
+    job = what_ifs(dataset)
+    assert job is not None
+    return job
+
+
+def pace_ns(dataset: Dataset) -> float:
+    """The step (ns) that all savings are of."""
+    job = what_ifs(dataset)
+    return job.step_ns if job is not None else dataset.step_ns
+
+
+def pace(dataset: Dataset) -> Pace | None:
+    """Both paces of the job; None without steady-state steps."""
+    job = what_ifs(dataset)
+    if job is None or not dataset.step_ns:
+        return None
+    return {
+        "step_ns": round(job.step_ns),
+        "without_profiler": job.paced,
+        "window_step_ns": round(dataset.step_ns),
+    }
+
+
+def of_the_window(dataset: Dataset) -> list[str]:
+    """Warnings of a window that shows little of a step, or steps that the job has less often."""
+    job, warnings = what_ifs(dataset), list[str]()
+    if job is None:
+        return warnings
+    paces = f"steps take {words.ms(job.step_ns)} outside the window and "
+    paces += f"{words.ms(dataset.step_ns)} in it, "
+    if job.unseen_ns > limits.WARNING_FRAC * job.step_ns:
+        warnings.append(
+            f"{paces}and nothing recorded explains the rest (such as batches that were fetched "
+            "ahead while the profiler started): profile more steps (--steps)"
+        )
+    shares = np.ones(1) if job.shares is None else job.shares
+    if len(seldom := np.flatnonzero(shares < limits.HALF / len(shares))):
+        steps = words.numbers([dataset.steady_steps[k] for k in seldom])
+        warnings.append(
+            f"{paces}more than the profiler's overhead explains: savings count its longer steps "
+            f"({steps}) less often, so that the mean is the step outside"
+        )
+    return warnings
+
+
+def another_pace(dataset: Dataset) -> bool:
+    """Whether the window's steps are another pace than that of the savings."""
+    return abs(dataset.step_ns - pace_ns(dataset)) > limits.LEAST_FRAC * pace_ns(dataset)
+
+
+def of_step(dataset: Dataset, saved: Saved) -> str:
+    """A saving as text: `16.9 ms of each 47.5 ms step (35%)`, or `(35%; 20.1 ms alone)`."""
+    step_ns = pace_ns(dataset)
+    alone = words.alone(saved.ns, saved.alone_ns, step_ns)
+    return _of(saved.ns, step_ns, f"; {alone}" if alone else "")
+
+
+def of_saving(dataset: Dataset, saved: Saved) -> str:
+    """The same; of what the window has in few steps, how long in those."""
+    hit, count = np.flatnonzero(saved.hit), len(saved.by_step_ns)
+    if saved.paced or not len(hit) or recurrence(len(hit), count) == "persistent":
+        return of_step(dataset, saved)
+    much = words.ms(min(float(saved.by_step_ns[hit].mean()), float(dataset.durations[hit].mean())))
+    if len(hit) == 1:
+        return f"{much} in step {dataset.steady_steps[hit[0]]} alone"
+    share = words.percent(saved.ns / pace_ns(dataset))
+    return f"{much} in {_often(dataset, hit)}, {share} of all time"
+
+
+def of_window(dataset: Dataset, ns: float) -> str:
+    """A time that was measured in the window as text, with the window's own step."""
+    text = _of(ns, dataset.step_ns)
+    return f"{text} under the profiler" if another_pace(dataset) else text
+
+
+def _of(ns: float, step_ns: float, more: str = "") -> str:
+    return f"{words.ms(ns)} of each {words.ms(step_ns)} step ({words.percent(ns / step_ns)}{more})"
+
+
+def recurrence(hit: int, steps: int) -> Recurrence:
+    """How often it is what is in `hit` of so many steps."""
+    if hit >= limits.STEADY_FRAC * steps:
+        return "persistent"
+    return "once" if hit <= 1 else "intermittent"
+
+
+def when(dataset: Dataset, costs_ns: np.ndarray, hit: np.ndarray) -> str:
+    """In which steps of the window it is, where not in all: at one stretch, or how many."""
+    if not 0 < len(hit) < len(costs_ns):
+        return ""
+    much = words.ms(float(costs_ns[hit].mean()))
+    return f" It happens in {_often(dataset, hit)}, {much} each."
+
+
+def _often(dataset: Dataset, hit: np.ndarray) -> str:
+    """In how many steps it is; the first and last where they are one stretch of the window."""
+    often = f"{len(hit)} of {len(dataset.steady_steps)} steady-state steps"
+    if len(hit) < limits.FEW or hit[-1] - hit[0] + 1 > len(hit):
+        return often
+    return f"{often} ({dataset.steady_steps[hit[0]]} to {dataset.steady_steps[hit[-1]]})"
+
+
+# --- the run again, as shows more
+
+
+def capture(dataset: Dataset, ranks: Sequence[int], *options: str, profiler: str = "nsys") -> str:
+    """The command line that profiles `ranks` again by this profiler, with `options` that show more.
+
+    It is the run's own, whole; where that is unknown, of the launcher that its hosts suggest. nsys
+    shows most, whatever captured the run, and whatever the environment names by default; a profiler
+    that the run's own line names behind the ranks is the only one that can capture them. Empty
+    where no rank is known.
+    """
+    if not ranks:
+        return ""
+    launcher = "srun" if len({t.info.host for t in dataset.tables}) > 1 else "torchrun"
+    given = dataset.again or ("clusterprof", launcher, RANKS, "...", "--", "PROGRAM...")
+    ranks_at = given.index(RANKS) if RANKS in given else len(given)
+    rest = given[ranks_at + 1 :]
+    if profiler == "nsys" and dataset.launches_graphs:
+        options = (*options, f"--nsys-arg={NODES}")
+    by = [] if "--profiler" in rest[:1] else ["--profiler", profiler, *options]
+    return masking.command([*given[:ranks_at], "--ranks", ",".join(map(str, ranks)), *by, *rest])
+
+
+def lighter(dataset: Dataset) -> str:
+    """The profiler for ranks of which only their part of the steps is to be seen.
+
+    It is torch.profiler in a launch-bound job, which nsys slows until it ends: unless the run's own
+    line asks for what nsys alone can do.
+    """
+    job = what_ifs(dataset)
+    bound = job is not None and any(code == LAUNCH_BOUND for code, _ in job.repaired)
+    return "torch" if bound and not asks_for_nsys(dataset) else "nsys"
+
+
+def asks_for_nsys(dataset: Dataset) -> bool:
+    """Whether the run's own command line has options that --profiler torch refuses."""
+    return bool(_FOR_NSYS & {word.partition("=")[0] for word in dataset.again})
+
+
+def operators(dataset: Dataset) -> tuple[str, str]:
+    """The option that shows PyTorch's operators with the nsys of the reports.
+
+    nsys 2025.3 marks them itself; 2024.2 refuses the option, and torch can do it.
+    """
+    matches = [re.search(r"nsys (\d+)\.(\d+)", t.info.profiler) for t in dataset.tables]
+    versions = [(int(m[1]), int(m[2])) for m in matches if m]
+    by_nsys = min(versions, default=(0, 0)) >= (2025, 3)
+    return "--pytorch", "autograd-nvtx" if by_nsys else "emit-nvtx"

@@ -14,16 +14,23 @@ from functools import cached_property, partial
 import numpy as np
 
 from clusterprof.analysis.findings import causes
-from clusterprof.analysis.findings.finding import Code, Repair, Tier, Words
-from clusterprof.analysis.findings.follow_up import capture, operators
-from clusterprof.analysis.findings.pace import another_pace, job_of, of_saving
+from clusterprof.analysis.findings.finding import (
+    Code,
+    Repair,
+    Tier,
+    Words,
+    another_pace,
+    capture,
+    job_of,
+    of_saving,
+    operators,
+)
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.by_report import STAMP_NS
 from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.graph import NEVER
-from clusterprof.analysis.model.intervals import union
 from clusterprof.analysis.model.replay import Lengths
-from clusterprof.analysis.model.timeline import COMPUTE
+from clusterprof.analysis.model.timeline import COMPUTE, union
 from clusterprof.analysis.model.what_if import Saved, WhatIfs
 from clusterprof.columns import (
     Bools,

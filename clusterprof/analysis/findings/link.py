@@ -12,15 +12,22 @@ from functools import partial
 
 import numpy as np
 
-from clusterprof.analysis.findings.finding import Code, Repair, Tier, Words, named
-from clusterprof.analysis.findings.follow_up import capture
-from clusterprof.analysis.findings.pace import job_of, of_saving
+from clusterprof.analysis.findings.finding import (
+    Code,
+    Repair,
+    Tier,
+    Words,
+    capture,
+    job_of,
+    named,
+    of_saving,
+)
 from clusterprof.analysis.findings.straggler import beyond
-from clusterprof.analysis.groups.peers import median_of_others
-from clusterprof.analysis.groups.topology import topology, whole
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.accounts import call_of
 from clusterprof.analysis.model.dataset import Dataset
+from clusterprof.analysis.model.peers import median_of_others
+from clusterprof.analysis.model.topology import topology, whole
 from clusterprof.analysis.model.what_if import Saved
 from clusterprof.columns import (
     Bools,
@@ -28,13 +35,13 @@ from clusterprof.columns import (
     Ints,
     Stretches,
     begins,
+    combined,
     first_of,
     integers,
     order_by,
     parts,
     rows_by,
 )
-from clusterprof.exchanges import combined
 from clusterprof.words import ms, ranks as rank_list
 
 TIER = Tier.LINKS

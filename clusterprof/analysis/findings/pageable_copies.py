@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from clusterprof.analysis.findings.finding import Code, Repair, Tier, Words
-from clusterprof.analysis.findings.pace import job_of, of_step
+from clusterprof.analysis.findings.finding import Code, Repair, Tier, Words, job_of, of_step
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.graph import NEVER

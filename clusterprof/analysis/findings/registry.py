@@ -23,8 +23,7 @@ import numpy as np
 
 from clusterprof.analysis import findings
 from clusterprof.analysis.findings import all_ranks, profiler_overhead, unprofiled
-from clusterprof.analysis.findings.finding import Code, Repair, Tier, finding
-from clusterprof.analysis.findings.pace import job_of
+from clusterprof.analysis.findings.finding import Code, Repair, Tier, finding, job_of
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import LEAST_STEADY, Dataset
 from clusterprof.analysis.model.what_if import Saved, what_ifs

@@ -15,18 +15,20 @@ from statistics import NormalDist
 import numpy as np
 
 from clusterprof.analysis.findings import causes
-from clusterprof.analysis.findings.beyond_lengths import beyond_lengths
+from clusterprof.analysis.findings.causes import beyond_lengths
 from clusterprof.analysis.findings.finding import (
     Code,
     Evidence,
     Repair,
     Tier,
     Words,
+    capture,
     finding,
+    job_of,
     named,
+    of_saving,
+    operators,
 )
-from clusterprof.analysis.findings.follow_up import capture, operators
-from clusterprof.analysis.findings.pace import job_of, of_saving
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset, once
 from clusterprof.analysis.model.replay import Lengths

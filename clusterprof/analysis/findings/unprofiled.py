@@ -7,15 +7,22 @@ from functools import partial
 
 import numpy as np
 
-from clusterprof.analysis.findings.finding import Code, Repair, Tier, Words
-from clusterprof.analysis.findings.follow_up import capture, lighter
-from clusterprof.analysis.findings.pace import job_of, of_step
+from clusterprof.analysis.findings.finding import (
+    Code,
+    Repair,
+    Tier,
+    Words,
+    capture,
+    job_of,
+    lighter,
+    of_step,
+)
 from clusterprof.analysis.findings.straggler import beyond
-from clusterprof.analysis.groups.topology import communicator_size, whole
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.accounts import call_of
 from clusterprof.analysis.model.dataset import Dataset
-from clusterprof.analysis.model.intervals import union
+from clusterprof.analysis.model.timeline import union
+from clusterprof.analysis.model.topology import communicator_size, whole
 from clusterprof.analysis.model.what_if import Saved
 from clusterprof.columns import Bools, Floats, Ints, order_by, parts, sum_by
 from clusterprof.words import numbers, ranks as rank_list

@@ -13,8 +13,7 @@ import pyarrow.compute as pc
 
 from clusterprof import words
 from clusterprof.analysis.findings import all_ranks
-from clusterprof.analysis.findings.finding import SENTENCE_LENGTH, severity
-from clusterprof.analysis.findings.pace import another_pace, pace_ns
+from clusterprof.analysis.findings.finding import SENTENCE_LENGTH, another_pace, pace_ns, severity
 from clusterprof.analysis.findings.straggler import hidden_by_profilers, longer_batches, overlapped
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import LEAST_STEADY, Dataset

@@ -17,8 +17,7 @@ import pyarrow.compute as pc
 from clusterprof import threads
 from clusterprof.align.clock import Clock
 from clusterprof.analysis.model.dataset import Dataset, once
-from clusterprof.analysis.model.intervals import union
-from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE, COPY, MEMSET, Timelines
+from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE, COPY, MEMSET, Timelines, union
 from clusterprof.columns import (
     Ints,
     Small,

@@ -14,14 +14,14 @@ import pyarrow.compute as pc
 
 from clusterprof import exchanges
 from clusterprof.align.clock import Clock
-from clusterprof.analysis.model.intervals import Axis
-from clusterprof.analysis.model.timeline import Timelines, wall_times
+from clusterprof.analysis.model.timeline import Axis, Timelines, wall_times
 from clusterprof.columns import (
     Bools,
     Floats,
     Ints,
     begins,
     coded,
+    combined,
     first_places,
     group_of_rows,
     integers,
@@ -92,7 +92,7 @@ class Collectives:
     @cached_property
     def kernel(self) -> Ints:
         """Each row's kernel as a number: calls of one NCCL group share one."""
-        return exchanges.combined(self.rank, self.start, self.stream)
+        return combined(self.rank, self.start, self.stream)
 
     @cached_property
     def exchange(self) -> Bools:

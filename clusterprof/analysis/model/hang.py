@@ -17,8 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from clusterprof.align.match.flight_calls import FlightCalls
-from clusterprof.columns import Ints, Stretches, begins, coded, integers, order_by
-from clusterprof.exchanges import combined
+from clusterprof.columns import Ints, Stretches, begins, coded, combined, integers, order_by
 from clusterprof.ingest.flight.dump import Group
 from clusterprof.results import CalledEntry, HangEntry
 
@@ -232,11 +231,11 @@ class _Job:
 
     def _called(self, rank: int, rows: Ints) -> CalledEntry:
         """Return a rank's part of a call; where it has none, what it waits in, or its last call."""
-        mine = rows[self.rank[rows] == rank].tolist()
-        place = mine[0] if mine else self.row_of.get(rank)
-        row = {} if place is None else self.calls.entries.slice(place, 1).to_pylist()[0]
+        of_rank = rows[self.rank[rows] == rank].tolist()
+        entry = of_rank[0] if of_rank else self.row_of.get(rank)
+        row = {} if entry is None else self.calls.entries.slice(entry, 1).to_pylist()[0]
         return CalledEntry(
-            rank=rank, joined=bool(mine), operation=row.get("operation", ""),
+            rank=rank, joined=bool(of_rank), operation=row.get("operation", ""),
             sequence=row.get("sequence", -1), input_sizes=row.get("input_sizes", ""),
             output_sizes=row.get("output_sizes", ""), input_types=row.get("input_types", ""),
             line=row.get("frame"),

@@ -9,8 +9,7 @@ import pyarrow as pa
 
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset, once
-from clusterprof.analysis.model.intervals import Intervals, union
-from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE
+from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE, Intervals, union
 from clusterprof.columns import (
     Bools,
     Ints,
@@ -30,6 +29,8 @@ from clusterprof.columns import (
 from clusterprof.mapped import release
 from clusterprof.tables import GARBAGE
 
+#: ranges of whole steps, of communication, and our own: they do not tell what the program does
+STEP_RANGES = r"^(step\b|ProfilerStep|nccl|gloo|clusterprof:)"
 #: CUDA calls that wait for the device by their nature, and from which length on they do
 WAITS = r"(?i)synchronize|memcpy|memset|cudafree|eventquery"
 
@@ -87,8 +88,8 @@ def wait_calls(dataset: Dataset, k: int, until: int) -> tuple[Ints, Ints, Ints]:
     begin, end = (axis.of(calls.rank[rows], t[rows]) for t in (calls.start, calls.stop))
     # a launch waits where 1,024 are queued (in the recordings nine in ten of those longer than
     # 50 µs begin with 1,024 to 1,066 that have not ended, and hardly any with fewer)
-    mine = a.lines.rows(k, until)
-    launched, stop = (axis.of(a.rank[mine], t) for t in (a.launches(k, until)[0], a.stop[mine]))
+    among = a.lines.rows(k, until)
+    launched, stop = (axis.of(a.rank[among], t) for t in (a.launches(k, until)[0], a.stop[among]))
     launched, launch = places(launched)
     finished = np.sort(greatest_by(launch, stop, np.zeros_like(launched)))
     queued = first_at_or_after(launched, begin) - first_at_or_after(finished, begin)
@@ -96,7 +97,8 @@ def wait_calls(dataset: Dataset, k: int, until: int) -> tuple[Ints, Ints, Ints]:
     waited = union(begin[waits], end[waits])
     (rank, start), (_, stop) = axis.back(waited.start), axis.back(waited.end)
     # a host without CUDA calls waits in its collectives, in each of several at once
-    own = mine.start + np.flatnonzero((a.kind[mine] == COLLECTIVE) & ~calls.has_cuda[a.rank[mine]])
+    on_threads = (a.kind[among] == COLLECTIVE) & ~calls.has_cuda[a.rank[among]]
+    own = among.start + np.flatnonzero(on_threads)
     pairs = (rank, a.rank), (start, a.start), (stop, ends(dataset))
     ranks, begins, stops = (np.concatenate((waits, column[own])) for waits, column in pairs)
     return ranks, begins, stops

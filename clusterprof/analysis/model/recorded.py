@@ -14,9 +14,8 @@ from clusterprof.analysis.model import by_report, host_activity, limits, replay
 from clusterprof.analysis.model.accounts import activity_of
 from clusterprof.analysis.model.dataset import Dataset, once
 from clusterprof.analysis.model.graph import NEVER, Graph, depths
-from clusterprof.analysis.model.intervals import union
 from clusterprof.analysis.model.replay import Contention, Lengths, Replay
-from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE
+from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE, union
 from clusterprof.columns import (
     Ints,
     Small,

@@ -362,14 +362,14 @@ def persists(values: Floats, so_far: int) -> bool:
 def change(values: Floats) -> int:
     """Return the place from which on values are higher than before; 0 where they always were."""
     # the sum of what is above its mean falls until there, and rises from there on
-    at = int(np.cumsum(values - values.mean()).argmin()) + 1
-    if min(at, values.size - at) < limits.FEW:
+    begin = int(np.cumsum(values - values.mean()).argmin()) + 1
+    if min(begin, values.size - begin) < limits.FEW:
         return 0
-    before, after = values[:at], values[at:]
-    wide = sum(half_width(one, limits.CHANCE) for one in (before, after))
+    before, after = values[:begin], values[begin:]
+    wide = half_width(before, limits.CHANCE) + half_width(after, limits.CHANCE)
     # what grows by less than half was there before
-    more = after.mean() - before.mean()
-    return at if more > wide and more > after.mean() / 2 else 0
+    grown = after.mean() - before.mean()
+    return begin if grown > wide and grown > after.mean() / 2 else 0
 
 
 def regime(values: Floats) -> slice:
@@ -380,9 +380,9 @@ def regime(values: Floats) -> slice:
     return slice(None, values.size - until if until else None)
 
 
-def by_node(found: Sequence[Suspect], hosts: Mapping[int, str]) -> list[ShallowNode]:
+def by_node(named: Sequence[Suspect], hosts: Mapping[int, str]) -> list[ShallowNode]:
     """Return the hosts with several ranks most of which are suspects."""
-    late, nodes = {suspect["rank"] for suspect in found}, dict[str, ShallowNode]()
+    late, nodes = {suspect["rank"] for suspect in named}, dict[str, ShallowNode]()
     for rank, host in sorted(hosts.items()):
         node = nodes.setdefault(host, {"host": host, "ranks": [], "suspects": []})
         node["ranks"].append(rank)
@@ -412,8 +412,8 @@ def stages(calls: FlightCalls) -> list[tuple[int, ...]]:
     described = [each.ranks or () for each in groups if _PIPELINE.search(each.description)]
     rows = (calls.p2p & (calls.counts == 2))[calls.of_row]
     ranks, member = places(integers(calls.entries, "rank")[rows])
-    found = connected(member, calls.of_row[rows], ranks.size)
-    lines = described or [tuple(each.tolist()) for each in parts(ranks, found)]
+    pipeline = connected(member, calls.of_row[rows], ranks.size)
+    lines = described or [tuple(each.tolist()) for each in parts(ranks, pipeline)]
     if len({len(line) for line in lines}) != 1:
         return []
     return [tuple(sorted(column)) for column in zip(*lines, strict=True)]

@@ -1,29 +1,40 @@
-"""What the ranks' devices did, cut into steps."""
+"""What the ranks' devices did on one axis of time, cut into steps; which steps are evidence."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
+import pyarrow as pa
 
 from clusterprof import threads
 from clusterprof.align.time_stamps import issue_times
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.intervals import Axis, Intervals, union
 from clusterprof.columns import (
+    Bools,
     Ints,
     Small,
+    Stretches,
     begins,
     called,
     coded,
+    connected,
+    count_by,
     first_after,
     first_at_or_after,
     greatest_by,
     group_of_rows,
     integers,
     last_at_or_before,
+    order_by,
+    places,
+    preceding,
+    row_of,
+    sum_by,
+    texts,
 )
 from clusterprof.mapped import release, trim
 from clusterprof.tables import KINDS as OF_TABLES, RankTables
@@ -31,6 +42,93 @@ from clusterprof.tables import KINDS as OF_TABLES, RankTables
 #: codes of `Timelines.kind`
 KINDS = OF_TABLES["activity"]
 COMPUTE, COLLECTIVE, COPY, MEMSET = range(4)
+#: so many steps tell a job's pace. A window of more steady-state ones is judged by the most typical
+#: of them on end: every step is replayed for each what-if, and 5 to 10 are enough. Before a window
+#: 32 would reach back into other paces (`pairs/small-late-host`: 59 ms a step, with 20 of them 54)
+TYPICAL_STEPS = 20
+
+
+# --- sets of intervals, and how much of a span they cover: no loop over intervals
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Disjoint intervals in order."""
+
+    start: Ints
+    end: Ints
+
+    @cached_property
+    def _before(self) -> Ints:
+        """The length covered before each of them (ns)."""
+        length = self.end - self.start
+        return np.asarray(np.cumsum(length) - length)
+
+    def __or__(self, other: Intervals) -> Intervals:
+        """Return what one of both covers."""
+        start = np.concatenate((self.start, other.start))
+        return union(start, np.concatenate((self.end, other.end)))
+
+    def covered(self, times: Ints) -> Ints:
+        """Return for each time how much of the axis before it is covered."""
+        if not len(self.start):
+            return np.zeros(np.shape(times), dtype=np.int64)
+        row = last_at_or_before(self.start, times)
+        inside = np.minimum(times, self.end[row]) - self.start[row]
+        return np.where(row < 0, 0, self._before[row] + inside)
+
+    def within(self, begin: Ints, end: Ints) -> Ints:
+        """Return for each span `begin`..`end` how much of it is covered."""
+        return self.covered(end) - self.covered(begin)
+
+
+def union(start: Ints, end: Ints) -> Intervals:
+    """Return the union of intervals that may overlap and stand in any order."""
+    keep = end > start
+    if not keep.all():
+        start, end = start[keep], end[keep]
+    if not len(start):
+        return Intervals(start, end)
+    if (start[1:] < start[:-1]).any():  # most come in order
+        order = order_by(start)
+        start, end = start[order], end[order]
+    reach = np.maximum.accumulate(end)
+    apart = start[1:] > reach[:-1]
+    return Intervals(start[np.append(True, apart)], reach[np.append(apart, True)])
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis for all ranks: the times of each lie behind those of the rank before it.
+
+    So one search or one `union` serves all ranks. `origin` is a time of each rank, around which
+    its others lie: with 4,096 ranks those further off than six days count as six days off.
+    """
+
+    origin: Ints
+
+    @property
+    def width(self) -> int:
+        """What each rank has of the axis (ns)."""
+        return 2**62 // max(len(self.origin), 1)
+
+    def of(self, rank: Ints | int, time: Ints) -> Ints:
+        """Return the place on the axis of each `time` (ns) of a rank (its place)."""
+        half = self.width // 2
+        # in place: there are as many as activities of all ranks
+        since = np.asarray(time - self.origin[rank])
+        np.clip(since, -half, self.width - half - 1, out=since)
+        since += np.multiply(rank, self.width, dtype=np.int64)
+        since += half
+        return since
+
+    def back(self, place: Ints) -> tuple[Ints, Ints]:
+        """Return the rank and the time of each place on the axis."""
+        rank = place // self.width
+        return rank, place % self.width - self.width // 2 + self.origin[rank]
+
+
+# --- activities and steps
 
 
 class Timelines:
@@ -91,28 +189,32 @@ class Timelines:
             return self  # there is hardly anything else
         rows = []
         for k in range(len(self.tables)):
-            mine, at = self.rows(k), self.steps_of(k, steps)
-            if len(at):
-                launched, (start, stop) = self.launched_in[mine], self.on_axis((0, 1), k, k + 1)
-                # a host is steps ahead of its device
-                begin = self.axis.of(k, self.host_begin[at[0]])
-                near = (stop > begin) & (start < self.end[at[-1]])
-                near |= (launched >= at[0] - 1) & (launched <= at[-1] + 1)
-                shown = mine.start + np.flatnonzero(near)
-                first, last = shown[[0, -1]] if len(shown) else (mine.start, mine.start - 1)
-                mine = slice(first, last + 1)
-            rows.append(mine)
-        out = copy(self)
-        out.tables = [
-            replace(tables, activity=tables.activity[here.start - first : here.stop - first])
-            for tables, here, first in zip(self.tables, rows, self.first.tolist(), strict=False)
+            kept, in_steps = self.rows(k), self.steps_of(k, steps)
+            if len(in_steps):
+                kept = self._near(k, kept, int(in_steps[0]), int(in_steps[-1]))
+            rows.append(kept)
+        shorter = copy(self)
+        shorter.tables = [
+            replace(tables, activity=tables.activity[kept.start - first : kept.stop - first])
+            for tables, kept, first in zip(self.tables, rows, self.first.tolist(), strict=False)
         ]
-        out.first = np.cumsum([0, *(here.stop - here.start for here in rows)])
-        out.kind, out.launched_in, out.of = (
-            np.concatenate([each[:0], *(each[here] for here in rows)])
-            for each in (self.kind, self.launched_in, self.of)
+        shorter.first = np.cumsum([0, *(kept.stop - kept.start for kept in rows)])
+        shorter.kind, shorter.launched_in, shorter.of = (
+            np.concatenate([column[:0], *(column[kept] for kept in rows)])
+            for column in (self.kind, self.launched_in, self.of)
         )
-        return out
+        return shorter
+
+    def _near(self, k: int, rows: slice, first_step: int, last_step: int) -> slice:
+        """Those of the k-th rank's activities (`rows`) that may show in these steps (rows)."""
+        launched, (start, stop) = self.launched_in[rows], self.on_axis((0, 1), k, k + 1)
+        # a host is steps ahead of its device
+        begin = self.axis.of(k, self.host_begin[first_step])
+        near = (stop > begin) & (start < self.end[last_step])
+        near |= (launched >= first_step - 1) & (launched <= last_step + 1)
+        shown = rows.start + np.flatnonzero(near)
+        first, last = shown[[0, -1]] if len(shown) else (rows.start, rows.start - 1)
+        return slice(first, last + 1)
 
     def rows(self, k: int, until: int | None = None) -> slice:
         """Where the k-th rank's activities are, or those of all from it to before `until`."""
@@ -134,14 +236,14 @@ class Timelines:
     def on_axis(self, which: Sequence[int], k: int, until: int) -> Ints:
         """Those of the `wall_times` of these ranks' activities, on the axis."""
         rows = self.rows(k, until)
-        out = np.empty((len(which), rows.stop - rows.start), dtype=np.int64)
-        for place in range(k, until):
-            here = slice(self.first[place] - rows.start, self.first[place + 1] - rows.start)
-            times = wall_times(self.tables[place])
-            for line, each in zip(out, which, strict=True):
-                line[here] = self.axis.of(place, times[each])
+        on_axis = np.empty((len(which), rows.stop - rows.start), dtype=np.int64)
+        for rank in range(k, until):
+            of_rank = slice(self.first[rank] - rows.start, self.first[rank + 1] - rows.start)
+            times = wall_times(self.tables[rank])
+            for line, column in zip(on_axis, which, strict=True):
+                line[of_rank] = self.axis.of(rank, times[column])
             release()
-        return out
+        return on_axis
 
     def steps_of(self, k: int, steps: Sequence[int]) -> Ints:
         """The rows of those of `steps` that the k-th rank has."""
@@ -217,3 +319,70 @@ def _host_steps(tables: RankTables, launch: Ints) -> Ints:
         first += int(count[first] < most)
         last -= int(count[last] < most)
     return steps[:, first : last + 1]
+
+
+# --- the steps in which the profiler's start or stop does not show
+
+
+def steady_steps(d: Timelines, placed: pa.Table) -> tuple[int, ...]:
+    """Return the steady-state steps, ascending.
+
+    A profiler's start stalls each rank for another time, in the midst of the window's first step:
+    that is never evidence, nor is a later one until synchronising collectives have brought all
+    ranks together again. Windows that begin some steps apart, or that lack steps in their midst,
+    have only the steps in common to compare ranks by.
+    Stopping shows too: in the step after a rank's last one, as all wait for that rank, and in the
+    last step of all where a rank's report ends before its collectives do. A step in which no time
+    passes on some rank (of a report whose times are wrong) shows nothing.
+    """
+    reported = d.has_steps[d.rank]
+    rank, step, took = (each[reported] for each in (d.rank, d.step, d.end - d.begin))
+    if not len(step):
+        return ()
+    steps, counts = np.unique(step, return_counts=True)
+    # a rank whose window has none of the steps that most have is compared with no other
+    kept = np.isin(rank, rank[np.isin(step, steps[counts == counts.max()])])
+    rank, step, took = rank[kept], step[kept], took[kept]
+    steps = np.unique(step)
+    windows = Stretches.of(rank)
+    first, last = step[windows.first], step[windows.last]
+    column = row_of(steps, step)
+    # a profiler that pauses on a rank starts once more
+    starts = step[begins(rank) | (column - preceding(column, 0) > 1)]
+    # others go on after a rank's stop; the last one cuts its own collectives off
+    cut_off = integers(placed, "step", -1)[texts(placed, "state") == "incomplete"]
+    stops = np.concatenate((last[last < last.max()] + 1, cut_off[cut_off == last.max()]))
+    disturbed = np.concatenate((starts, stops, step[took <= 0]))
+    steady = (steps > _synchronised(placed, int(first.max()))) & ~np.isin(steps, disturbed)
+    ranks = count_by(column, len(steps))
+    inside = (first[:, None] <= steps) & (steps <= last[:, None])
+    steady &= ranks == inside.sum(axis=0)
+    # what few ranks have is of another window; profilers begin in one step, or in the next
+    steady &= 2 * ranks > len(first)
+    if first.max() - first.min() > 1:
+        steady &= ranks == len(first)
+    chosen = steps[steady].tolist()
+    if len(chosen) > TYPICAL_STEPS:
+        # those on end whose mean length is nearest to that of all of them
+        took = sum_by(column, took, len(steps))[steady] / ranks[steady]
+        means = np.convolve(took, np.full(TYPICAL_STEPS, 1 / TYPICAL_STEPS), mode="valid")
+        nearest = int(np.argmin(np.abs(means - took.mean())))
+        chosen = chosen[nearest : nearest + TYPICAL_STEPS]
+    return tuple(chosen)
+
+
+def _synchronised(placed: pa.Table, start: int) -> int:
+    """The first step, from `start` on, by whose end the ranks that can have synchronised."""
+    role, step = texts(placed, "role"), integers(placed, "step", -1)
+    rank, collective = integers(placed, "rank"), integers(placed, "collective")
+    usable = (role != "none") & (step >= 0)
+    step = step[usable]
+    (ranks, member), (_, group) = (places(each[usable]) for each in (rank, collective))
+
+    def apart(rows: Bools) -> int:
+        """How many sets of ranks there are that no collective connects with each other."""
+        return len(np.unique(connected(member[rows], group[rows], len(ranks))))
+
+    least = apart(step >= 0)
+    whole = (last for last in np.unique(step[step >= start]) if apart(step <= last) == least)
+    return int(next(whole, start))

@@ -3,7 +3,7 @@
 A what-if is a `Lengths` for the job's `Replay`; what it saves is the step's length without it less
 the step's length with it. Two views: inside the window, as recorded, and in the long run, where
 the window comes again and again, so that queues cover nothing for ever. The base is the job as it
-runs without the profiler, where the step logs tell its pace (`untraced`).
+runs without the profiler, where the step logs tell its pace (`profiler_bias`).
 """
 
 from __future__ import annotations
@@ -15,16 +15,21 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from clusterprof.analysis.groups.peers import Peers, peers, tied
-from clusterprof.analysis.groups.stages import stages
-from clusterprof.analysis.model import host_activity, limits, two_profilers
+from clusterprof.analysis.model import host_activity, limits
 from clusterprof.analysis.model.accounts import call_of
 from clusterprof.analysis.model.dataset import Dataset, once
 from clusterprof.analysis.model.graph import NEVER
+from clusterprof.analysis.model.peers import Peers, peers, stages, tied
+from clusterprof.analysis.model.profiler_bias import (
+    MOST_SLOWER,
+    Hosts,
+    as_others,
+    explanations,
+    host_places,
+)
 from clusterprof.analysis.model.recorded import replay_of
 from clusterprof.analysis.model.replay import EVERY, Lengths, Replay, Some
 from clusterprof.analysis.model.timeline import COLLECTIVE
-from clusterprof.analysis.model.untraced import MOST_SLOWER, explanations
 from clusterprof.columns import (
     Bools,
     Floats,
@@ -226,7 +231,7 @@ class WhatIfs:
         # one profiler records ranges and operators, the other none
         silent = ~np.isin(profilers, profilers[fetching > 0])
         if self._places and silent.any() and not silent.all():
-            named["input.stall"] = two_profilers.as_others(job, self._places[0], silent, fetched)
+            named["input.stall"] = as_others(job, self._places[0], silent, fetched)
         return named
 
     def _steps(self, lengths: Lengths, ranks: Some = EVERY) -> tuple[Floats, float]:
@@ -350,7 +355,7 @@ class WhatIfs:
         return self.by_steady_step(later)
 
     @cached_property
-    def unlike(self) -> two_profilers.Hosts | None:
+    def unlike(self) -> Hosts | None:
         """The hosts where several profilers lengthen their calls, each in its own way."""
         if not self._places:
             return None
@@ -360,14 +365,14 @@ class WhatIfs:
         begin, end = (times[long] for times in job.host_spans)
         quiet = host_activity.quiet(self.dataset, job.host_rank[long], begin, end)
         traced[long] = np.maximum(traced[long] - quiet, 0)
-        return two_profilers.Hosts(self.peers, job.host_rank, *self._places, traced)
+        return Hosts(self.peers, job.host_rank, *self._places, traced)
 
     @cached_property
     def _places(self) -> tuple[Ints, Ints] | None:
-        """Where hosts are in a step (`two_profilers.places`); None: all have one profiler."""
+        """Where hosts are in a step (`host_places`); None: all have one profiler."""
         if not self.dataset.unlike_profilers:
             return None
-        return two_profilers.places(self.job, self.step_of_host, self.host_phase)
+        return host_places(self.job, self.step_of_host, self.host_phase)
 
     @cached_property
     def _in_common(self) -> Ints:

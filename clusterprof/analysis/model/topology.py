@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow.compute as pc
 
 from clusterprof import words
-from clusterprof.analysis.groups.stages import Stages, stages, traffic
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset, calls_per_step, once
+from clusterprof.analysis.model.peers import Stages, stages, traffic
 from clusterprof.analysis.model.timeline import COMPUTE
 from clusterprof.columns import (
     Bools,

@@ -1,23 +1,28 @@
-"""The job as it runs without the profiler, by the pace of its step logs.
+"""What profilers add to recorded times: the job without it, and hosts under unlike profilers.
 
 Tracing makes hosts slower in the window, and GPUs that wait for them clock higher there. Both
 explain a pace between the window's and what the GPUs need; which one it is decides what a late host
 costs, and reports do not tell (`docs/findings.md`, step 3).
+
+A profiler lengthens what it records, each in its own way, and nothing that a host does in between.
+So of two hosts at the same place of a step one is later by what its quiet time, in which nothing
+begins or ends, exceeds all of the other's time there: less would be the profilers'.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from clusterprof.analysis.model import limits
+from clusterprof.analysis.model.peers import Peers
 from clusterprof.analysis.model.replay import EVERY, Lengths, Replay, Some
 from clusterprof.analysis.model.timeline import COMPUTE
-from clusterprof.columns import Floats, Ints
+from clusterprof.columns import Bools, Floats, Ints, Stretches, count_by, sums
 
 #: what tracing adds to a launch with what lies around it: the least and the most that was measured
 #: (bare launches under torch.profiler, eager training under nsys), and what is typical between 14
@@ -30,6 +35,9 @@ MOST_SLOWER = 1.1
 #: input takes at most so many times as long outside the window (1.6 to 2.1 times in the recordings
 #: that tell it): more is not its doing
 _MOST_PREFETCHED = 4.0
+
+
+# --- the job as it runs without the profiler, by the pace of its step logs
 
 
 @dataclass(frozen=True)
@@ -128,16 +136,16 @@ def _at_pace(job: Replay, tracing_ns: int, usual_ns: int, fetching: Ints) -> Unt
     stalls a rank its loader goes on, so that the window begins with batches that were fetched
     ahead. Where that would be too much kernels are slower there.
     """
-    made = _made(job, tracing_ns)
-    pace = made.pace()
+    traced = _made(job, tracing_ns)
+    pace = traced.pace()
     if pace > usual_ns * (1 + limits.VARIES_FRAC):
         return None
     if pace >= usual_ns * (1 - limits.VARIES_FRAC):
-        return made
+        return traced
 
     def fetched(times: float) -> Untraced:
-        own = made.lengths.own + (fetching * (times - 1)).astype(np.int64)
-        return replace(made, lengths=replace(made.lengths, own=own))
+        own = traced.lengths.own + (fetching * (times - 1)).astype(np.int64)
+        return replace(traced, lengths=replace(traced.lengths, own=own))
 
     def enough(times: float) -> bool:
         return longer(times).pace() >= usual_ns
@@ -186,3 +194,92 @@ def _overhead(job: Replay, usual_ns: int, slow: float, fast: float) -> tuple[int
     typical = _TRACING_NS[1]
     ns = typical if least <= typical <= most else (least + max(most, least)) / 2
     return int(least), int(ns)
+
+
+# --- hosts under unlike profilers: by how much one is later, whatever these lengthen
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """The hosts' moments by their places in the steps, and what profilers may lengthen of each."""
+
+    peers: Peers
+    rank: Ints
+    #: the same for moments of all ranks at the same place, and the step of each place
+    place: Ints
+    step: Ints
+    #: of each moment's own time that which profilers may lengthen (ns)
+    traced: Ints
+
+    def later(self, own: Ints) -> Floats:
+        """By how much each host is later than its middle peer, [ranks, places] (ns): or earlier."""
+        _, late, early = self._compared(own)
+        return np.asarray(late - early)
+
+    def by_step(self, places: Floats) -> Floats:
+        """The sums over the places of each step, [ranks, steps]."""
+        return Stretches.of(self.step).sum(places)
+
+    def in_time(self, own: Ints, ranks: Ints) -> Ints:
+        """The hosts' own times where `ranks` (places) are no later than the others, step by step.
+
+        Where one is later, by so much less as it is earlier elsewhere in the step.
+        """
+        quiet, late, early = self._compared(own, ranks)
+        kept = np.clip(self.by_step(early) / np.maximum(self.by_step(late), 1), 0, 1)
+        less = late / np.maximum(quiet, 1) * (1 - kept[:, self.step])
+        spent = np.maximum(own - self.traced, 0) * np.isin(self.rank, ranks)
+        return np.asarray(own - (spent * less[self.rank, self.place]).astype(np.int64))
+
+    def _compared(self, own: Ints, ranks: Sequence[int] | Ints = ()) -> Floats:
+        """How long hosts are quiet, and by how much they are later and earlier than their peers.
+
+        [3, ranks, places] (ns). The peers are those that are not in `ranks`.
+        """
+        quiet, whole = (
+            _at_places(self.rank, self.place, len(self.peers.circle_of), each)
+            for each in (np.maximum(own - self.traced, 0), own)
+        )
+        usual_quiet, usual = (self.peers.usual(each, ranks) for each in (quiet, whole))
+        late, early = np.maximum(quiet - usual, 0), np.maximum(usual_quiet - whole, 0)
+        return np.asarray(np.nan_to_num([quiet, late, early]))
+
+
+def _at_places(rank: Ints, place: Ints, ranks: int, values: Ints) -> Floats:
+    """The sums of the moments' `values`, [ranks, places]; NaN for ranks that have none."""
+    shape = ranks, int(place.max(initial=0)) + 1
+    there = count_by(rank, ranks) > 0
+    return np.where(there[:, None], sums(shape, (rank, place), values), np.nan)
+
+
+def host_places(job: Replay, step: Ints, phase: Ints) -> tuple[Ints, Ints]:
+    """Each host moment's place, a number of all ranks, and the step of each place.
+
+    Moments are of a `step` and a `phase` (collectives launched before it). They are at the same
+    place between the same two launches where all hosts have as many of these in a phase; else all
+    of a phase are.
+    """
+    phases = int(phase.max(initial=0)) + 1
+    among = step.astype(np.int64) * phases + phase
+    shape = int(job.host_rank.max(initial=0)) + 1, int(among.max(initial=0)) + 1
+    key = np.ravel_multi_index((job.host_rank, among), shape)
+    turn = job.launched_before(key)
+    count = sums(shape, (job.host_rank[job.launch_moment], among[job.launch_moment]))
+    alike = (count[job.ranks] == count[job.ranks[:1]]).all(axis=0)
+    pairs = np.stack([among, np.where(alike[among], turn, 0)])
+    distinct, place = np.unique(pairs, axis=1, return_inverse=True)
+    return place.reshape(-1), distinct[0] // phases
+
+
+def as_others(job: Replay, place: Ints, unnamed: Bools, part: Ints) -> Ints:
+    """Each moment's time in something of which reports of `unnamed` ranks (places) tell nothing.
+
+    `part` is that of the others (ns): at its place a program does the same on all ranks, and an
+    unnamed one no more of it than it takes there.
+    """
+    own, rank = job.lengths.own, job.host_rank
+    named = np.setdiff1d(job.ranks, np.flatnonzero(unnamed))
+    spent, whole = (_at_places(rank, place, len(unnamed), each) for each in (part, own))
+    usual = np.median(spent[named], axis=0)
+    share = np.minimum(usual[place] / np.maximum(whole[rank, place], 1), 1)
+    return np.asarray(np.where(unnamed[rank], (own * share).astype(np.int64), part))

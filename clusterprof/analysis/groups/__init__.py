@@ -1,1 +1,0 @@
-"""Which ranks belong together: communicators, stages, peers."""
