@@ -27,7 +27,7 @@ from clusterprof.columns import (
     preceding,
 )
 from clusterprof.export.merged_tables import Merged
-from clusterprof.report.csv_table import cell
+from clusterprof.report.text import spreadsheet_cell
 from clusterprof.results import Finding, OperationEntry, RankEntry
 
 #: what is not exported: paths of the machine that merged; command lines; what has parts of its own
@@ -105,7 +105,7 @@ def write_csv(merged: Merged, folder: Path) -> None:
         if not (pa.types.is_string(field.type) or pa.types.is_dictionary(field.type)):
             return values
         coded = values.cast(pa.string()).combine_chunks().dictionary_encode()
-        shown = [cell(words.plain(text)) for text in coded.dictionary.to_pylist()]
+        shown = [spreadsheet_cell(words.plain(text)) for text in coded.dictionary.to_pylist()]
         return pa.array(shown, pa.string()).take(coded.indices)
 
     def write(table: pa.Table, file: IO[bytes]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from clusterprof import console, words
-from clusterprof.report.markdown import escaped, pipes
+from clusterprof.report.text import escaped, pipes
 from clusterprof.results import Change, ComparedFinding, Comparison
 
 #: longer names are cut: paths of 200 letters fit into no table
