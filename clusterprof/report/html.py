@@ -9,15 +9,21 @@ tables are not.
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
+import sys
 from collections.abc import Mapping
+from functools import lru_cache
+from importlib import resources, util
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jinja2
 import pyarrow as pa
+from jinja2 import bccache
 
-from clusterprof import words
+from clusterprof import __version__, words
 from clusterprof.agent.contracts import files
 from clusterprof.arguments import beginning
 from clusterprof.report import (
@@ -29,7 +35,6 @@ from clusterprof.report import (
     provenance,
     step_chart,
     summary,
-    templates,
 )
 from clusterprof.report.summary import Summary
 from clusterprof.report.whole_job import Job
@@ -75,18 +80,18 @@ def render(
         "results-data": provenance.embedded(results),
     }
     data = {name: content for name, content in data.items() if content is not None}
-    script = "".join(map(templates.asset, _SCRIPTS))
+    script = "".join(map(asset, _SCRIPTS))
     clocks = {entry["rank"]: entry for entry in results["clock"]["ranks"]}
     # those whose clocks are known least come first
     ranks = [*results["ranks"]]
     if len(ranks) > 2 * breakdown.ENDS:
         ranks.sort(key=lambda entry: -run.uncertainties.get(entry["rank"], UNBOUNDED_NS))
-    template = templates.environment().get_template("report.html.j2")
+    template = environment().get_template("report.html.j2")
     return template.render(
         title=title,
         run=run,
         results=results,
-        style="".join(map(templates.asset, _STYLES)),
+        style="".join(map(asset, _STYLES)),
         script=script,
         # what the page's policy allows to run: this script and no other
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -239,3 +244,64 @@ def _readable(line: Mapping[str, Any], begins: Mapping[int, int]) -> dict[str, A
         elif key != "what":
             shown[key] = value
     return shown
+
+
+# -- templates
+
+
+def asset(name: str) -> str:
+    """Return the text of a file of the page."""
+    return (resources.files("clusterprof.report") / "page" / name).read_text("utf-8")
+
+
+@lru_cache(maxsize=1)
+def environment() -> jinja2.Environment:
+    """Return what all templates are read in: every text that comes in is escaped."""
+    templates = jinja2.Environment(
+        loader=jinja2.FunctionLoader(asset),
+        autoescape=True,
+        finalize=_shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+        bytecode_cache=_BesideTheTemplates(),
+    )
+    templates.globals.update(words=words, summary=summary)
+    templates.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
+    return templates
+
+
+def _shown(value: object) -> object:
+    """Every text that a template puts out passes here, but for what it marks as safe."""
+    return words.plain(value) if type(value) is str else value
+
+
+class _BesideTheTemplates(bccache.BytecodeCache):
+    """Byte code in `page/__pycache__`, or where else Python is told to keep it.
+
+    Compiling the templates takes longer than drawing a small page. Where the folder cannot be
+    written they are compiled each time.
+    """
+
+    def get_cache_key(self, name: str, _filename: str | None = None) -> str:
+        folder = resources.files("clusterprof.report") / "page"
+        return util.cache_from_source(str(folder / name))
+
+    def get_source_checksum(self, source: str) -> str:
+        made_by = f"{__version__} {jinja2.__version__} {Path(__file__).stat().st_mtime_ns}"
+        return hashlib.sha256(f"{made_by}\n{source}".encode()).hexdigest()
+
+    def load_bytecode(self, bucket: bccache.Bucket) -> None:
+        try:
+            with Path(bucket.key).open("rb") as file:
+                bucket.load_bytecode(file)
+        except Exception:  # noqa: BLE001 - an unpickler raises anything
+            bucket.reset()
+
+    def dump_bytecode(self, bucket: bccache.Bucket) -> None:
+        if sys.dont_write_bytecode:
+            return
+        with contextlib.suppress(OSError):
+            Path(bucket.key).parent.mkdir(parents=True, exist_ok=True)
+            files.write(bucket.key, bucket.bytecode_to_string())
