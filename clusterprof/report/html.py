@@ -26,16 +26,7 @@ from jinja2 import bccache
 from clusterprof import __version__, words
 from clusterprof.agent.contracts import files
 from clusterprof.arguments import beginning
-from clusterprof.report import (
-    breakdown,
-    collective_charts,
-    heatmap,
-    lanes,
-    overview,
-    provenance,
-    step_chart,
-    summary,
-)
+from clusterprof.report import collective_charts, heatmap, lanes, panels, step_chart, summary
 from clusterprof.report.summary import Summary
 from clusterprof.report.whole_job import Job
 from clusterprof.results import UNBOUNDED_NS, Finding, Results
@@ -72,19 +63,19 @@ def render(
     """
     run, job = Summary(results), job or Job()
     timeline = lanes.build(run, collectives, spans)
-    what_if = overview.what_if(run)
+    what_if = panels.what_if(run)
     data = {
         "timeline-data": timeline.data if timeline else None,
         "heatmap-data": heatmap.embedded(run, collectives, job),
         "what-if-data": what_if and what_if["script"],
-        "results-data": provenance.embedded(results),
+        "results-data": panels.packed_results(results),
     }
     data = {name: content for name, content in data.items() if content is not None}
     script = "".join(map(asset, _SCRIPTS))
     clocks = {entry["rank"]: entry for entry in results["clock"]["ranks"]}
     # those whose clocks are known least come first
     ranks = [*results["ranks"]]
-    if len(ranks) > 2 * breakdown.ENDS:
+    if len(ranks) > 2 * panels.ENDS:
         ranks.sort(key=lambda entry: -run.uncertainties.get(entry["rank"], UNBOUNDED_NS))
     template = environment().get_template("report.html.j2")
     return template.render(
@@ -95,16 +86,16 @@ def render(
         script=script,
         # what the page's policy allows to run: this script and no other
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        tiles=overview.tiles(run),
+        tiles=panels.tiles(run),
         moment=_moment(run.leading, run, timeline) if run.leading in run.cards else "",
         what_if=what_if,
         findings=_cards(run, timeline),
-        account=breakdown.account(run),
-        path=breakdown.path(results),
-        groups=breakdown.ends(results["topology"]["groups"], breakdown.ENDS, 0),
-        operations=breakdown.ends(results["collectives"]["by_operation"], breakdown.ENDS, 0),
-        late=breakdown.ends(run.suspects, 2 * breakdown.ENDS, 0),
-        clocks=breakdown.ends([(entry, clocks.get(entry["rank"])) for entry in ranks]),
+        account=panels.account(run),
+        path=panels.critical_path(results),
+        groups=panels.ends(results["topology"]["groups"], panels.ENDS, 0),
+        operations=panels.ends(results["collectives"]["by_operation"], panels.ENDS, 0),
+        late=panels.ends(run.suspects, 2 * panels.ENDS, 0),
+        clocks=panels.ends([(entry, clocks.get(entry["rank"])) for entry in ranks]),
         explained=explained or {},
         bound=summary.bound(run.pair_bound_ns) if run.pair_bound_ns else "",
         timeline=timeline,
@@ -114,7 +105,7 @@ def render(
         heatmap="heatmap-data" in data,
         run_steps=step_chart.chart(results, job),
         **collective_charts.charts(run, collectives),
-        provenance=provenance.facts(run, job),
+        provenance=panels.provenance(run, job),
     )
 
 
