@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from clusterprof.version import __version__ as __version__
+__version__ = "0.1.0.dev0"
 
 #: not typing's, whose import would take longer than all that is here
 TYPE_CHECKING = False

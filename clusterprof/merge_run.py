@@ -272,7 +272,7 @@ def merge_dumps(dumps: Sequence[tuple[Path, int | None]], ranks: Mapping[Path, i
     from clusterprof.align.match.flight_calls import match
     from clusterprof.analysis.model.hang import diagnose
     from clusterprof.ingest.flight.all_dumps import read_dumps
-    from clusterprof.report import hang_text
+    from clusterprof.report import text
     from clusterprof.results import SCHEMA_VERSION, MissingRank
 
     flight = read_dumps(dumps, ranks)
@@ -289,7 +289,7 @@ def merge_dumps(dumps: Sequence[tuple[Path, int | None]], ranks: Mapping[Path, i
         "missing": [*flight.missing, *lost],
         "waiting": diagnosis.waiting,
         "hang": diagnosis.causes,
-        "verdict": hang_text.verdict(diagnosis.causes, diagnosis.waiting),
+        "verdict": text.hang_verdict(diagnosis.causes, diagnosis.waiting),
         "warnings": flight.warnings,
     }
 

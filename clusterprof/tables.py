@@ -18,8 +18,7 @@ import pyarrow as pa
 
 from clusterprof.agent.contracts import files
 from clusterprof.errors import ReportError
-from clusterprof.parquet_pages import unpacked_size
-from clusterprof.unpacking import VARIABLE, most
+from clusterprof.unpacking import VARIABLE, most, unpacked_size
 
 #: of the tables below: raised when a column is added, or means something else than before
 SCHEMA_VERSION = 1

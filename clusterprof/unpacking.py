@@ -1,9 +1,14 @@
-"""How much a packed file may hold: a kilobyte of gzip, xz or Parquet may hold a gigabyte."""
+"""How much a packed file may hold, and how much a Parquet file does: a kilobyte may be a gigabyte.
+
+Arrow allocates memory for a page by what the page's header says, whatever the file's footer says.
+Source: parquet.thrift (PageHeader), and Thrift's compact protocol.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+from typing import IO, Any
 
 from clusterprof.errors import UsageError
 
@@ -30,3 +35,95 @@ def most(packed: int) -> int:
             f"{VARIABLE}={given!r} is no size", "write bytes, or for instance 500M, 8G"
         )
     return int(match[1]) << _UNITS[match[2]]
+
+
+# -- the pages of a Parquet file, by their own headers
+
+#: bytes of one header; with the least and greatest text of its page it has a few thousand
+_HEADER_BYTES = 1 << 14
+#: bytes that a page counts for at least: a file of millions of empty ones is no table
+_LEAST_PAGE_BYTES = 1 << 10
+#: the fields of a header that are read, and how deep what it holds is nested
+_UNPACKED, _PACKED = 2, 3
+_DEEPEST = 8
+#: Thrift's types that a header may have: numbers, those of so many bytes (true and false are in
+#: the type), and the others
+_NUMBERS = (4, 5, 6)
+_FIXED_SIZES = {1: 0, 2: 0, 3: 1, 7: 8}
+_BINARY, _STRUCT = 8, 12
+
+
+def unpacked_size(file: IO[bytes], column: Any) -> int:
+    """How many bytes the pages of a column's metadata (pyarrow's) are to take, if any is packed.
+
+    Raises ValueError for what is no page.
+    """
+    if column.compression == "UNCOMPRESSED":
+        return 0
+    # An empty column has a dictionary alone.
+    pages = column.data_page_offset, column.dictionary_page_offset or 0
+    place, total = min(filter(None, pages), default=0), 0
+    end = place + column.total_compressed_size
+    while place < end:
+        file.seek(place)
+        header = _Header(file.read(_HEADER_BYTES))
+        total += max(_LEAST_PAGE_BYTES, header.sizes[_UNPACKED])
+        place += header.place + header.sizes[_PACKED]
+    return total
+
+
+class _Header:
+    """A page's header, at the beginning of `content`. Raises ValueError where there is none."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content, self.place = content, 0
+        self.sizes = {_UNPACKED: -1, _PACKED: -1}
+        try:
+            self._struct(self.sizes, _DEEPEST)
+        except IndexError:
+            raise ValueError("a page has no header") from None
+        if min(self.sizes.values()) < 0:
+            raise ValueError("a page has no size")
+
+    def _struct(self, wanted: dict[int, int], depth: int) -> None:
+        """Go past the fields of a struct, and keep those numbers that are `wanted`."""
+        if not depth:
+            raise ValueError("a page's header is nested too deeply")
+        field = 0
+        while head := self._byte():
+            field = field + (head >> 4) if head >> 4 else self._number()
+            number = self._value(head & 15, depth)
+            if field in wanted:
+                wanted[field] = number
+
+    def _value(self, kind: int, depth: int) -> int:
+        """Go past a value; of one that is a number, it."""
+        if kind in _NUMBERS:
+            return self._number()
+        if kind == _STRUCT:
+            self._struct({}, depth - 1)
+        elif kind == _BINARY:
+            size = self._unsigned()
+            self.place += size
+        elif kind in _FIXED_SIZES:
+            self.place += _FIXED_SIZES[kind]
+        else:
+            raise ValueError("a page has no header")
+        return 0
+
+    def _byte(self) -> int:
+        self.place += 1
+        return self.content[self.place - 1]
+
+    def _unsigned(self) -> int:
+        number = 0
+        for shift in range(0, 64, 7):
+            byte = self._byte()
+            number |= (byte & 127) << shift
+            if byte < 128:
+                return number
+        raise ValueError("a page has no header")
+
+    def _number(self) -> int:
+        number = self._unsigned()
+        return number >> 1 ^ -(number & 1)

@@ -155,7 +155,7 @@ def _dumps_alone(given: Sequence[Path]) -> list[tuple[Path, int | None]]:
 def _hang(dumps: Sequence[tuple[Path, int | None]], arguments: argparse.Namespace) -> int:
     """Print what a job waits for; 0, or 1 with --fail-on where one waits."""
     from clusterprof import merge_run
-    from clusterprof.report import hang_text, results_json
+    from clusterprof.report import results_json, text
 
     if arguments.output or arguments.html or arguments.clock:
         raise UsageError(
@@ -167,7 +167,7 @@ def _hang(dumps: Sequence[tuple[Path, int | None]], arguments: argparse.Namespac
     if arguments.json:
         console.json(results_json.dumps(results))
     else:
-        console.styled(hang_text.render(results), ())
+        console.styled(text.hang_page(results), ())
     return int(bool(arguments.fail_on and results["hang"]))
 
 

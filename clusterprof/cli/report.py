@@ -45,7 +45,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     run = Window.at(arguments.run.absolute())
     results_file = run.merged / paths.RESULTS
     from clusterprof import merge_run
-    from clusterprof.report import csv_table, markdown, results_json, text
+    from clusterprof.report import results_json, text
     from clusterprof.report.anonymous import anonymous
 
     if not results_file.is_file():
@@ -61,9 +61,9 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     elif arguments.html:
         page = merge_run.page_again(run, results, anonymous=arguments.anonymous)
     elif arguments.markdown:
-        page = markdown.render(results)
+        page = text.markdown(results)
     elif arguments.csv:
-        page = csv_table.render(results)
+        page = text.accounts_csv(results)
     elif arguments.output:
         page = text.render(results)
     else:
@@ -82,8 +82,8 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
 
 def is_ours(file: Path) -> bool:
     """Whether a file is one that -o wrote, in any form but text."""
-    from clusterprof.report import csv_table, html, markdown
+    from clusterprof.report import html, text
 
-    begins = (markdown.MARK, ",".join(csv_table.COLUMNS), '{\n  "schema_version"')
+    begins = (text.MARKDOWN_MARK, ",".join(text.CSV_COLUMNS), '{\n  "schema_version"')
     start = beginning(file).decode(errors="replace")
     return start.startswith(begins) or html.is_ours(file)

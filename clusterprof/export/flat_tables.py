@@ -1,26 +1,60 @@
-"""A merged run as tables for pandas, DuckDB or a spreadsheet: one CSV or Parquet file each."""
+"""A merged run as tables for pandas, DuckDB or a spreadsheet: one CSV or Parquet file each.
+
+Four of them say what kernels, copies, host calls and NVTX ranges took in the window, as nsys'
+summaries do: by rank, and over all ranks. All that was captured counts, the first step of the
+window too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, get_args, get_origin, get_type_hints
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from clusterprof import words
 from clusterprof.agent.contracts import files
 from clusterprof.align.match.matched import PLACED
-from clusterprof.export import summaries
+from clusterprof.columns import (
+    begins,
+    first_after,
+    first_at_or_after,
+    integers,
+    order_by,
+    preceding,
+)
 from clusterprof.export.merged_tables import Merged
-from clusterprof.report.csv_table import cell
+from clusterprof.report.text import spreadsheet_cell
 from clusterprof.results import Finding, OperationEntry, RankEntry
 
 #: what is not exported: paths of the machine that merged; command lines; what has parts of its own
 _LEFT_OUT = {"source", "next", "evidence", "saving"}
-#: the files, without their ending
-NAMES = ("ranks", "steps", "operations", "findings", "collectives", *summaries.NAMES)
 _TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}
+
+#: a kernel is launch-bound where this part of its calls at least began on a stream that had
+#: nothing more to do when the host launched it: most of them
+_LAUNCH_BOUND = 0.5
+
+_WHOLE, _TEXT = pa.int64(), pa.string()
+#: what every summary has of each group. `rank` is null in the rows over all ranks, which have the
+#: ranks with the least and the most instead of a median
+_COMMON = (
+    "calls", "total_ns", "mean_ns", "median_ns", "min_ns", "max_ns", "least_rank",
+    "least_rank_total_ns", "most_rank", "most_rank_total_ns",
+)  # fmt: skip
+#: summary -> what its rows are of, and what else they have: sums over their calls
+_FORMS: dict[str, tuple[dict[str, pa.DataType], tuple[str, ...]]] = {
+    "kernels": ({"name": _TEXT, "kind": _TEXT}, ("launched_late",)),
+    "copies": ({"direction": _TEXT, "memory": _TEXT, "size_up_to_bytes": _WHOLE}, ("bytes",)),
+    "host_calls": ({"kind": _TEXT, "name": _TEXT}, ()),
+    "ranges": ({"name": _TEXT}, ("device_ns",)),
+}
+#: the files, without their ending
+NAMES = ("ranks", "steps", "operations", "findings", "collectives", *_FORMS)
+Row = dict[str, Any]
 
 
 def tables(merged: Merged) -> dict[str, pa.Table]:
@@ -36,7 +70,7 @@ def tables(merged: Merged) -> dict[str, pa.Table]:
         "operations": _of_entries(results["collectives"]["by_operation"], OperationEntry),
         "findings": _of_entries(results["findings"], Finding),
         "collectives": merged.collectives.select(PLACED.names),
-        **summaries.summaries(merged),
+        **_summaries(merged),
     }
 
 
@@ -71,7 +105,7 @@ def write_csv(merged: Merged, folder: Path) -> None:
         if not (pa.types.is_string(field.type) or pa.types.is_dictionary(field.type)):
             return values
         coded = values.cast(pa.string()).combine_chunks().dictionary_encode()
-        shown = [cell(words.plain(text)) for text in coded.dictionary.to_pylist()]
+        shown = [spreadsheet_cell(words.plain(text)) for text in coded.dictionary.to_pylist()]
         return pa.array(shown, pa.string()).take(coded.indices)
 
     def write(table: pa.Table, file: IO[bytes]) -> None:
@@ -96,3 +130,150 @@ def _write(
     for name in NAMES:
         with files.new(folder / f"{name}.{ending}") as file:
             write(by_name[name], file)
+
+
+# -- summaries as nsys makes them
+
+
+def _summaries(merged: Merged) -> dict[str, pa.Table]:
+    """All summaries, by name: over all ranks first, then by rank, the longest first."""
+    rows: dict[str, list[Row]] = {name: [] for name in _FORMS}
+    for rank in merged.ranks:
+        for name, grouped in _groups_of_rank(merged, rank):
+            rows[name] += [{"rank": rank, **row} for row in grouped]
+    return {name: _summary(name, of_ranks) for name, of_ranks in rows.items()}
+
+
+def _summary(name: str, of_ranks: list[Row]) -> pa.Table:
+    keys, sums = _FORMS[name]
+    rows = [*_over_ranks(of_ranks, tuple(keys), sums), *of_ranks]
+    rows.sort(key=lambda row: (-1 if row["rank"] is None else row["rank"], -row["total_ns"]))
+    schema = {"rank": _WHOLE, **keys, **dict.fromkeys((*_COMMON, *sums), _WHOLE)}
+    if name == "kernels":
+        schema["bound"] = _TEXT
+        for row in rows:
+            late = row["launched_late"]
+            is_bound = late is not None and late >= _LAUNCH_BOUND * row["calls"]
+            row["bound"] = "launch" if is_bound else "unknown"
+    if name == "copies":
+        schema["bytes_per_s"] = _WHOLE
+        for row in rows:
+            row["bytes_per_s"] = int(row["bytes"] * 1e9 / row["total_ns"]) if row["total_ns"] else 0
+    return pa.Table.from_pylist(rows, pa.schema(schema))
+
+
+def _over_ranks(rows: Sequence[Row], keys: Sequence[str], sums: Sequence[str]) -> Iterator[Row]:
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[key] for key in keys), []).append(row)
+    for key, members in groups.items():
+        calls, total = (sum(row[name] for row in members) for name in ("calls", "total_ns"))
+        least = min(members, key=lambda row: (row["total_ns"], row["rank"]))
+        most = max(members, key=lambda row: (row["total_ns"], -row["rank"]))
+        columns = {name: [row[name] for row in members] for name in sums}
+        yield {
+            "rank": None,
+            **dict(zip(keys, key, strict=True)),
+            "calls": calls,
+            "total_ns": total,
+            "mean_ns": total // calls,
+            "min_ns": min(row["min_ns"] for row in members),
+            "max_ns": max(row["max_ns"] for row in members),
+            "least_rank": least["rank"],
+            "least_rank_total_ns": least["total_ns"],
+            "most_rank": most["rank"],
+            "most_rank_total_ns": most["total_ns"],
+            **{name: None if None in values else sum(values) for name, values in columns.items()},
+        }
+
+
+def _groups_of_rank(merged: Merged, rank: int) -> Iterator[tuple[str, list[Row]]]:
+    columns = [
+        "start_ns", "end_ns", "kind", "name", "device", "stream", "launch_start_ns", "size_bytes",
+        "direction", "pageable",
+    ]  # fmt: skip
+    activity = merged.table(rank, "activity", columns)
+    calls = merged.table(rank, "host_calls", ["start_ns", "end_ns", "kind", "name"])
+    if activity is not None:
+        kind = activity["kind"].cast(_TEXT)
+        is_kernel = pc.is_in(kind, pa.array(["compute", "collective"]))
+        sums = {"launched_late": _launched_late(activity).filter(is_kernel)}
+        yield "kernels", _grouped(activity.filter(is_kernel), "kernels", sums)
+        yield "copies", _copies(activity.filter(pc.equal(kind, "copy")))
+    if calls is not None:
+        is_range = pc.equal(calls["kind"].cast(_TEXT), "range")
+        yield "host_calls", _grouped(calls.filter(pc.invert(is_range)), "host_calls", {})
+        ranges = calls.filter(is_range)
+        on_device = pa.array(np.zeros(ranges.num_rows, np.int64))
+        if activity is not None:
+            on_device = _launched_inside(ranges, activity)
+        yield "ranges", _grouped(ranges, "ranges", {"device_ns": on_device})
+
+
+def _copies(table: pa.Table) -> list[Row]:
+    size = np.maximum(integers(table, "size_bytes"), 0)
+    power = np.ceil(np.log2(np.maximum(size, 1))).astype(np.int64)
+    columns = {
+        "start_ns": table["start_ns"],
+        "end_ns": table["end_ns"],
+        "direction": table["direction"].cast(_TEXT).fill_null("other"),
+        "memory": pc.if_else(table["pageable"], "pageable", "pinned").fill_null("unknown"),
+        "size_up_to_bytes": np.where(size > 0, np.left_shift(1, power), 0),
+    }
+    return _grouped(pa.table(columns), "copies", {"bytes": pa.array(size)})
+
+
+def _launched_late(activity: pa.Table) -> pa.Array:
+    """1 for each activity whose stream had nothing more to do when it was launched.
+
+    Null where the report names no launches.
+    """
+    launch = integers(activity, "launch_start_ns", -1)
+    if not (launch >= 0).any():
+        return pa.nulls(len(launch), _WHOLE)
+    start, end = integers(activity, "start_ns"), integers(activity, "end_ns")
+    stream = np.stack([integers(activity, "device"), integers(activity, "stream")])
+    order = order_by(*stream, start)
+    is_first = begins(*stream[:, order])
+    before = preceding(end[order], 0)
+    late = np.zeros(len(start), np.int64)
+    late[order] = (launch[order] >= before) & (launch[order] >= 0) & ~is_first
+    return pa.array(late)
+
+
+def _launched_inside(ranges: pa.Table, activity: pa.Table) -> pa.Array:
+    """How long what was launched while each range was open, by any thread, ran on the device."""
+    launch = integers(activity, "launch_start_ns", -1)
+    order = order_by(launch)
+    length = integers(activity, "end_ns") - integers(activity, "start_ns")
+    total = np.cumsum(np.append(0, np.where(launch >= 0, length, 0)[order]))
+    until = first_after(launch[order], integers(ranges, "end_ns"))
+    since = first_at_or_after(launch[order], integers(ranges, "start_ns"))
+    return pa.array((total[until] - total[since]).astype(np.int64))
+
+
+def _grouped(table: pa.Table, name: str, sums: Mapping[str, pa.Array]) -> list[Row]:
+    """One row for each different combination of a summary's keys; `sums` are added up."""
+    keys = {key: table[key].cast(kind) for key, kind in _FORMS[name][0].items()}
+    ns = pc.max_element_wise(pc.subtract(table["end_ns"], table["start_ns"]), 0)
+    groups = (
+        pa.table({**keys, "ns": ns, **sums})
+        .group_by([*keys], use_threads=False)
+        .aggregate([("ns", "list"), *((column, "sum") for column in sums)])
+    )
+    lists = groups["ns_list"].combine_chunks()
+    rows = []
+    for row, values in zip(groups.drop_columns(["ns_list"]).to_pylist(), lists, strict=True):
+        took = np.sort(values.values.to_numpy())
+        low, high = took[(len(took) - 1) // 2], took[len(took) // 2]
+        rows.append({
+            **{key: row[key] for key in keys},
+            "calls": len(took),
+            "total_ns": int(took.sum()),
+            "mean_ns": int(took.sum()) // len(took),
+            "median_ns": int(low + high) // 2,
+            "min_ns": int(took[0]),
+            "max_ns": int(took[-1]),
+            **{column: row[f"{column}_sum"] for column in sums},
+        })  # fmt: skip
+    return rows

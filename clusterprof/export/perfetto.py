@@ -11,13 +11,12 @@ from itertools import count
 from typing import IO
 
 import numpy as np
+import numpy.typing as npt
 
 from clusterprof import __version__, words
 from clusterprof.columns import Bools, Index, Ints, places
-from clusterprof.export import wire
 from clusterprof.export.merged_tables import Merged
 from clusterprof.export.tracks import Cut, Track, moments, of_rank, sequence, shown
-from clusterprof.export.wire import message, number, text
 from clusterprof.results import UNBOUNDED_NS
 
 # -- Trace, TracePacket
@@ -45,6 +44,11 @@ _CATEGORIES, _NAMES, _ARGUMENT_NAMES = 1, 2, 3
 VERSION = "clusterprof.version"
 #: the sequence of what belongs to no rank; each rank's is 2 + its place
 _COMMON = 1
+
+# -- the kinds of fields of Protocol Buffers
+_VARINT, _FIXED64, _LENGTH = 0, 1, 2
+#: encoded messages or parts of them, one a row
+Rows = npt.NDArray[np.uint8]
 
 
 def write(merged: Merged, file: IO[bytes], chosen: Cut) -> None:
@@ -168,30 +172,30 @@ def _slices(track: Track, name: Ints, line: int, own: int, on: bytes, begin_ns: 
     for rows, with_values in _alike(track, track.end > track.start):
         is_slice = bool(track.end[rows[0]] > track.start[rows[0]])
         values = [
-            wire.messages(
+            messages(
                 _ARGUMENT,
                 len(rows),
                 number(_ARGUMENT_NAME_ID, _argument(line, k)),
-                wire.numbers(_ARGUMENT_INT, track.values[argument][0][rows]),
+                numbers(_ARGUMENT_INT, track.values[argument][0][rows]),
             )
             for k, argument in with_values
         ]
-        flow = [] if track.flow is None else [wire.fixed(_FLOW, track.flow[rows])]
-        event = wire.messages(
+        flow = [] if track.flow is None else [fixed(_FLOW, track.flow[rows])]
+        event = messages(
             _EVENT, len(rows), number(_TYPE, _BEGIN if is_slice else _INSTANT), of_track,
-            number(_CATEGORY_ID, line + 1), wire.numbers(_NAME_ID, name[rows]), *flow, *values,
+            number(_CATEGORY_ID, line + 1), numbers(_NAME_ID, name[rows]), *flow, *values,
         )  # fmt: skip
         parts.append((start[rows], _timed(track.start[rows] - begin_ns, on, event, needed=True)))
     ended = places[is_end] - len(track)
-    event = wire.messages(_EVENT, len(ended), number(_TYPE, _END), of_track)
+    event = messages(_EVENT, len(ended), number(_TYPE, _END), of_track)
     parts.append((np.flatnonzero(is_end), _timed(track.end[ended] - begin_ns, on, event)))
-    return wire.in_order(parts)
+    return in_order(parts)
 
 
-def _timed(time: Ints, on: bytes, event: wire.Rows, *, needed: bool = False) -> wire.Rows:
+def _timed(time: Ints, on: bytes, event: Rows, *, needed: bool = False) -> Rows:
     flags = number(_FLAGS, _NEEDED) if needed else b""
-    times = wire.numbers(_TIMESTAMP, time)
-    return wire.messages(_PACKET, len(time), times, on, flags, event)
+    times = numbers(_TIMESTAMP, time)
+    return messages(_PACKET, len(time), times, on, flags, event)
 
 
 def _alike(track: Track, is_slice: Bools) -> Iterator[tuple[Index, list[tuple[int, str]]]]:
@@ -276,3 +280,80 @@ def about_trace(merged: Merged, notes: Iterable[str]) -> dict[str, str | int]:
     values["clusterprof.left_out"] = "; ".join(notes) or "nothing"
     return {shown(key): value if isinstance(value, int) else words.plain(value)
             for key, value in values.items()}  # fmt: skip
+
+
+# -- Protocol Buffers' wire format ----------------------------------------------------------------
+#
+# Single messages as bytes, and messages by the million as arrays. The protobuf package encodes one
+# message at a time, some 50,000 a second. Here all messages of one form are rows of one array. They
+# have one length, so a varint has as many bytes as the largest of its column needs; the format
+# allows the additional ones.
+
+
+def _varint(value: int) -> bytes:
+    """A whole number; a negative one as 64 bits in two's complement."""
+    value &= 2**64 - 1
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*encoded, value])
+
+
+def number(field: int, value: int) -> bytes:
+    """A field with a whole number."""
+    return _varint(field << 3 | _VARINT) + _varint(value)
+
+
+def text(field: int, value: str) -> bytes:
+    """A field with text."""
+    return message(field, value.encode("utf-8", "backslashreplace"))
+
+
+def message(field: int, *parts: bytes) -> bytes:
+    """A field with a message of these parts."""
+    content = b"".join(parts)
+    return _varint(field << 3 | _LENGTH) + _varint(len(content)) + content
+
+
+def numbers(field: int, values: Ints) -> Rows:
+    """The same field of every message, with whole numbers."""
+    left = values.astype(np.uint64)
+    width = max(1, -(-int(left.max(initial=0)).bit_length() // 7))
+    shifts = np.arange(width, dtype=np.uint64) * np.uint64(7)
+    encoded = (left[:, None] >> shifts).astype(np.uint8) & np.uint8(0x7F)
+    encoded[:, :-1] |= np.uint8(0x80)
+    return _after(_varint(field << 3 | _VARINT), encoded)
+
+
+def fixed(field: int, values: Ints) -> Rows:
+    """The same, as 64 bits of fixed length."""
+    encoded = values.astype("<u8").view(np.uint8).reshape(-1, 8)
+    return _after(_varint(field << 3 | _FIXED64), encoded)
+
+
+def messages(field: int, count: int, *parts: bytes | Rows) -> Rows:
+    """`count` messages: parts that all share, and parts with a row for each."""
+    none = np.empty((count, 0), np.uint8)
+    content = np.hstack([_after(p, none) if isinstance(p, bytes) else p for p in parts])
+    return _after(_varint(field << 3 | _LENGTH) + _varint(content.shape[1]), content)
+
+
+def _after(begin: bytes, rows: Rows) -> Rows:
+    """Every row after the same bytes."""
+    joined = np.empty((len(rows), len(begin) + rows.shape[1]), np.uint8)
+    joined[:, : len(begin)] = np.frombuffer(begin, np.uint8)
+    joined[:, len(begin) :] = rows
+    return joined
+
+
+def in_order(parts: Sequence[tuple[npt.NDArray[np.intp], Rows]]) -> bytes:
+    """All rows by their positions, which are the whole numbers from 0, each once."""
+    length = np.zeros(sum(len(positions) for positions, _ in parts), np.int64)
+    for positions, rows in parts:
+        length[positions] = rows.shape[1]
+    begin = np.cumsum(length) - length
+    content = np.empty(int(length.sum()), np.uint8)
+    for positions, rows in parts:
+        content[begin[positions][:, None] + np.arange(rows.shape[1])] = rows
+    return content.tobytes()

@@ -17,14 +17,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from clusterprof import folders
+from clusterprof import __version__, folders
 from clusterprof.agent.contracts import documents, files, paths
 from clusterprof.errors import ReportError
 from clusterprof.ingest.opening import unreadable
 from clusterprof.ingest.recording import BEGINS
 from clusterprof.mapped import moved
 from clusterprof.tables import SCHEMA_VERSION, SCHEMAS, RankTables, ReportInfo, read_table
-from clusterprof.version import __version__
 
 _CHUNK = 8 << 20
 

@@ -46,7 +46,7 @@ class LiveHang:
 
     def lines(self) -> Iterator[str]:
         """The hang as text: since when, what is waited for, and where each rank is."""
-        from clusterprof.report import hang_text
+        from clusterprof.report import text
 
         first = min(self.ranks, key=lambda rank: rank.since_ns)
         began = datetime.fromtimestamp(first.since_ns / 1e9, timezone.utc)
@@ -58,7 +58,7 @@ class LiveHang:
             yield f"what they wait for cannot be determined: {'; '.join(reasons) or 'no dump yet'}"
         else:
             yield self.results["verdict"]
-            yield from map(hang_text.sentence, self.results["hang"][1:])
+            yield from map(text.hang_sentence, self.results["hang"][1:])
         ranks_at: dict[str, list[int]] = defaultdict(list)
         for rank in self.ranks:
             ranks_at[rank.line or "an unknown line"].append(rank.rank)

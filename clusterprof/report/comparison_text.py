@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from clusterprof import console, words
-from clusterprof.report.markdown import escaped, pipes
+from clusterprof.report.text import escaped, pipes
 from clusterprof.results import Change, ComparedFinding, Comparison
 
 #: longer names are cut: paths of 200 letters fit into no table
@@ -59,7 +59,7 @@ def markdown(comparison: Comparison) -> str:
 
 def page(comparison: Comparison) -> str:
     """The comparison as a page; the same comparison gives the same page."""
-    from clusterprof.report import templates
+    from clusterprof.report import html
 
     shown = changes(comparison)
     # a bar is a change and its noise about the middle of a drawing, %; all are on one scale: half
@@ -72,7 +72,7 @@ def page(comparison: Comparison) -> str:
         places = {"left": min(50.0, 50 + length), "width": abs(length)}
         places |= {"noise_left": 50 - noise, "noise_width": 2 * noise}
         bars.append({name: round(place, 2) for name, place in places.items()})
-    template = templates.environment().get_template("comparison.html.j2")
+    template = html.environment().get_template("comparison.html.j2")
     return template.render(
         comparison=comparison,
         title="comparison",

@@ -9,28 +9,24 @@ tables are not.
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
+import sys
 from collections.abc import Mapping
+from functools import lru_cache
+from importlib import resources, util
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jinja2
 import pyarrow as pa
+from jinja2 import bccache
 
-from clusterprof import words
+from clusterprof import __version__, words
 from clusterprof.agent.contracts import files
 from clusterprof.arguments import beginning
-from clusterprof.report import (
-    breakdown,
-    collective_charts,
-    heatmap,
-    lanes,
-    overview,
-    provenance,
-    step_chart,
-    summary,
-    templates,
-)
+from clusterprof.report import collective_charts, heatmap, lanes, panels, step_chart, summary
 from clusterprof.report.summary import Summary
 from clusterprof.report.whole_job import Job
 from clusterprof.results import UNBOUNDED_NS, Finding, Results
@@ -67,39 +63,39 @@ def render(
     """
     run, job = Summary(results), job or Job()
     timeline = lanes.build(run, collectives, spans)
-    what_if = overview.what_if(run)
+    what_if = panels.what_if(run)
     data = {
         "timeline-data": timeline.data if timeline else None,
         "heatmap-data": heatmap.embedded(run, collectives, job),
         "what-if-data": what_if and what_if["script"],
-        "results-data": provenance.embedded(results),
+        "results-data": panels.packed_results(results),
     }
     data = {name: content for name, content in data.items() if content is not None}
-    script = "".join(map(templates.asset, _SCRIPTS))
+    script = "".join(map(asset, _SCRIPTS))
     clocks = {entry["rank"]: entry for entry in results["clock"]["ranks"]}
     # those whose clocks are known least come first
     ranks = [*results["ranks"]]
-    if len(ranks) > 2 * breakdown.ENDS:
+    if len(ranks) > 2 * panels.ENDS:
         ranks.sort(key=lambda entry: -run.uncertainties.get(entry["rank"], UNBOUNDED_NS))
-    template = templates.environment().get_template("report.html.j2")
+    template = environment().get_template("report.html.j2")
     return template.render(
         title=title,
         run=run,
         results=results,
-        style="".join(map(templates.asset, _STYLES)),
+        style="".join(map(asset, _STYLES)),
         script=script,
         # what the page's policy allows to run: this script and no other
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        tiles=overview.tiles(run),
+        tiles=panels.tiles(run),
         moment=_moment(run.leading, run, timeline) if run.leading in run.cards else "",
         what_if=what_if,
         findings=_cards(run, timeline),
-        account=breakdown.account(run),
-        path=breakdown.path(results),
-        groups=breakdown.ends(results["topology"]["groups"], breakdown.ENDS, 0),
-        operations=breakdown.ends(results["collectives"]["by_operation"], breakdown.ENDS, 0),
-        late=breakdown.ends(run.suspects, 2 * breakdown.ENDS, 0),
-        clocks=breakdown.ends([(entry, clocks.get(entry["rank"])) for entry in ranks]),
+        account=panels.account(run),
+        path=panels.critical_path(results),
+        groups=panels.ends(results["topology"]["groups"], panels.ENDS, 0),
+        operations=panels.ends(results["collectives"]["by_operation"], panels.ENDS, 0),
+        late=panels.ends(run.suspects, 2 * panels.ENDS, 0),
+        clocks=panels.ends([(entry, clocks.get(entry["rank"])) for entry in ranks]),
         explained=explained or {},
         bound=summary.bound(run.pair_bound_ns) if run.pair_bound_ns else "",
         timeline=timeline,
@@ -109,7 +105,7 @@ def render(
         heatmap="heatmap-data" in data,
         run_steps=step_chart.chart(results, job),
         **collective_charts.charts(run, collectives),
-        provenance=provenance.facts(run, job),
+        provenance=panels.provenance(run, job),
     )
 
 
@@ -239,3 +235,64 @@ def _readable(line: Mapping[str, Any], begins: Mapping[int, int]) -> dict[str, A
         elif key != "what":
             shown[key] = value
     return shown
+
+
+# -- templates
+
+
+def asset(name: str) -> str:
+    """Return the text of a file of the page."""
+    return (resources.files("clusterprof.report") / "page" / name).read_text("utf-8")
+
+
+@lru_cache(maxsize=1)
+def environment() -> jinja2.Environment:
+    """Return what all templates are read in: every text that comes in is escaped."""
+    templates = jinja2.Environment(
+        loader=jinja2.FunctionLoader(asset),
+        autoescape=True,
+        finalize=_shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+        bytecode_cache=_BesideTheTemplates(),
+    )
+    templates.globals.update(words=words, summary=summary)
+    templates.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
+    return templates
+
+
+def _shown(value: object) -> object:
+    """Every text that a template puts out passes here, but for what it marks as safe."""
+    return words.plain(value) if type(value) is str else value
+
+
+class _BesideTheTemplates(bccache.BytecodeCache):
+    """Byte code in `page/__pycache__`, or where else Python is told to keep it.
+
+    Compiling the templates takes longer than drawing a small page. Where the folder cannot be
+    written they are compiled each time.
+    """
+
+    def get_cache_key(self, name: str, _filename: str | None = None) -> str:
+        folder = resources.files("clusterprof.report") / "page"
+        return util.cache_from_source(str(folder / name))
+
+    def get_source_checksum(self, source: str) -> str:
+        made_by = f"{__version__} {jinja2.__version__} {Path(__file__).stat().st_mtime_ns}"
+        return hashlib.sha256(f"{made_by}\n{source}".encode()).hexdigest()
+
+    def load_bytecode(self, bucket: bccache.Bucket) -> None:
+        try:
+            with Path(bucket.key).open("rb") as file:
+                bucket.load_bytecode(file)
+        except Exception:  # noqa: BLE001 - an unpickler raises anything
+            bucket.reset()
+
+    def dump_bytecode(self, bucket: bccache.Bucket) -> None:
+        if sys.dont_write_bytecode:
+            return
+        with contextlib.suppress(OSError):
+            Path(bucket.key).parent.mkdir(parents=True, exist_ok=True)
+            files.write(bucket.key, bucket.bytecode_to_string())

@@ -1,11 +1,13 @@
-"""The results for a terminal: the answer first, then what it rests on.
+"""The results as text: for a terminal, as Markdown, as CSV; and what a job hangs in.
 
-Plain text of `width` columns; colour is SGR codes around words and never changes the
-layout. A number that is not larger than the clock's own error is not given.
+The answer first, then what it rests on. A number that is not larger than the clock's own error is
+not given.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 import textwrap
 from collections.abc import Collection, Iterable, Sequence
@@ -13,7 +15,14 @@ from collections.abc import Collection, Iterable, Sequence
 from clusterprof import console, words
 from clusterprof.report import summary
 from clusterprof.report.summary import Summary
-from clusterprof.results import Results
+from clusterprof.results import (
+    CalledEntry,
+    Finding,
+    HangEntry,
+    HangResults,
+    RankAccount,
+    Results,
+)
 
 _SGR = {"critical": "1;31", "warning": "1;33", "info": "1;36", "strong": "1", "quiet": "2"}
 #: every code that a page may have in it, if it has colours
@@ -27,13 +36,20 @@ _OPERATION_COLUMNS = (
 #: columns of the labels in front of what was measured
 _LABEL = 10
 _MODEL_LABEL = 15
+#: the first line of Markdown: by it a file is known as ours
+MARKDOWN_MARK = "<!-- written by clusterprof -->"
+#: members of each row of CSV after its step and rank; times in ns
+_PARTS = [name for name in RankAccount.__annotations__ if name != "rank"]
+CSV_COLUMNS = ["step", "steady_state", "rank", "host", "step_begin_ns", *_PARTS]
+#: ranks whose lines are printed for each cause of a hang; results.json has them all
+_LINES = 4
 
 
 def render(results: Results, *, colour: bool = False, width: int = 100) -> str:
-    """The whole report, ending in a newline; the first line is the verdict.
+    """The whole report as plain text, ending in a newline; the first line is the verdict.
 
-    `width` columns are kept by all that follows down to 60; commands to copy and names that
-    cannot be broken may be longer.
+    Colour is SGR codes around words and never changes the layout. `width` columns are kept by all
+    that follows down to 60; commands to copy and names that cannot be broken may be longer.
     """
     page, run = _Page(colour=colour, width=max(width, 40)), Summary(results)
     # one line however long it is: `head -1` of a log is the whole verdict
@@ -175,3 +191,147 @@ def _collectives(page: _Page, run: Summary) -> None:
         page.sentence("per step; times: the mean over all profiled ranks", 2, style="quiet")
     if len(operations) > len(rows):
         page.sentence(f"and {len(operations) - len(rows)} more, with less exposed time", 2)
+
+
+# -- Markdown
+
+
+def markdown(results: Results) -> str:
+    """The results as GitHub's and GitLab's Markdown, for an issue, a pull request or a chat.
+
+    Verdict, findings and what was measured; the step's account folded. Ends in a newline.
+    """
+    run = Summary(results)
+    lines = [MARKDOWN_MARK, f"**{escaped(results['verdict'])}**", ""]
+    if findings := results["findings"]:
+        head = ("finding", "", "whom", "saves per step", "of the step", "confidence")
+        lines += [*pipes(head, [_markdown_row(finding) for finding in findings], left=3), ""]
+    for finding in findings:
+        lines += _markdown_finding(finding, results["verdict"])
+    lines += [f"- {label}: {escaped(text)}" for label, text in run.measured]
+    lines += [f"- missing: {escaped(summary.missing(entry))}" for entry in results["missing"]]
+    lines += [f"- warning: {escaped(warning)}" for warning in results["warnings"]]
+    if rows := run.account_rows:
+        every = len(run.averages)
+        some = f", {len(rows)} of {every} ranks" if len(rows) < every else ""
+        title = f"Step time breakdown: ms and share, mean of {run.averaged_over}{some}"
+        table = pipes(summary.ACCOUNT_COLUMNS, rows, left=0)
+        lines += ["", f"<details><summary>{title}</summary>", "", *table, "", "</details>"]
+    return "\n".join([*lines, ""])
+
+
+def _markdown_row(finding: Finding) -> list[str]:
+    share = words.percent(finding["share_of_step"]) if finding["share_of_step"] > 0 else "-"
+    saved, confidence = summary.saved_cell(finding), words.confidence(finding["confidence"])
+    return [finding["code"], finding["severity"], summary.whom(finding), saved, share, confidence]
+
+
+def _markdown_finding(finding: Finding, verdict: str) -> list[str]:
+    above = finding["summary"] == verdict  # the first line is it
+    lines = [f"**{finding['code']}**" + ("" if above else f": {escaped(finding['summary'])}"), ""]
+    if finding["advice"]:
+        lines += [f"Recommendation: {escaped(finding['advice'])}", ""]
+    if finding["next"]:
+        # Longer than any fence in it, so that no name in it ends the block.
+        command = words.plain(finding["next"])
+        fence = "`" * max(3, 1 + max(map(len, re.findall("`+", command)), default=0))
+        lines += [f"{fence}sh", command, fence, ""]
+    return lines
+
+
+def pipes(head: Sequence[str], table: Sequence[Sequence[str]], left: int) -> list[str]:
+    """A table's lines; the first `left` columns are set to the left."""
+    marks = ["---" if column < left or not name else "--:" for column, name in enumerate(head)]
+    lines = [head, marks, *([escaped(cell.strip()) for cell in row] for row in table)]
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def escaped(text: str) -> str:
+    """Text of a report that Markdown shows as it is: it can begin no link, tag or mention."""
+    plain = words.plain(text)
+    return re.sub(r"([\\`*_\[\]<>|~@#&])", r"\\\1", plain).replace("\\@", "@\u200b")
+
+
+# -- CSV
+
+
+def accounts_csv(results: Results) -> str:
+    """The account of each rank in each step as CSV, below a line with the names of the columns.
+
+    Times are whole nanoseconds, `step_begin_ns` on the reference rank's clock.
+    """
+    hosts = {rank["rank"]: rank["host"] for rank in results["ranks"]}
+    page = io.StringIO()
+    table = csv.writer(page, lineterminator="\n")
+    table.writerow(CSV_COLUMNS)
+    for step in results["steps"]:
+        for account in step["ranks"]:
+            parts = [account[name] for name in _PARTS]  # type: ignore[literal-required]
+            host = spreadsheet_cell(hosts.get(account["rank"], ""))
+            table.writerow([step["step"], int(step["settled"]), account["rank"], host,
+                            step["begin_ns"], *parts])  # fmt: skip
+    return page.getvalue()
+
+
+def spreadsheet_cell(value: str) -> str:
+    """A text that no spreadsheet takes for a formula."""
+    return f"'{value}" if value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+
+
+# -- hangs
+
+
+def hang_verdict(hang: list[HangEntry], waiting: list[int]) -> str:
+    """Return what a job hangs in, in one sentence."""
+    if hang:
+        return hang_sentence(hang[0])
+    if not waiting:
+        return "No rank waits for another rank."
+    return f"{words.ranks(waiting).capitalize()} had not ended a call when the dump was taken."
+
+
+def hang_sentence(hang: HangEntry) -> str:
+    """Return what is wrong with one call."""
+    name = words.group(hang["group"], hang["description"] or "group")
+    call = f"{hang['operation']} {hang['sequence']} of {words.plain(name)}"
+    who = words.ranks(hang["ranks"])
+    who = (f"one of {who}" if hang["one_of"] else who).capitalize() if hang["ranks"] else ""
+    sentence = {
+        "never_joined": f"{who} never joined {call}",
+        "other_operation": f"{who} called another operation than {call}",
+        "other_size": f"{who} called {call} with another size",
+        "other_type": f"{who} called {call} with another data type",
+        "no_receive": f"{who} never received what {call} sends",
+        "no_send": f"{who} never sent what {call} receives",
+        "no_dump": f"{who} left no dump, and {call} does not end",
+        "stalled": f"All members joined {call}, and it does not end",
+    }[hang["cause"]]
+    verb = "waits" if len(hang["waiting"]) == 1 else "wait"
+    waits = f"; {words.ranks(hang['waiting'])} {verb}" if hang["waiting"] else ""
+    return f"{sentence}{waits}."
+
+
+def hang_page(results: HangResults) -> str:
+    """Return what a job hangs in: each cause, who waits, and where in the program."""
+    lines = [results["verdict"]]
+    for number, hang in enumerate(results["hang"]):
+        lines += ["", hang_sentence(hang)] if number else []
+        odd = [called for called in hang["called"] if called["rank"] in hang["ranks"]]
+        rest = [called for called in hang["called"] if called["rank"] not in hang["ranks"]]
+        lines += [f"  {_called_by_rank(called)}" for called in (*odd[:_LINES], *rest[:1])]
+    lines += [""] if results["missing"] else []
+    for lost in results["missing"]:
+        whose = "a dump" if lost["rank"] is None else f"rank {lost['rank']}"
+        lines.append(f"missing: {whose}: {lost['reason']}")
+    lines += [f"warning: {warning}" for warning in results["warnings"]]
+    return "\n".join(lines) + "\n"
+
+
+def _called_by_rank(called: CalledEntry) -> str:
+    rank, operation = called["rank"], called["operation"]
+    if not operation:
+        return f"rank {rank}: no call recorded"
+    last = "" if called["joined"] else "last called "
+    sizes = f"{called['input_sizes'] or called['output_sizes']} {called['input_types']}"
+    line = f", {words.plain(called['line'])}" if called["line"] else ""
+    return f"rank {rank}: {last}{operation} {called['sequence']} {sizes}{line}"

@@ -42,7 +42,6 @@ from clusterprof.ingest.flight.unpickle import unpickled
 from clusterprof.launch import settings
 from clusterprof.report import (
     comparison_text,
-    hang_text,
     html,
     results_json,
     text,
@@ -146,7 +145,7 @@ def joined(at: Path) -> None:
     found = merge_run.merge_dumps([(at / "rank_0.gz", 0), (at / "rank_1", 1)], {})
     assert 0 in found["dumps"]
     results_json.dumps(found)
-    hang_text.render(found).encode(errors="surrogateescape")
+    text.hang_page(found).encode(errors="surrogateescape")
 
 
 @target
@@ -175,7 +174,7 @@ def flight_groups(changes: Sequence[Change]) -> None:
         (at / "groups.json.gz").write_bytes(gzip.compress(content, 1))
         found = merge_run.merge_dumps([(at / "hang.pickle.gz", 1)], {})
         assert found["dumps"] == [1]
-        hang_text.render(found).encode(errors="surrogateescape")
+        text.hang_page(found).encode(errors="surrogateescape")
 
 
 @target

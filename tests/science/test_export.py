@@ -28,7 +28,7 @@ from simulate import Cause, Job, middle, simulate, with_clock
 
 from clusterprof import merge_run, words
 from clusterprof.cli import export, main
-from clusterprof.export import chrome, flat_tables, merged_tables, tracks, wire
+from clusterprof.export import chrome, flat_tables, merged_tables, perfetto, tracks
 from clusterprof.report import results_json
 from clusterprof.run_directory import Window
 from clusterprof.study import Study, study
@@ -242,8 +242,6 @@ def test_the_shortest_are_left_out_where_not_all_fits_and_the_trace_says_so(
     limit = whole.stat().st_size * 4 // 5
     chosen = tracks.survey(merged, limit)
     with (tmp_path / "half").open("wb") as file:
-        from clusterprof.export import perfetto
-
         perfetto.write(merged, file, chosen)
     assert 0 < (tmp_path / "half").stat().st_size <= limit
     trace = Trace(tmp_path / "half")
@@ -357,12 +355,12 @@ def test_more_at_once_than_any_profiler_records_is_left_out() -> None:
 
 def test_numbers_of_any_size_are_read_as_they_were() -> None:
     values = np.array([0, 1, 127, 128, 2**40, 2**62, -1, -(2**63)])
-    rows = wire.messages(1, len(values), wire.numbers(30, values))
+    rows = perfetto.messages(1, len(values), perfetto.numbers(30, values))
     for value, row in zip(values.tolist(), rows, strict=True):
         event = published.TrackEvent()
         event.ParseFromString(row[2:].tobytes())
         assert event.counter_value == value
-        event.ParseFromString(wire.number(30, value))
+        event.ParseFromString(perfetto.number(30, value))
         assert event.counter_value == value
 
 

@@ -17,7 +17,7 @@ import report_sample
 import clusterprof
 from clusterprof import gate, merge_run
 from clusterprof.cli import main
-from clusterprof.report import csv_table, html, markdown, results_json, text
+from clusterprof.report import html, results_json, text
 from clusterprof.report.anonymous import anonymous, anonymous_job, host_names
 from clusterprof.report.whole_job import Job
 from clusterprof.tables import SPANS, read_table
@@ -76,7 +76,7 @@ def test_csv_has_the_accounts_as_they_are(merged: Path, capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize("name", ["=1+1", "+a", "-a", "@a"])
 def test_no_name_is_a_formula(name: str) -> None:
-    page = csv_table.render(report_sample.results(host=name))
+    page = text.accounts_csv(report_sample.results(host=name))
     hosts = {row["host"] for row in csv.DictReader(io.StringIO(page))}
     assert f"'{name}" in hosts
     assert name not in hosts
@@ -84,11 +84,11 @@ def test_no_name_is_a_formula(name: str) -> None:
 
 def test_markdown_says_the_verdict_and_each_finding_with_its_command() -> None:
     results = report_sample.results()
-    page = markdown.render(results)
-    assert page.splitlines()[0] == markdown.MARK
+    page = text.markdown(results)
+    assert page.splitlines()[0] == text.MARKDOWN_MARK
     assert page.splitlines()[1].startswith("**Rank 2")
     for finding in results["findings"]:
-        code = markdown.escaped(finding["code"])
+        code = text.escaped(finding["code"])
         assert f"| {code} | {finding['severity']} |" in page
         assert finding["next"] in page
     tables = [line for line in page.splitlines() if line.startswith("|")]
@@ -106,7 +106,7 @@ def test_every_form_says_what_a_repair_saves_alone_where_that_differs(
     gate.fails(gate.parse("warning"), results["findings"][1:])
     forms = {
         "terminal": text.render(results, width=200),
-        "markdown": markdown.render(results),
+        "markdown": text.markdown(results),
         "page": html.render(results, report_sample.collectives(), title="x"),
         "gate": capsys.readouterr().err,
         "notebook": clusterprof.load(run)._repr_html_(),
@@ -118,7 +118,7 @@ def test_a_wait_that_the_clocks_may_make_up_is_no_number_in_markdown_either() ->
     results = report_sample.results()
     for clock in results["clock"]["ranks"]:
         clock["uncertainty_ns"] = 30_000_000
-    cells = [line.split("|")[5].strip() for line in markdown.render(results).splitlines()
+    cells = [line.split("|")[5].strip() for line in text.markdown(results).splitlines()
              if re.match(r"\| \d", line)]  # fmt: skip
     assert len(cells) == 4
     assert all(cell.startswith("\\<") for cell in cells if not cell.startswith("0"))
@@ -130,7 +130,7 @@ def test_no_name_of_a_report_is_markdown() -> None:
     results = report_sample.results(host=hostile, operation=hostile)
     results["warnings"] = [hostile]
     results["findings"][0] |= {"summary": hostile, "next": f"clusterprof -- ```\n{hostile}"}
-    page = markdown.render(results)
+    page = text.markdown(results)
     around = re.sub(r"(?ms)^(`{3,})sh\n.*?^\1$", "", page).replace("<details><summary>", "")
     around = around.replace("</summary>", "").replace("</details>", "", 1)
     for part in ("</details>", "<script>", "[a](", "@team"):
@@ -161,7 +161,7 @@ def test_what_is_shared_names_no_host_path_or_argument(capsys: pytest.CaptureFix
         "-- python train.py --data /data/corpus",
     }
     public = anonymous(results)
-    page = results_json.dumps(public).decode() + markdown.render(public) + csv_table.render(public)
+    page = results_json.dumps(public).decode() + text.markdown(public) + text.accounts_csv(public)
     assert [each for each in secrets if each in page] == []
     assert "host-1" in page
     assert public["findings"][0]["next"] == (

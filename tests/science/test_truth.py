@@ -17,7 +17,7 @@ from studies import FOLDER, NAMES, TRUTH, Simulated, found_in, gathered
 
 from clusterprof import words
 from clusterprof.analysis.findings.registry import all_findings
-from clusterprof.report.overview import tiles
+from clusterprof.report.panels import tiles
 from clusterprof.report.summary import Summary
 from clusterprof.study import Study, dataset_of, study
 from clusterprof.tables import RankTables

@@ -321,7 +321,7 @@ _READERS = {
     "launch/foreground.py": "the kernel's, in /proc",
     "launch/over_hosts.py": "this package's own modules",
     "mapped.py": "in a folder of our own (mkdtemp), or a temporary file of our own (0600)",
-    "report/templates.py": "this package's own templates",
+    "report/html.py": "this package's own templates",
 }
 _READING = {"open", "read_text", "read_bytes", "memory_map", "fromfile", "memmap"}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterprof.report import templates
+from clusterprof.report import html
 
 
 @pytest.fixture
@@ -19,8 +19,8 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def drawn() -> str:
-    templates.environment.cache_clear()
-    template = templates.environment().get_template("provenance.html.j2")
+    html.environment.cache_clear()
+    template = html.environment().get_template("provenance.html.j2")
     return template.render(provenance=[])
 
 
@@ -37,7 +37,7 @@ def test_byte_code_is_kept_and_found_again(kept: Path, monkeypatch: pytest.Monke
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("compiled again")
 
-    monkeypatch.setattr(templates.jinja2.Environment, "_generate", refuse)
+    monkeypatch.setattr(html.jinja2.Environment, "_generate", refuse)
     assert drawn() == first
     assert file.stat().st_mtime_ns == written
 
