@@ -29,7 +29,12 @@ _CARRY = (
 
 
 def job(line: CommandLine) -> Job:
-    """See `clusterprof.launchers.Launcher`."""
+    """The job that srun starts for a command line: its options, then the program.
+
+    The variables of `line.added` must reach every rank; the first folder of its PYTHONPATH is ours.
+    Where srun's --export withholds them sh sets them inside the command, and the job `carries` them
+    itself. Raises UsageError where several programs would each need that.
+    """
     options, program, environ, added = line.options, line.program, line.environ, line.added
     remarks, carrier = command_line.mount_remarks(line), []
     for component in components(options, program):
@@ -44,13 +49,14 @@ def job(line: CommandLine) -> Job:
                 "add ALL to it, and no PYTHONPATH=",
             )
         inject = added["PYTHONPATH"].split(":", 1)[0]
-        masking.ours.add(_CARRY)
+        masking.ours.add(_CARRY)  # no secret: shown as it is
         carrier = ["/bin/sh", "-c", _CARRY, "clusterprof", inject, added["CLUSTERPROF_PLAN"]]
         remarks += ("srun --export withholds clusterprof's variables: sh sets them",)
     return Job(
         "srun",
         ("srun", *options, *carrier, *program),
         *ranks(options, program, environ),
+        # whose variables tell a process its rank
         identity=command_line.whose_ranks(program, "srun"),
         remarks=remarks,
         carries=bool(carrier),

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from clusterprof.agent.contracts import files
+from clusterprof.errors import ReportError
 from clusterprof.ingest.nsys.scrubbing import is_ours, scrub
 
 TID, OTHER = (77 << 24) | 1, (99 << 24) | 1
@@ -131,3 +132,9 @@ def test_a_copy_is_known_as_one_and_a_recording_is_not(export: Path, tmp_path: P
     assert is_ours(tmp_path / "clean.sqlite")
     assert not is_ours(export)
     assert not is_ours(tmp_path / "absent")
+
+
+def test_a_place_where_no_copy_can_be_is_said_to_be_one(export: Path, tmp_path: Path) -> None:
+    target = tmp_path / "missing" / "clean.sqlite"
+    with pytest.raises(ReportError, match=r"clean\.sqlite cannot be written"):
+        scrub(export, target)

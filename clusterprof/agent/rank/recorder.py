@@ -102,7 +102,10 @@ class Recorder:
         self.readings: List[Dict[str, Any]] = []
 
     def at(self, count: int) -> int:
-        """A step has just ended, and the window begins or ends here; when to come back."""
+        """`count` steps have ended: the window begins or ends here, or its dump is due.
+
+        Returns the count at which to come back, -1 for never.
+        """
         if not self.was_open:
             self.open()
             return max(self.end, count + 1)

@@ -157,6 +157,9 @@ def _alike(a: npt.NDArray[Any], b: npt.NDArray[Any], unknown: object) -> Bools:
 def _try(a: Calls, b: Calls, by: int, directed: bool) -> _Trial | None:
     """Weigh one displacement of b against a; None if it is impossible.
 
+    So it is where one of ten calls differs, as damaged ones may, where most steps (`marked`, as the
+    program numbers them) do, or where no offset of the clocks explains the times.
+
     `directed`: a's Sends against b's Recvs. A Send may end long before its Recv begins (NCCL
     buffers it), so there only sizes and steps count, and that no Recv ends before its Send.
     """

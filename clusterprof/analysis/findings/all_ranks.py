@@ -61,7 +61,12 @@ def find(dataset: Dataset, earlier: Sequence[Finding] = ()) -> list[Finding]:
 
 
 def _finding(dataset: Dataset, shallow: ShallowResults, suspects: list[Suspect]) -> Finding:
-    """Make the finding of the suspects of one group, worst first."""
+    """Make one finding of suspects that `find` put together, worst first.
+
+    Nothing is replayed: what is saved is the worst one's lateness, by its share of the steps of a
+    watched run, and `bound_ns` is how far that may be wrong. It is 0 where the suspects may not
+    delay their peers' work. `late_steps` None: late in all from `since_step` to `until_step`.
+    """
     ranks, worst, step_ns = [s["rank"] for s in suspects], suspects[0], _step_ns(shallow)
     saved = bound = 0
     if worst["delays"]:
@@ -86,6 +91,7 @@ def _finding(dataset: Dataset, shallow: ShallowResults, suspects: list[Suspect])
         follow_up=capture(dataset, [*sorted(ranks)[:2], *peers[:1]], profiler=lighter(dataset)),
         recurrence="persistent" if last is None and late_steps is None else "intermittent",
     )
+    # without a repair that is replayed `finding` has zeros for these
     return finding(dataset, CODES[0], sorted(ranks), say) | {
         "severity": severity((saved - bound) / max(step_ns, 1)),
         "steps": steps,
@@ -100,7 +106,9 @@ def _finding(dataset: Dataset, shallow: ShallowResults, suspects: list[Suspect])
 
 
 def _step_ns(shallow: ShallowResults) -> int:
-    """A step of the last look while the job ran, without any of the window (ns)."""
+    """The step that lateness is a share of (ns): of the last look at a watched job, else of the
+    window.
+    """
     watch = shallow.get("watch")
     return shallow["step_ns"] if watch is None else watch["step_ns"]
 

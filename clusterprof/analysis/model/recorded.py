@@ -228,22 +228,27 @@ class _Moments:
         """A host's wait ends after what it waited for; its steps begin after its own time.
 
         A step ends with the host and, on each stream, with the last that it has launched.
+
+        Of `part`: `woken` are the host moments at which waits end, `woken_by` the activities that
+        were waited for; `step_begins` [ranks, steps + 1] are the host moments at which steps begin,
+        and the last ends. The kinds of lengths: WAKING is what it takes to wake, SINCE a host's own
+        time since its `root`, NONE is 0.
         """
-        part, marks, wakes = self.part, self.part.step_begins, self.part.woken[self.wakes]
-        inner = np.unique(marks[:, 1:])
+        part, step_begins, woken = self.part, self.part.step_begins, self.part.woken[self.wakes]
+        inner = np.unique(step_begins[:, 1:])
         inner = inner[~self.root[inner]]
-        ranks = row_of(part.host_rank[marks[:, 0]], part.stream_rank)
-        # how many were launched on each stream before each mark, and the last of these
-        shape = len(part.stream_rank), marks.shape[1]
+        ranks = row_of(part.host_rank[step_begins[:, 0]], part.stream_rank)
+        # how many were launched on each stream before each step began, and the last of these
+        shape = len(part.stream_rank), step_begins.shape[1]
         launched = sums(shape, (part.stream, part.step + 1)).cumsum(axis=1).astype(np.int64)
         before = np.flatnonzero(self.first_of_stream)[:, None] - 1
         free = self.begins + np.arange(shape[0])[:, None]
         last = np.where(launched > 0, self.ends + before + launched, free)
         return [
-            _edges(self.end_of[part.woken_by[self.wakes]], wakes, replay.WAKING, wakes),
-            _edges(self.root_of[wakes - 1], wakes, replay.SINCE, wakes - 1),
+            _edges(self.end_of[part.woken_by[self.wakes]], woken, replay.WAKING, woken),
+            _edges(self.root_of[woken - 1], woken, replay.SINCE, woken - 1),
             _edges(self.root_of[inner], inner, replay.SINCE, inner),
-            _edges(marks.ravel(), self.step_ends.ravel(), replay.NONE),
+            _edges(step_begins.ravel(), self.step_ends.ravel(), replay.NONE),
             _edges(last.ravel(), self.step_ends[ranks].ravel(), replay.NONE),
         ]
 

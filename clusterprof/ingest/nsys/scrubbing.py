@@ -21,7 +21,6 @@ from clusterprof.agent.contracts import files
 from clusterprof.errors import ReportError
 from clusterprof.ingest.nsys.database import Export
 from clusterprof.ingest.nsys.ranks_of_report import wanted
-from clusterprof.ingest.opening import unreadable
 
 #: Besides the rank's place: versions, which explain a recording and hold nothing private.
 _KEPT = {"CUDA_VERSION", "NCCL_VERSION", "GROUP_RANK", "LOCAL_WORLD_SIZE", "ROLE_RANK"}
@@ -57,14 +56,15 @@ _ASSIGNMENT = re.compile(
 def scrub(source: Path, target: Path) -> None:
     """Write a copy of the SQLite export `source` to `target` with no more than a merge needs.
 
-    The copy is rebuilt, so that nothing is left in free pages. Raises ReportError where
-    `source` is no nsys export, or `target` cannot be written.
+    The copy is rebuilt, so that nothing is left in free pages. `target` is replaced as a whole, or
+    left as it was. Raises ReportError where `source` is no nsys export, or `target` cannot be
+    written.
     """
     Export(source).close()
     try:
-        with files.new(target, 0o600) as copy:
-            with files.opened(source, links=True) as file:
-                shutil.copyfileobj(file, copy)
+        # a link is followed: the user named it
+        with files.opened(source, links=True) as file, files.new(target, 0o600) as copy:
+            shutil.copyfileobj(file, copy)
             copy.flush()
             with contextlib.closing(sqlite3.connect(copy.name)) as database:
                 # Names of other processes need not be UTF-8.
@@ -76,7 +76,10 @@ def scrub(source: Path, target: Path) -> None:
                 database.commit()
                 database.execute("VACUUM")
     except OSError as error:
-        raise unreadable(target, error) from error
+        raise ReportError(
+            f"{target} cannot be written: {error.strerror or error}",
+            "choose another place, or make its folder",
+        ) from error
     except sqlite3.Error as error:
         raise ReportError(f"{source} cannot be scrubbed", f"sqlite printed: {error}") from error
 
