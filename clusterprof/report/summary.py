@@ -251,8 +251,8 @@ class Summary:
 
     @cached_property
     def groups(self) -> str:
-        """Which groups the ranks form, by what each is for (data, tensor, pipeline), and how sure
-        that is; nothing where there is no communicator.
+        """Which groups the ranks form, by what each is for (data, tensor, pipeline), with the
+        confidence in that; nothing where there is no communicator.
         """
         kinds: dict[str, list[GroupEntry]] = {}
         for entry in self.results["topology"]["groups"]:
