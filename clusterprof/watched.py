@@ -66,12 +66,11 @@ _TEXTS = ("host", "group")
 
 @dataclass(frozen=True)
 class Late:
-    """A rank that was late in one look or in several in a row."""
+    """A rank that delayed the others in one look or in several in a row."""
 
     rank: int
     host: str
     group: str
-    delays: bool
     #: the first step in which it was late, and about when that was (ns)
     since_step: int
     since_ns: int
@@ -101,7 +100,7 @@ class Late:
             "since_step": self.since_step if self.since_step > first_step else None,
             "until_step": None if self.until_step is None else self.until_step - 1,
             "late_steps": None,
-            "delays": self.delays,
+            "delays": True,
             "line": None,
         }
 
@@ -152,10 +151,11 @@ def _row(entry: dict[str, Any]) -> Row | None:
 
 
 def lateness(rows: Sequence[Row]) -> list[Late]:
-    """Who was late from when until when, over all looks, in the order in which it began.
+    """Who delayed the others from when until when, over all looks, in the order in which it began.
 
     A rank that is late in looks that follow each other is late all that time: what happens in
-    the steps between two looks is not known.
+    the steps between two looks is not known. Once it delays the others, looks that show it late and
+    do not tell whether that delays anything go on with it; alone they name no rank.
     """
     ended: list[Late] = []
     going: dict[int, list[Row]] = {}
@@ -164,8 +164,9 @@ def lateness(rows: Sequence[Row]) -> list[Late]:
         over = [rank for rank in going if rank not in late]
         ended += [_late(going.pop(rank), look[0].first_step) for rank in over]
         for rank, row in late.items():
-            going.setdefault(rank, []).append(row)
-            if row.until_step < row.last_step:
+            if row.delays or rank in going:
+                going.setdefault(rank, []).append(row)
+            if rank in going and row.until_step < row.last_step:
                 ended.append(_late(going.pop(rank), row.until_step + 1))
     every = [*ended, *(_late(late_rows, None) for late_rows in going.values())]
     return sorted(every, key=lambda late: (late.since_ns, late.rank))
@@ -180,26 +181,21 @@ def _looks(rows: Sequence[Row]) -> list[list[Row]]:
 
 def _late(rows: Sequence[Row], until_step: int | None) -> Late:
     """One rank's rows of looks in a row."""
-    first, steps = rows[0], sum(row.late_steps for row in rows)
+    first, telling = rows[0], [row for row in rows if row.delays]
     back = (first.last_step + 1 - first.since_step) * first.step_ns
+    steps = sum(row.late_steps for row in telling)
     return Late(
         first.rank, first.host, first.group,
-        delays=all(row.delays for row in rows),
         since_step=first.since_step,
         since_ns=first.wall_ns - back,
         until_step=until_step,
-        lateness_ns=sum(row.lateness_ns * row.late_steps for row in rows) / steps,
+        lateness_ns=sum(row.lateness_ns * row.late_steps for row in telling) / steps,
         # looks are of other steps: what chance has in one it has not in the next
-        bound_ns=hypot(*(row.bound_ns * row.late_steps for row in rows)) / steps,
-        step_ns=sum(row.step_ns * row.late_steps for row in rows) / steps,
+        bound_ns=hypot(*(row.bound_ns * row.late_steps for row in telling)) / steps,
+        step_ns=sum(row.step_ns * row.late_steps for row in telling) / steps,
         looks=len(rows),
         steps=steps,
     )  # fmt: skip
-
-
-def delaying(late: Sequence[Late]) -> list[Late]:
-    """Those that delay the others: of the rest that cannot be determined, and none is named."""
-    return [rank for rank in late if rank.delays]
 
 
 def over_the_run(shallow: ShallowResults, rows: Sequence[Row]) -> ShallowResults:
@@ -218,7 +214,7 @@ def over_the_run(shallow: ShallowResults, rows: Sequence[Row]) -> ShallowResults
         "steps": len({step for look in looks for step in look[0].all_steps}),
         "step_ns": looks[-1][0].step_ns,
     }
-    late = [rank.suspect(first_step) for rank in delaying(lateness(rows))]
+    late = [rank.suspect(first_step) for rank in lateness(rows)]
     late_now = {suspect["rank"] for suspect in late if suspect["until_step"] is None}
     every = [*late, *(s for s in shallow["suspects"] if s["rank"] not in late_now)]
     every.sort(key=lambda s: (not s["delays"], -s["lateness_ns"], s["rank"]))
@@ -233,4 +229,4 @@ def news(before: Sequence[Late], now: Sequence[Late]) -> list[str]:
 
     was = {(late.rank, late.since_step): state(late) for late in before}
     changed = [late for late in now if was.get((late.rank, late.since_step)) != state(late)]
-    return [late.sentence() for late in delaying(changed)]
+    return [late.sentence() for late in changed]

@@ -165,7 +165,7 @@ def comes_late(run: Window, share: float, every_s: int, clock: Clock = REAL) -> 
     say(f"waiting until a rank delays the others by more than {words.percent(share)} of a step")
     table = watched.path_of(run.directory.path)
     while True:
-        now = watched.delaying(watched.lateness(watched.read(table)))
+        now = watched.lateness(watched.read(table))
         late = [
             rank
             for rank in now

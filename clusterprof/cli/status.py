@@ -125,7 +125,7 @@ def _watched(looks: Sequence[watched.Row]) -> list[str]:
         return []
     last = looks[-1]
     steps = f"steps {last.first_step} to {last.last_step}, {words.wall_time(last.wall_ns)}"
-    late = watched.delaying(watched.lateness(looks))
+    late = watched.lateness(looks)
     lines = [rank.sentence() for rank in late]
     if all(rank.until_step is not None for rank in late):
         lines.append(f"no rank was late in the last look at all ranks ({steps})")

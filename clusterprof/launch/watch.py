@@ -103,7 +103,7 @@ def look(run: Window, wall_ns: int, seen_step: int = -1) -> list[Row]:
     """
     import numpy as np
 
-    from clusterprof.analysis.model.shallow import mean_step
+    from clusterprof.analysis.model.shallow import lengthened, mean_step
     from clusterprof.merge_run import all_ranks
 
     steps = _steps(run)
@@ -123,6 +123,10 @@ def look(run: Window, wall_ns: int, seen_step: int = -1) -> list[Row]:
         step_ns = round(mean_step(steps, np.arange(since, until + 1)))
         of_rank = late["rank"], late["host"] or "", late["group"]
         much = late["lateness_ns"], late["bound_ns"], int(late["delays"])
+        if not late["delays"] and since > first:
+            # what its lateness delays is how much longer steps are since it began
+            longer = lengthened(steps, range(first, since), range(since, until + 1), CHANCE)
+            much = (*longer, 1) if longer is not None else much
         rows.append(Row(*of_look, step_ns, *of_rank, *much, since, until))
     return rows or [Row(*of_look, results["step_ns"])]
 
@@ -132,7 +136,7 @@ def gauges(run: Window, rows: Sequence[Row]) -> str:
     from clusterprof.export.prometheus import Gauge, rendered
 
     last = rows[-1]
-    late = [now for now in watched.delaying(watched.lateness(rows)) if now.until_step is None]
+    late = [now for now in watched.lateness(rows) if now.until_step is None]
     labels = [{"rank": now.rank, "host": now.host} for now in late]
     hanging = sum(
         state.get("hangs", {}).get("until_ns", 0) is None for state in run.states().values()

@@ -67,10 +67,15 @@ def test_a_look_says_what_it_changes_and_nothing_else() -> None:
     assert "was late" in lines_of[5][0]
 
 
-def test_a_rank_that_may_delay_nothing_is_kept_and_not_named() -> None:
-    rows = look(0, row(3, 4.0, delays=0))
-    assert [late.rank for late in watched.lateness(rows)] == [3]
-    assert watched.news([], watched.lateness(rows)) == []
+def test_looks_that_do_not_tell_whether_it_delays_name_no_rank_and_go_on_with_one_that_does() -> (
+    None
+):
+    unknown = row(3, 9.0, delays=0)
+    assert watched.lateness([*look(0, unknown), *look(1, unknown)]) == []
+    rows = [*look(0, unknown), *look(1, row(3, 4.0, since=150)), *look(2, unknown), *look(3)]
+    (late,) = watched.lateness(rows)
+    assert (late.since_step, late.until_step, late.looks) == (150, 300, 2)
+    assert late.lateness_ns == 4 * MS
 
 
 SHALLOW: ShallowResults = {

@@ -40,6 +40,7 @@ from clusterprof.columns import (
     order_by,
     parts,
     places,
+    rows_by,
 )
 from clusterprof.ingest.flight.all_dumps import Flight
 from clusterprof.ingest.rank_steps import WARM_UP
@@ -378,6 +379,32 @@ def regime(values: Floats) -> slice:
         return slice(since, None)
     until = change(values[::-1])
     return slice(None, values.size - until if until else None)
+
+
+def lengthened(
+    steps: Mapping[int, pa.Table], before: range, late: range, chance: float
+) -> tuple[int, int] | None:
+    """Return by how much steps are longer than those before, and how far that may be wrong (ns).
+
+    By the step logs (`STEPS`), each step as the middle rank has it. None where chance, in this part
+    of all cases, makes as much of a difference, or where it is below what is worth a finding.
+    """
+    every = pa.concat_tables(steps.values())
+    step, length = integers(every, "step"), integers(every, "end_ns") - integers(every, "begin_ns")
+    means = []
+    for span in (before, late):
+        inside = (step >= span.start) & (step < span.stop)
+        numbers, place = places(step[inside])
+        if numbers.size < limits.FEW:
+            return None
+        by_step = rows_by(place)
+        means.append(np.array([np.median(length[inside][rows]) for rows in by_step.values()]))
+    usual, longer = means
+    more_ns = float(longer.mean() - usual.mean())
+    bound_ns = half_width(usual, chance) + half_width(longer, chance)
+    if more_ns <= max(bound_ns, limits.LEAST_FRAC * float(usual.mean())):
+        return None
+    return round(more_ns), round(bound_ns)
 
 
 def by_node(named: Sequence[Suspect], hosts: Mapping[int, str]) -> list[ShallowNode]:
