@@ -67,11 +67,11 @@ _WEIGHT = 4
 _REFUTED = 6.9
 _LEVEL = 0.95
 #: blocks of steps: at most so many, of so many steps at least; fewer blocks tell no spread
-_BLOCKS, _LEAST_STEPS, _LEAST_BLOCKS = 20, 4, 4
+_BLOCKS, LEAST_STEPS, LEAST_BLOCKS = 20, 4, 4
 #: steps after a window in which queues fill up again (`analysis.model.replay.SETTLE_STEPS`)
 _RECOVERY = 8
 #: no step takes 104 days; beyond it doubles no longer count nanoseconds
-_LONGEST_NS = 2**53
+LONGEST_NS = 2**53
 #: a single step of a window does not tell how much steps vary
 _LEAST_WINDOW = 2
 #: of 20 blocks a correlation is known to some 0.2 only
@@ -104,6 +104,11 @@ def measured(given: Path) -> MeasuredRun:
 
     Raises ReportError where it was not merged, or its results are damaged.
     """
+    return of_run(given, *read_run(given))
+
+
+def read_run(given: Path) -> tuple[Window | None, Results]:
+    """The window of a run directory (None for a results.json), and its results, as `measured`."""
     try:
         run = Window.at(given) if given.is_dir() else None
         file = run.merged / paths.RESULTS if run is not None else given
@@ -116,7 +121,11 @@ def measured(given: Path) -> MeasuredRun:
         raise ReportError(
             f"{given} does not exist", "name a run directory that was merged, or a results.json"
         )
-    results = results_json.read(file)
+    return run, results_json.read(file)
+
+
+def of_run(given: Path, run: Window | None, results: Results) -> MeasuredRun:
+    """What a comparison needs of what was read: with step logs where it is a run directory."""
     kept = of_results(str(given), results)
     if run is not None and run.directory.manifest.is_file():
         with contextlib.suppress(ClusterprofError):  # what is damaged is no reason to refuse
@@ -215,10 +224,10 @@ def blocked(count: npt.NDArray[np.int64], took: npt.NDArray[np.int64]) -> Floats
     """
     total = int(count.sum())
     after = period(took) if total == len(count) else 1
-    length = after * math.ceil(max(total / _BLOCKS, _LEAST_STEPS) / after)
-    if after == 1 or total < _LEAST_BLOCKS * length:
-        blocks = min(_BLOCKS, total // _LEAST_STEPS)
-        if blocks < _LEAST_BLOCKS:
+    length = after * math.ceil(max(total / _BLOCKS, LEAST_STEPS) / after)
+    if after == 1 or total < LEAST_BLOCKS * length:
+        blocks = min(_BLOCKS, total // LEAST_STEPS)
+        if blocks < LEAST_BLOCKS:
             return np.zeros(0)
         block = ((np.cumsum(count) - count / 2) * blocks / total).astype(np.int64)
     else:
@@ -227,7 +236,7 @@ def blocked(count: npt.NDArray[np.int64], took: npt.NDArray[np.int64]) -> Floats
         block = np.arange(blocks * length) // length
     steps = sum_by(block, count, blocks)
     taken = sum_by(block, took, blocks)[steps > 0]
-    return np.asarray(taken / steps[steps > 0]) if len(taken) >= _LEAST_BLOCKS else np.zeros(0)
+    return np.asarray(taken / steps[steps > 0]) if len(taken) >= LEAST_BLOCKS else np.zeros(0)
 
 
 # --- statistics
@@ -336,7 +345,7 @@ def compare(a: Sequence[MeasuredRun], b: Sequence[MeasuredRun]) -> Comparison:
         "step": step,
         "parts": parts,
         "findings": findings,
-        "other_job": _other_job(a, b),
+        "other_job": other_job(a, b),
         "warnings": _warnings(a, b),
     }
 
@@ -349,7 +358,7 @@ def _check_times(run: MeasuredRun) -> None:
     for finding in run["findings"]:
         times += [finding["saved_ns_per_step"], finding["saved_alone_ns"]]
         times.append(finding["saved_uncertainty_ns"])
-    if wrong := [ns for ns in steps if ns <= 0] + [ns for ns in times if abs(ns) > _LONGEST_NS]:
+    if wrong := [ns for ns in steps if ns <= 0] + [ns for ns in times if abs(ns) > LONGEST_NS]:
         raise ReportError(
             f"{run['name']} is damaged: a step or a part of it cannot take {wrong[0]} ns",
             "merge the run again, or save the baseline again: clusterprof merge RUN",
@@ -474,7 +483,7 @@ def named(finding: ComparedFinding) -> str:
     return f"{finding['code']}{who}"
 
 
-def _other_job(a: Sequence[MeasuredRun], b: Sequence[MeasuredRun]) -> list[str]:
+def other_job(a: Sequence[MeasuredRun], b: Sequence[MeasuredRun]) -> list[str]:
     """Why these are no runs of one job; what is not known differs from nothing."""
 
     def texts(side: Sequence[MeasuredRun], name: str) -> set[str]:

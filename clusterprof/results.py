@@ -646,6 +646,54 @@ class Comparison(TypedDict):
     warnings: list[str]
 
 
+#: what a repair saved against what was stated; each beyond the uncertainty of both
+Outcome = Literal[
+    "as predicted",
+    "less than predicted",
+    "more than predicted",
+    "no change beyond the noise",
+    "cannot be determined",
+]
+
+
+#: what one finding's repair saves where nothing else is repaired; the sum of what each saves once
+#: those before it are; or the replay with all of them repaired (`Combined`)
+Basis = Literal["alone", "sum", "replay"]
+
+
+class PredictedSaving(TypedDict):
+    """By how much steps of A are to be shorter where some of its findings are repaired at once."""
+
+    findings: list[Repaired]
+    basis: Basis
+    saved_ns: int
+    #: from where to where it lies (95%)
+    saved_least_ns: int
+    saved_most_ns: int
+
+
+class Verification(TypedDict):
+    """What `clusterprof verify RUN NEWRUN --json` prints: RUN is A, NEWRUN is B."""
+
+    verification_version: int
+    clusterprof_version: str
+    verdict: str
+    a: str
+    b: str
+    outcome: Outcome
+    #: why it cannot be determined; else empty
+    why: str
+    #: these and the rest are None, 0 and empty as far as they cannot be determined
+    predicted: PredictedSaving | None
+    #: the undisturbed steps of both, as `clusterprof compare` has them
+    step: Change | None
+    a_steps: int
+    b_steps: int
+    #: what has become of the findings
+    findings: list[ComparedFinding]
+    notes: list[str]
+
+
 def steps_to_look_at(results: Results) -> list[int]:
     """The typical step and the worst: of the evidence those of median and of longest duration.
 

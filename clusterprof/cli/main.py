@@ -26,6 +26,7 @@ VERBS = {
     "report": "print the verdict of a merged run",
     "export": "write a merged run for Perfetto and other tools",
     "compare": "compare two runs: step time, its parts, findings, each with the noise",
+    "verify": "after a repair: check the stated saving against what a new run measures",
     "baseline": "keep runs under a name, to compare with",
     "runs": "list your runs with what they found, or remove old ones",
     "view": "open the page of a merged run, or serve it on the loopback with its ssh command",

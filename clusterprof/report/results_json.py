@@ -11,7 +11,14 @@ from typing import Any, cast
 
 from clusterprof.agent.contracts import files
 from clusterprof.errors import ReportError
-from clusterprof.results import SCHEMA_VERSION, Baseline, Comparison, HangResults, Results
+from clusterprof.results import (
+    SCHEMA_VERSION,
+    Baseline,
+    Comparison,
+    HangResults,
+    Results,
+    Verification,
+)
 from clusterprof.run_directory import writing
 
 #: bytes; that of a thousand ranks has some tens of millions
@@ -19,7 +26,7 @@ _MOST = 1 << 30
 _MERGE_AGAIN = "write it again with clusterprof merge RUN"
 
 
-def dumps(results: Results | HangResults | Comparison | Baseline) -> bytes:
+def dumps(results: Results | HangResults | Comparison | Verification | Baseline) -> bytes:
     """`results` as JSON, indented, ending in a newline.
 
     The order is the contract's, which is declared with its types. The same results give the same

@@ -14,7 +14,8 @@ from clusterprof.baselines import BASELINE_VERSION
 from clusterprof.comparison import COMPARISON_VERSION
 from clusterprof.errors import ReportError, RunDirectoryError
 from clusterprof.report import results_json
-from clusterprof.results import SCHEMA_VERSION, Baseline, Comparison, Results
+from clusterprof.results import SCHEMA_VERSION, Baseline, Comparison, Results, Verification
+from clusterprof.verification import VERIFICATION_VERSION
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
@@ -76,7 +77,8 @@ def _form(kind: Any) -> Any:
 @pytest.mark.parametrize(
     ("kind", "version", "checksum"),
     [(Results, SCHEMA_VERSION, (3, 2359707667)), (Baseline, BASELINE_VERSION, (2, 588375602)),
-     (Comparison, COMPARISON_VERSION, (2, 724228594))],
+     (Comparison, COMPARISON_VERSION, (2, 724228594)),
+     (Verification, VERIFICATION_VERSION, (1, 3872323734))],
 )  # fmt: skip
 def test_a_version_is_raised_with_its_form(
     kind: type, version: int, checksum: tuple[int, int]
