@@ -18,8 +18,7 @@ from typing import Protocol, TypeAlias
 
 from clusterprof import console
 from clusterprof.errors import ClusterprofError, ReportError
-from clusterprof.ingest.apart import Lost, Readers, host, limit_s
-from clusterprof.ingest.handover import taken_up
+from clusterprof.ingest.apart import Lost, Readers, host, limit_s, taken_up
 from clusterprof.ingest.sources import KINETO, Source, suffix_of
 from clusterprof.tables import RankTables
 

@@ -225,8 +225,7 @@ def _hand_out(executor: Any, calls: Connection, tasks: int) -> None:
 
 def _read(read: Read, source: Source, within_s: float) -> list[Rank] | Lost:
     """In another task: read a source, in a process of its own."""
-    from clusterprof.ingest.apart import Readers
-    from clusterprof.ingest.handover import packed
+    from clusterprof.ingest.apart import Readers, packed
 
     signal.alarm(0)
     try:
@@ -237,8 +236,7 @@ def _read(read: Read, source: Source, within_s: float) -> list[Rank] | Lost:
 
 def _come(future: Future[Any], folder: str) -> list[Any] | Lost:
     """What came of a task, put down for the merging process."""
-    from clusterprof.ingest.apart import Lost
-    from clusterprof.ingest.handover import put_down
+    from clusterprof.ingest.apart import Lost, put_down
 
     try:
         answer = future.result()
