@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from multiprocessing.connection import Connection
 
-    from clusterprof.ingest.apart import Lost
-    from clusterprof.ingest.engines import Engine, Processes, Rank, Read
+    from clusterprof.ingest.engines import Engine, Lost, Processes, Rank, Read
     from clusterprof.ingest.sources import Source
 
 #: what `--engine` takes
@@ -225,7 +224,7 @@ def _hand_out(executor: Any, calls: Connection, tasks: int) -> None:
 
 def _read(read: Read, source: Source, within_s: float) -> list[Rank] | Lost:
     """In another task: read a source, in a process of its own."""
-    from clusterprof.ingest.apart import Readers, packed
+    from clusterprof.ingest.engines import Readers, packed
 
     signal.alarm(0)
     try:
@@ -236,7 +235,7 @@ def _read(read: Read, source: Source, within_s: float) -> list[Rank] | Lost:
 
 def _come(future: Future[Any], folder: str) -> list[Any] | Lost:
     """What came of a task, put down for the merging process."""
-    from clusterprof.ingest.apart import Lost, put_down
+    from clusterprof.ingest.engines import Lost, put_down
 
     try:
         answer = future.result()
