@@ -17,9 +17,8 @@ import numpy as np
 import pyarrow as pa
 
 from clusterprof.columns import Bools, Ints, order_by, where_known
-from clusterprof.ingest.exchange_kernels import exchange_of, exchanging_names, without_nccl
 from clusterprof.ingest.kineto.trace_events import NO_ARGUMENTS, Arguments, Spans, Trace
-from clusterprof.ingest.operations import operation
+from clusterprof.ingest.operations import exchange_of, exchanging_names, operation, without_nccl
 from clusterprof.ingest.recording import Launched, encoded, fill, nullable, span_around
 from clusterprof.tables import HIGHEST_RANK
 

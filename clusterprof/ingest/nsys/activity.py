@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from clusterprof.columns import Ints, order_by
 from clusterprof.ingest import recording
-from clusterprof.ingest.exchange_kernels import exchanging_names
 from clusterprof.ingest.nsys import schema
 from clusterprof.ingest.nsys.database import Export
+from clusterprof.ingest.operations import exchanging_names
 from clusterprof.ingest.rank_steps import ends_of_updates, updates
 from clusterprof.ingest.recording import Calls, Column, Launched, encoded, nullable, with_names
 from clusterprof.tables import GRAPH

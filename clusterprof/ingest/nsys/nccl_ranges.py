@@ -29,14 +29,13 @@ from clusterprof.columns import (
     row_among,
     where_known,
 )
-from clusterprof.ingest.exchange_kernels import exchange_of
 from clusterprof.ingest.nsys import nccl_advanced, nccl_payloads, schema
 from clusterprof.ingest.nsys.activity import NcclKernels
 from clusterprof.ingest.nsys.database import Export
 from clusterprof.ingest.nsys.nccl_advanced import DeviceOperations
 from clusterprof.ingest.nsys.nccl_payloads import Payloads
 from clusterprof.ingest.nsys.nvtx import Ranges
-from clusterprof.ingest.operations import NCCL_CALL, operation
+from clusterprof.ingest.operations import NCCL_CALL, exchange_of, operation
 from clusterprof.ingest.recording import encoded, fill, joined, nullable
 
 #: the payloads of these ranges, out of another file

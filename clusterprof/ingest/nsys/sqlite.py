@@ -16,13 +16,13 @@ import numpy as np
 
 from clusterprof import words
 from clusterprof.errors import ReportError
-from clusterprof.ingest.exchange_kernels import without_nccl
 from clusterprof.ingest.nsys import activity, nccl_ranges, nvtx, ranks_of_report, schema
 from clusterprof.ingest.nsys.activity import Activity
 from clusterprof.ingest.nsys.database import Export
 from clusterprof.ingest.nsys.nccl_ranges import Communicators, Elsewhere
 from clusterprof.ingest.nsys.nvtx import Ranges
 from clusterprof.ingest.opening import opened, unreadable
+from clusterprof.ingest.operations import without_nccl
 from clusterprof.ingest.recording import Calls, Recording, encoded
 from clusterprof.results import NODES
 from clusterprof.tables import ReportInfo
