@@ -32,8 +32,8 @@ from clusterprof.columns import Ints, begins, first_of
 from clusterprof.errors import ReportError
 from clusterprof.ingest.flight.unpickle import PickleError, unpickled
 from clusterprof.ingest.flight.version_1 import as_version_2
+from clusterprof.ingest.kineto.collectives import DTYPE_BYTES
 from clusterprof.ingest.kineto.json_stream import keys_of
-from clusterprof.ingest.kineto.nccl_kernels import DTYPE_BYTES
 from clusterprof.ingest.opening import FARTHEST, check_regular, opened, unreadable
 from clusterprof.ingest.operations import operation
 from clusterprof.ingest.recording import nullable
