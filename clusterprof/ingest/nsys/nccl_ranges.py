@@ -38,10 +38,9 @@ from clusterprof.columns import (
     where_known,
 )
 from clusterprof.ingest.nsys import nccl_payloads, schema
-from clusterprof.ingest.nsys.activity import NcclKernels
 from clusterprof.ingest.nsys.database import Export
+from clusterprof.ingest.nsys.events import NcclKernels, Ranges
 from clusterprof.ingest.nsys.nccl_payloads import Payloads
-from clusterprof.ingest.nsys.nvtx import Ranges
 from clusterprof.ingest.operations import NCCL_CALL, exchange_of, operation
 from clusterprof.ingest.recording import encoded, fill, joined, nullable, span_around
 

@@ -17,10 +17,10 @@ import pyarrow as pa
 
 from clusterprof.agent.contracts import identity as identities
 from clusterprof.agent.contracts.identity import Identity, identify
-from clusterprof.ingest.nsys import activity, schema
+from clusterprof.ingest.nsys import events, schema
 from clusterprof.ingest.nsys.database import Export
+from clusterprof.ingest.nsys.events import Ranges
 from clusterprof.ingest.nsys.nccl_ranges import Communicators
-from clusterprof.ingest.nsys.nvtx import Ranges
 from clusterprof.ingest.rank_steps import names_steps
 from clusterprof.ingest.recording import with_names
 from clusterprof.tables import ReportInfo
@@ -130,7 +130,7 @@ def rank_processes(
     other ranks among its children, nor has one of which it is known (`alone`). A list of None
     where no process does anything.
     """
-    work = activity.kernels_by_process(export)
+    work = events.kernels_by_process(export)
     calls = ranges.process[ranges.named("^nccl[A-Z]") | ranges.in_domains(schema.NCCL_DOMAIN)]
     steps = ranges.process[with_names(names_steps(ranges.names), ranges.name)]
     inner = {launcher.name for launcher in identities.LAUNCHERS if launcher.inner}

@@ -16,11 +16,10 @@ import numpy as np
 
 from clusterprof import words
 from clusterprof.errors import ReportError
-from clusterprof.ingest.nsys import activity, nccl_ranges, nvtx, ranks_of_report, schema
-from clusterprof.ingest.nsys.activity import Activity
+from clusterprof.ingest.nsys import events, nccl_ranges, ranks_of_report, schema
 from clusterprof.ingest.nsys.database import Export
+from clusterprof.ingest.nsys.events import Activity, Ranges
 from clusterprof.ingest.nsys.nccl_ranges import Communicators, Elsewhere
-from clusterprof.ingest.nsys.nvtx import Ranges
 from clusterprof.ingest.opening import opened, unreadable
 from clusterprof.ingest.operations import without_nccl
 from clusterprof.ingest.recording import Calls, Recording, encoded
@@ -50,7 +49,7 @@ def read(
     """
     origin = origin or path
     with _unpacked(path) as database, closing(Export(database, origin, numbers)) as export:
-        ranges = nvtx.read(export)
+        ranges = events.read_ranges(export)
         info, who = ranks_of_report.origin(export)
         processes = ranks_of_report.rank_processes(export, ranges, who, alone=alone)
         read = [
@@ -107,7 +106,7 @@ def _read_process(
     if process is not None:
         ranges = ranges.where(ranges.process == process)
     cuda, of_the_system = _calls(export, process)
-    work = activity.read(export, process, cuda)
+    work = events.read_work(export, process, cuda)
     odd = list(_odd_work(export, work, alone))
     collectives, communicators, on_device = nccl_ranges.read(export, ranges, work.nccl, elsewhere)
     others = [other for other in processes if other != process]
