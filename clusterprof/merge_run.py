@@ -204,7 +204,7 @@ def all_ranks(
     logs, which else are read. `which` dumps: see `find_dumps`. `chance`: in what part of all looks
     at equal ranks one may be named, by default that of a verdict.
     """
-    from clusterprof.align.clock.readings import parsed
+    from clusterprof.align.clock.measured import parsed
     from clusterprof.align.lateness import host_clock
     from clusterprof.analysis.model import limits
     from clusterprof.analysis.model.shallow import all_ranks as compared

@@ -26,7 +26,7 @@ _NUMBERS = dict.fromkeys(
     ("rank", "other", "at_ns", "low_ns", "high_ns", "round_trip_ns", "exchanges"), int
 )
 _WORDS = ("when", "machine", "other_machine")
-#: what each rank wrote of its clocks, by what `clusterprof.align.clock.readings.parsed` calls it
+#: what each rank wrote of its clocks, by what `clusterprof.align.clock.measured.parsed` calls it
 _FILES = {"clock": paths.CLOCK, "state": paths.STATE}
 
 

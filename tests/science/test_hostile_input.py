@@ -17,7 +17,7 @@ from seeds import content, span, sqlite, trace
 
 from clusterprof import run_directory
 from clusterprof.agent.contracts import documents, states
-from clusterprof.align.clock.readings import parsed
+from clusterprof.align.clock.measured import parsed
 from clusterprof.cli import collect, merge, status
 from clusterprof.errors import ClusterprofError, ReportError, RunDirectoryError
 from clusterprof.ingest import Gathered, gather, read_report

@@ -12,9 +12,8 @@ import pytest
 from simulate import Job, simulate
 
 from clusterprof.agent.contracts import paths
-from clusterprof.align.clock import UNBOUNDED_NS, Clock, align, alignment, readings
-from clusterprof.align.clock.measured import known_clocks
-from clusterprof.align.clock.readings import ANCHOR_NS, STAMP_NS
+from clusterprof.align.clock import UNBOUNDED_NS, Clock, align, alignment
+from clusterprof.align.clock.measured import ANCHOR_NS, STAMP_NS, known_clocks, parsed
 from clusterprof.align.match import match
 from clusterprof.cli import merge
 from clusterprof.errors import MergeError, ReportError, UsageError
@@ -164,7 +163,7 @@ def test_of_another_machine_no_clock_is_compared() -> None:
     there = {"machine": "boot0 a", "clock": {**now, "monotonic_ns": 0}}
     for before in (there, {**there, "machine": ""}, 3):
         earlier = [{"clock": None, "state": before}]
-        mine = readings.parsed(None, {"machine": "boot1 b", "clock": now}, before=earlier)
+        mine = parsed(None, {"machine": "boot1 b", "clock": now}, before=earlier)
         assert [each.monotonic_ns for each in mine.readings] == [8 * HOUR]
 
 

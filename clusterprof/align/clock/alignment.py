@@ -13,9 +13,8 @@ from clusterprof import words
 from clusterprof.align.clock.blocks import LONGEST_NS, Block, astray, bases, blocks
 from clusterprof.align.clock.bounds import Bounds, bound, contradicting, delivered, middle_of
 from clusterprof.align.clock.estimates import Combined, Estimate, combine, estimate
-from clusterprof.align.clock.measured import PairBound, as_blocks
+from clusterprof.align.clock.measured import ANCHOR_NS, PairBound, as_blocks
 from clusterprof.align.clock.model import COARSE_NS, Clock
-from clusterprof.align.clock.readings import ANCHOR_NS
 from clusterprof.columns import Bools, Floats, Ints, integers
 from clusterprof.results import UNBOUNDED_NS
 from clusterprof.tables import RankTables

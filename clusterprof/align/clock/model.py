@@ -40,7 +40,7 @@ class Clock:
     #: ranks that very likely read the reference rank's own clock: one host, and nothing in the
     #: data against an offset of zero
     same_clock: tuple[int, ...] = ()
-    #: ranks whose bound rests on an assumption (see `readings`), and is no guarantee
+    #: ranks whose bound rests on an assumption (see `measured`), and is no guarantee
     assumed: tuple[int, ...] = ()
 
     @cached_property
