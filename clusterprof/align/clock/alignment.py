@@ -29,7 +29,6 @@ COARSE_NS = 1_000_000
 #: reports of one host (4 µs, over 24 recordings by nsys and torch.profiler). Likely, no proof
 SHARED_CLOCK_NS = 20_000
 
-
 #: what the offsets rest on, as `Clock.method` says it
 BY_WALL_CLOCKS = "host wall clocks only"
 BY_CALLS = "collective timing"
