@@ -40,7 +40,7 @@ _END_SPREAD_FRAC = 0.25
 _MOST_CALLS_FRAC = 0.9
 #: more is learned from streams whose begins differ by so many times as much as their ends, up to
 #: this: the ends of an AllReduce of four V100s without NVLink differed by 100 to 400 µs
-_WAITS, WIDEST_NS = 4.0, 1_000_000.0
+_WAITS, _WIDEST_NS = 4.0, 1_000_000.0
 #: tolerances that are tried up to the widest
 _WIDER = 16
 #: with so few calls a constant difference may be chance: then the wall clocks must agree too
@@ -152,7 +152,7 @@ def infer(nodes: Sequence[Part], *, whole: bool = False) -> tuple[list[Group], f
     most = max(_END_SPREAD_NS, *telling, 0.0)
     if many:
         return _infer_many(nodes, most), most
-    widths = [most, *np.geomspace(most, WIDEST_NS, _WIDER)[1:].tolist()] if whole else [most]
+    widths = [most, *np.geomspace(most, _WIDEST_NS, _WIDER)[1:].tolist()] if whole else [most]
     tried = ((_linked(nodes, pairs, width), width) for width in widths)
     first = next(tried)
     if not whole or _plausible(nodes, first[0]):
@@ -202,7 +202,7 @@ def _pairs(nodes: Sequence[Part]) -> dict[tuple[int, int], Fit]:
         for j in range(i + 1, len(nodes))
         if nodes[i].rank != nodes[j].rank
         and nodes[i].most_members == nodes[j].most_members
-        and (fitted := fit(nodes[i], nodes[j], tolerance_ns=WIDEST_NS)) is not None
+        and (fitted := fit(nodes[i], nodes[j], tolerance_ns=_WIDEST_NS)) is not None
     }
 
 
@@ -343,7 +343,7 @@ def _assigned(
         (*fit, key, k)
         for k, calls in enumerate(parts)
         for key, members in named.items()
-        if (fit := _fit(calls, members)) is not None
+        if (fit := _fit_with_members(calls, members)) is not None
     ]
     assigned: dict[int, tuple[str, int]] = {}
     for _, doubt, key, k in sorted(fits):
@@ -353,14 +353,14 @@ def _assigned(
     return assigned
 
 
-def _fit(calls: Part, members: Sequence[Part]) -> tuple[float, float] | None:
+def _fit_with_members(calls: Part, members: Sequence[Part]) -> tuple[float, float] | None:
     """How far apart the ends lie (ns) and 1 - confidence, at worst; None if they do not fit.
 
     Compared are the first members and the last, not all: they agree among themselves.
     """
     some = [*members[: _COMPARED - 1], *members[_COMPARED - 1 :][-1:]]
     fits = [
-        fit(member, calls, _SLACK, WIDEST_NS)
+        fit(member, calls, _SLACK, _WIDEST_NS)
         if _lists(calls, member.rank) or _lists(member, calls.rank)
         else fit(member, calls, _SLACK)
         for member in some
