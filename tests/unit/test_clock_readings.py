@@ -17,6 +17,7 @@ from hypothesis import given, strategies as st
 from lab.clock import ManualClock
 from lab.command import PATIENCE_S
 
+from clusterprof import clock_probe
 from clusterprof.agent.contracts import clocks, exchange, files
 from clusterprof.agent.contracts.exchange import (
     Answerer,
@@ -34,8 +35,7 @@ from clusterprof.agent.remote import prober
 from clusterprof.align.clock import UNBOUNDED_NS, align, alignment, measured
 from clusterprof.align.match import match
 from clusterprof.cli import clock as clock_verb
-from clusterprof.probe import ping_pong
-from clusterprof.probe.measurement import Bound, Measurement, drift, joined, parsed
+from clusterprof.clock_probe import Bound, Measurement, drift, joined, parsed
 from clusterprof.tables import SCHEMAS, RankTables, ReportInfo, empty
 
 NOW = 1_790_000_000_000_000_000
@@ -261,7 +261,7 @@ def test_a_rank_asks_again_where_rank_0_did_not_answer_at_first(
     ranks = [
         threading.Thread(
             target=lambda me=me: found.append(
-                ping_pong.over_udp(me, tmp_path, {"MASTER_ADDR": "127.0.0.1"}, PATIENCE_S)
+                clock_probe.over_udp(me, tmp_path, {"MASTER_ADDR": "127.0.0.1"}, PATIENCE_S)
             )
         )
         for me in (Identity(0, 2, None, ""), Identity(1, 2, None, ""))

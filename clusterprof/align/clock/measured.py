@@ -241,7 +241,7 @@ class KnownClocks:
 def known_clocks(
     ranks: Sequence[RankTables], files: Mapping[int, Mapping[str, Any]], probe: object = None
 ) -> KnownClocks:
-    """Return all that a run's files contain about its clocks (see `clusterprof.probe.measurement`).
+    """Return all that a run's files contain about its clocks (see `clusterprof.clock_probe`).
 
     `files` has for each rank what `parsed` takes: `clock`, `state`, `before`;
     `probe` is clock_probe.json as parsed.
