@@ -367,7 +367,7 @@ def page_again(run: Window, results: Results, *, anonymous: bool = False) -> str
     `anonymous`: without hosts, paths and programs' arguments.
     """
     from clusterprof.align.lateness import SHALLOW
-    from clusterprof.align.match.matched import PLACED
+    from clusterprof.align.match import PLACED
     from clusterprof.analysis.findings.registry import explained
     from clusterprof.report import anonymous as hidden, html
     from clusterprof.tables import SPANS, read_table

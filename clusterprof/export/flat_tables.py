@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from clusterprof import words
 from clusterprof.agent.contracts import files
-from clusterprof.align.match.matched import PLACED
+from clusterprof.align.match import PLACED
 from clusterprof.export import summaries
 from clusterprof.export.merged_tables import Merged
 from clusterprof.report.csv_table import cell
