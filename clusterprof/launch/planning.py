@@ -25,6 +25,7 @@ from clusterprof.arguments import (
     watch_seconds,
 )
 from clusterprof.errors import UsageError
+from clusterprof.jobs import CommandLine, Job
 from clusterprof.launch.earlier_runs import latest
 from clusterprof.launch.profiling import (
     MANY_RANKS,
@@ -34,7 +35,6 @@ from clusterprof.launch.profiling import (
     reduction_text,
 )
 from clusterprof.launch.settings import SETTINGS
-from clusterprof.launchers.support.job import CommandLine, Job
 from clusterprof.results import RANKS
 from clusterprof.run_directory import RunDirectory
 
