@@ -77,7 +77,7 @@ def wrong_codes(conditions: Sequence[gate.Condition]) -> int:
     """
     if not conditions:
         return 0
-    from clusterprof.launch.bounded_wait import Apart
+    from clusterprof.launch.job_processes import Apart
 
     def ask() -> int:
         try:

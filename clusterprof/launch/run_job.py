@@ -25,8 +25,7 @@ from clusterprof.collect.outcomes import (
 from clusterprof.console import command as show_command, say
 from clusterprof.errors import ClusterprofError, RunDirectoryTaken
 from clusterprof.jobs import find_program
-from clusterprof.launch.bounded_wait import beside_job, unless_stalled
-from clusterprof.launch.foreground import Foreground
+from clusterprof.launch.job_processes import Foreground, beside_job, unless_stalled
 from clusterprof.launch.look_first import look_first
 from clusterprof.launch.planning import GATE_FAILED, PROFILE_FAILED, LaunchPlan
 from clusterprof.launch.stop import BeforeSrunKills, TimeLimit

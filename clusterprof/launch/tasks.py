@@ -19,7 +19,7 @@ from clusterprof.agent.contracts.processes import ended
 from clusterprof.agent.contracts.timing import REAL
 from clusterprof.console import say
 from clusterprof.errors import UsageError
-from clusterprof.launch.bounded_wait import Apart
+from clusterprof.launch.job_processes import Apart
 from clusterprof.priority import end_with_parent
 
 if TYPE_CHECKING:

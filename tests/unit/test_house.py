@@ -317,7 +317,7 @@ _READERS = {
     "ingest/engines.py": "in a folder of our own (mkdtemp)",
     "ingest/nsys/database.py": "in a folder of its own (mkdtemp), once nsys has ended",
     "launch/batch.py": "the batch template that the user names",
-    "launch/foreground.py": "the kernel's, in /proc",
+    "launch/job_processes.py": "the kernel's, in /proc",
     "launch/over_hosts.py": "this package's own modules",
     "mapped.py": "in a folder of our own (mkdtemp), or a temporary file of our own (0600)",
     "report/templates.py": "this package's own templates",
