@@ -13,8 +13,9 @@ from pathlib import Path
 from figure import Figure, median
 from process import Failed, run
 
-from clusterprof.agent.nsys import Nsys, installed
+from clusterprof.agent.nsys import Nsys
 from clusterprof.ingest.nsys.exported import export_command
+from clusterprof.installed_nsys import installed
 
 _DATA = Path(__file__).resolve().parents[1] / "tests" / "data"
 #: ranges of NCCL and calls of the system, which an nsys records without a GPU, and kernels on one
