@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from clusterprof import words
 from clusterprof.align.lateness import SHALLOW
-from clusterprof.align.match.matched import PLACED
+from clusterprof.align.match import PLACED
 from clusterprof.analysis.model.accounts import ACCOUNTS
 from clusterprof.errors import ReportError, UsageError
 from clusterprof.export import merged_tables

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from clusterprof.analysis.model.shallow import Shallow
+    from clusterprof.clock_probe import Measurement
     from clusterprof.ingest.engines import Engine
-    from clusterprof.probe.measurement import Measurement
     from clusterprof.report.whole_job import Job
     from clusterprof.results import (
         HangResults,
@@ -55,14 +55,14 @@ def merge_run(run: Window, outcomes: Sequence[Outcome], engine: Engine | None = 
 
 def merged(run: Window, outcomes: Sequence[Outcome], engine: Engine | None = None) -> Study:
     """Merge the collected reports of a run, and write nothing."""
+    from clusterprof import clock_probe
     from clusterprof.align.clock.measured import known_clocks
     from clusterprof.analysis.findings.profiler_overhead import capture_cost
     from clusterprof.ingest import Gathered, Source, find_sources, gather
-    from clusterprof.probe import measurement
     from clusterprof.study import study
 
     with writing(run.results.path):
-        probe = measurement.gathered(run.results)
+        probe = clock_probe.gathered(run.results)
     sources = [
         Source(
             outcome.report, rank=outcome.rank, alone=True, steps=outcome.steps,
@@ -88,7 +88,7 @@ def merged(run: Window, outcomes: Sequence[Outcome], engine: Engine | None = Non
         elif not outcome.report and outcome.rank not in profiled:
             source = str(run.rank(outcome.rank))
             lost.append({"rank": outcome.rank, "source": source, "reason": outcome.reason})
-    measured = measurement.of_run(run, profiled)
+    measured = clock_probe.of_run(run, profiled)
     window = run.window()
     # Profilers start in the window's first step and stop after its last one.
     disturbed = [window.first, window.end, window.end + 1] if profiled else []
@@ -204,13 +204,13 @@ def all_ranks(
     logs, which else are read. `which` dumps: see `find_dumps`. `chance`: in what part of all looks
     at equal ranks one may be named, by default that of a verdict.
     """
-    from clusterprof.align.clock.readings import parsed
+    from clusterprof import clock_probe
+    from clusterprof.align.clock.measured import parsed
     from clusterprof.align.lateness import host_clock
     from clusterprof.analysis.model import limits
     from clusterprof.analysis.model.shallow import all_ranks as compared
     from clusterprof.collect.outcomes import flights
     from clusterprof.ingest.flight.all_dumps import find_dumps, read_dumps
-    from clusterprof.probe import measurement
 
     try:
         flight = read_dumps(find_dumps(run.folder, which))
@@ -219,11 +219,11 @@ def all_ranks(
         return None, [f"ranks that were not profiled cannot be compared: {why}"]
     warnings = flight.warnings
     try:
-        probe = measurement.measured_so_far(run)
+        probe = clock_probe.measured_so_far(run)
     except ReportError as error:
         probe = None
         warnings.append(str(error))
-    written = measurement.of_run(run, flight.ranks)
+    written = clock_probe.of_run(run, flight.ranks)
     hosts = {
         rank: str(files["state"]["host"])
         for rank, files in written.items()
@@ -245,14 +245,14 @@ def merge_reports(
 
     `clocks` is what was measured of their hosts' clocks; `engine` reads the reports.
     """
+    from clusterprof import clock_probe
     from clusterprof.align.clock.measured import known_clocks
     from clusterprof.ingest import gather
-    from clusterprof.probe import measurement
     from clusterprof.study import study
 
     with console.Progress():
         gathered = gather(list(paths), ranks=ranks, engine=engine)
-        measured, silent = measurement.of_reports(gathered.ranks, clocks) if clocks else ({}, [])
+        measured, silent = clock_probe.of_reports(gathered.ranks, clocks) if clocks else ({}, [])
         rank_clocks = known_clocks(gathered.ranks, measured, clocks.as_json()) if clocks else None
         return study(
             gathered.ranks,
@@ -367,7 +367,7 @@ def page_again(run: Window, results: Results, *, anonymous: bool = False) -> str
     `anonymous`: without hosts, paths and programs' arguments.
     """
     from clusterprof.align.lateness import SHALLOW
-    from clusterprof.align.match.matched import PLACED
+    from clusterprof.align.match import PLACED
     from clusterprof.analysis.findings.registry import explained
     from clusterprof.report import anonymous as hidden, html
     from clusterprof.tables import SPANS, read_table

@@ -1,7 +1,8 @@
 """The launchers: one module each, which holds all of it. Its name is the verb.
 
 A launcher turns the user's own command line into a `Job`: what to run, how many ranks there will
-be, and which variables tell a process its rank. It runs nothing. What several need is in `support`.
+be, and which variables tell a process its rank. It runs nothing. What several need is in
+`clusterprof.jobs`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 if TYPE_CHECKING:
     import argparse
 
-    from clusterprof.launchers.support.job import CommandLine, Job
+    from clusterprof.jobs import CommandLine, Job
 
 #: Folders with further launchers, separated as in PATH: modules as those here.
 VARIABLE = "CLUSTERPROF_LAUNCHERS"
@@ -81,6 +82,6 @@ def job(name: str, line: CommandLine) -> Job:
     """What the launcher called `name` makes of a command line. Raises UsageError, LaunchError."""
     import dataclasses
 
-    from clusterprof.launchers.support.command_line import closed
+    from clusterprof.jobs import closed
 
     return dataclasses.replace(load(name).job(line), closed=closed(line.program))

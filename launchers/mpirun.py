@@ -9,10 +9,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+from clusterprof import jobs
 from clusterprof.agent.nsys import ask
 from clusterprof.errors import UsageError
-from clusterprof.launchers.support import command_line
-from clusterprof.launchers.support.job import CommandLine, Job
+from clusterprof.jobs import CommandLine, Job
 
 SUMMARY = "run a job under MPI's mpirun and profile some of its ranks"
 PASSES_OPTIONS_TO = "mpirun"
@@ -38,15 +38,15 @@ _ENVIRONMENT_LIST = "mca_base_env_list"
 
 def job(line: CommandLine) -> Job:
     """See `clusterprof.launchers.Launcher`. Raises LaunchError where there is no mpirun."""
-    answer = version(command_line.find_program("mpirun"))
+    answer = version(jobs.find_program("mpirun"))
     kind = next((kind for sign, kind in _SAYS if sign in answer), "")
     carrying, command, remarks = carried(kind, line)
     return Job(
         "mpirun",
         ("mpirun", *carrying, *line.options, *command),
         *world(line.options, line.program, kind),
-        identity=command_line.whose_ranks(line.program, "mpirun"),
-        remarks=(*command_line.mount_remarks(line), *remarks),
+        identity=jobs.whose_ranks(line.program, "mpirun"),
+        remarks=(*jobs.mount_remarks(line), *remarks),
     )
 
 
@@ -61,13 +61,13 @@ def world(options: Sequence[str], program: Sequence[str], kind: str) -> tuple[in
     `-n 2 A : -n 4 B` is six ranks: what follows a `:` are options again, up to the program.
     mpirun knows no `-n4` and no `=`.
     """
-    if command_line.starts_ranks_itself(program):
+    if jobs.starts_ranks_itself(program):
         return None, ""
     size, sources = 0, []
-    for words in (list(options), *command_line.further(program)):
+    for words in (list(options), *jobs.further(program)):
         given = (pair for pair in itertools.pairwise(words) if pair[0] in _COUNTS[kind])
         name, value = next(given, ("", ""))
-        if (count := command_line.whole_number(value)) is None:
+        if (count := jobs.whole_number(value)) is None:
             return None, ""
         size += count
         sources.append(f"{name} {count}")

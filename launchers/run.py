@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from clusterprof.agent.contracts.identity import ALONE
 from clusterprof.errors import UsageError
-from clusterprof.launchers.support.command_line import mount_remarks, whose_ranks
-from clusterprof.launchers.support.job import CommandLine, Job
+from clusterprof.jobs import CommandLine, Job, mount_remarks, whose_ranks
 
 SUMMARY = "run a program as it is (accelerate, deepspeed, a script) and profile some of its ranks"
 PASSES_OPTIONS_TO = ""

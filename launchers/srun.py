@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
-from clusterprof import masking
+from clusterprof import jobs, masking
 from clusterprof.errors import UsageError
-from clusterprof.launchers.support import command_line
-from clusterprof.launchers.support.job import CommandLine, Job
+from clusterprof.jobs import CommandLine, Job
 
 SUMMARY = "run a job under Slurm's srun and profile some of its ranks"
 PASSES_OPTIONS_TO = "srun"
@@ -36,10 +35,10 @@ def job(line: CommandLine) -> Job:
     itself. Raises UsageError where several programs would each need that.
     """
     options, program, environ, added = line.options, line.program, line.environ, line.added
-    remarks, carrier = command_line.mount_remarks(line), []
+    remarks, carrier = jobs.mount_remarks(line), []
     for component in components(options, program):
         # srun passes only what --export names: set our two variables in the command.
-        exported = command_line.last_value(component, "--export") or environ.get("SLURM_EXPORT_ENV")
+        exported = jobs.last_value(component, "--export") or environ.get("SLURM_EXPORT_ENV")
         names = (exported or "ALL").split(",")
         if "ALL" in names and not any(name.startswith("PYTHONPATH=") for name in names):
             continue
@@ -57,7 +56,7 @@ def job(line: CommandLine) -> Job:
         ("srun", *options, *carrier, *program),
         *ranks(options, program, environ),
         # whose variables tell a process its rank
-        identity=command_line.whose_ranks(program, "srun"),
+        identity=jobs.whose_ranks(program, "srun"),
         remarks=remarks,
         carries=bool(carrier),
     )
@@ -67,16 +66,16 @@ def ranks(
     options: Sequence[str], program: Sequence[str], environ: Mapping[str, str]
 ) -> tuple[int | None, str]:
     """How many ranks there will be and what says so; (None, "") where that cannot be told here."""
-    if command_line.starts_ranks_itself(program):
+    if jobs.starts_ranks_itself(program):
         return None, ""
     parts = [world(component, environ) for component in components(options, program)]
     sizes = [size for size, _ in parts if size is not None]
-    per_node = command_line.last_value(options, "--ntasks-per-node")
-    tasks = command_line.last_value(options, "-n", "--ntasks")
-    nodes = command_line.last_value(options, "-N", "--nodes") or environ.get("SLURM_NNODES")
+    per_node = jobs.last_value(options, "--ntasks-per-node")
+    tasks = jobs.last_value(options, "-n", "--ntasks")
+    nodes = jobs.last_value(options, "-N", "--nodes") or environ.get("SLURM_NNODES")
     one_a_node = per_node == "1" or (per_node is None and tasks is not None and tasks == nodes)
     # A script that srun starts once on each node may well end in a torchrun.
-    may_be_torchrun = one_a_node and not command_line.is_python(program[0])
+    may_be_torchrun = one_a_node and not jobs.is_python(program[0])
     if len(sizes) < len(parts) or may_be_torchrun:
         return None, ""
     return sum(sizes), " : ".join(source for _, source in parts)
@@ -85,12 +84,12 @@ def ranks(
 def components(options: Sequence[str], program: Sequence[str]) -> list[list[str]]:
     """The options of each component of a heterogeneous job: `-n1 -- A : -n2 B` has two."""
     parts = [list(options)]
-    for words in command_line.further(program):
+    for words in jobs.further(program):
         # The program is the first word that is no option, nor may be the value of one.
         pairs = itertools.pairwise(["", *words])
         own = itertools.takewhile(lambda pair: any(word.startswith("-") for word in pair), pairs)
         named = [word for _, word in own]
-        if named and command_line.is_python(named[-1]):
+        if named and jobs.is_python(named[-1]):
             named.pop()
         parts.append(named)
     return parts
@@ -100,7 +99,7 @@ def world(options: Sequence[str], environ: Mapping[str, str]) -> tuple[int | Non
     """How many tasks there will be and what says so; (None, "") where only srun knows."""
     if ":" in options:  # a heterogeneous job: each component has its own numbers
         return None, ""
-    value, number = command_line.last_value, command_line.whole_number
+    value, number = jobs.last_value, jobs.whole_number
     tasks = number(value(options, "-n", "--ntasks"))
     per_node = number(value(options, "--ntasks-per-node"))
     given_nodes = value(options, "-N", "--nodes")

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from clusterprof.errors import HostError, LaunchError, UsageError
+from clusterprof.jobs import CommandLine, Host, Job, OverSsh, is_python, whole_number
 from clusterprof.launchers import torchrun
-from clusterprof.launchers.support.command_line import is_python, whole_number
-from clusterprof.launchers.support.job import CommandLine, Host, Job, OverSsh
 from clusterprof.launchers.torchrun import given
 
 SUMMARY = "run torchrun on several hosts over SSH and profile some of the ranks"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from clusterprof.errors import UsageError
-from clusterprof.launchers.support.command_line import is_python, last_value, whole_number
-from clusterprof.launchers.support.job import CommandLine, Job
+from clusterprof.jobs import CommandLine, Job, is_python, last_value, whole_number
 
 SUMMARY = "run a job under PyTorch's torchrun and profile some of its ranks"
 PASSES_OPTIONS_TO = "torchrun"

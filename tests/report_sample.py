@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clusterprof.align.match.matched import PLACED
+from clusterprof.align.match import PLACED
 from clusterprof.results import Finding, PathPart, RankAccount, Results, StepEntry, What
 
 MS = 1_000_000

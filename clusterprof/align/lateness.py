@@ -17,10 +17,8 @@ import numpy as np
 import pyarrow as pa
 
 from clusterprof import words
-from clusterprof.align.clock.alignment import align
-from clusterprof.align.clock.measured import pair_bounds
-from clusterprof.align.clock.model import Clock
-from clusterprof.align.clock.readings import RankReadings, stepped
+from clusterprof.align.clock.alignment import Clock, align
+from clusterprof.align.clock.measured import RankReadings, pair_bounds, stepped
 from clusterprof.align.match import MATCHED
 from clusterprof.align.match.calls import steps_of
 from clusterprof.align.match.flight_calls import FlightCalls

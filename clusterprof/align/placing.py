@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from clusterprof.align.match.matched import PLACED
+from clusterprof.align.match import PLACED
 from clusterprof.align.time_stamps import timed
 from clusterprof.columns import Stretches, integers, order_by, rows_by, texts
 

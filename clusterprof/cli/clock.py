@@ -12,9 +12,17 @@ from clusterprof import console, run_directory
 from clusterprof.agent.contracts.identity import identify
 from clusterprof.arguments import check_free, path
 from clusterprof.cli import Parser, verb_parser
+from clusterprof.clock_probe import (
+    Bound,
+    Measurement,
+    drift,
+    is_measurement,
+    joined,
+    over_udp,
+    read,
+)
 from clusterprof.console import say
 from clusterprof.errors import ClusterprofError, UsageError
-from clusterprof.probe.measurement import Bound, Measurement, drift, is_measurement, joined, read
 
 _HOW = "srun -N4 --ntasks-per-node=1 clusterprof clock --output clock.json"
 
@@ -58,9 +66,8 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         )
     if me.rank == 0 and arguments.output:
         check_free(arguments.output, arguments.force, is_measurement)
-    from clusterprof.probe import ping_pong
 
-    measured = ping_pong.over_udp(me, arguments.meet, os.environ, arguments.timeout)
+    measured = over_udp(me, arguments.meet, os.environ, arguments.timeout)
     return 0 if measured is None else print_measurement(measured, arguments)
 
 

@@ -11,8 +11,7 @@ from clusterprof.arguments import GONE, RANKS_GRAMMAR, path
 from clusterprof.cli import Parser, verb_parser
 from clusterprof.errors import UsageError
 from clusterprof.launch import planning, settings
-from clusterprof.launch.profiling import PROFILERS, PYTORCH
-from clusterprof.launch.reduction import KEEP_REPORTS, MANY_RANKS, REDUCE
+from clusterprof.launch.profiling import KEEP_REPORTS, MANY_RANKS, PROFILERS, PYTORCH, REDUCE
 
 
 def parser(verb: str) -> Parser:
@@ -78,7 +77,7 @@ def wrong_codes(conditions: Sequence[gate.Condition]) -> int:
     """
     if not conditions:
         return 0
-    from clusterprof.launch.bounded_wait import Apart
+    from clusterprof.launch.job_processes import Apart
 
     def ask() -> int:
         try:

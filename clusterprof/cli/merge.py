@@ -106,11 +106,11 @@ def _merge(arguments: argparse.Namespace, engine: Engine) -> int:
         study = merge_run.merge_run(run, outcomes, engine)
         say(f"wrote {run.html}")
     else:
-        from clusterprof.probe import measurement
+        from clusterprof import clock_probe
 
         ranks = _given_ranks(arguments.rank)
-        clocks = [measurement.read(file) for file in arguments.clock]
-        joined = measurement.joined(clocks) if clocks else None
+        clocks = [clock_probe.read(file) for file in arguments.clock]
+        joined = clock_probe.joined(clocks) if clocks else None
         study = merge_run.merge_reports(arguments.paths, ranks, joined, engine)
     if output is not None:
         with run_directory.merging(output):

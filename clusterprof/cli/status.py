@@ -19,8 +19,7 @@ from clusterprof.arguments import StepWindow, selected
 from clusterprof.cli import Parser, verb_parser
 from clusterprof.collect.live_windows import LATEST_B, SILENT_S, current, logged, silent_s
 from clusterprof.errors import RunDirectoryError
-from clusterprof.launch import live_hang
-from clusterprof.launch.live_hang import LiveHang
+from clusterprof.launch.watch import LiveHang, hang_of
 from clusterprof.run_directory import Window
 
 WATCH_S = 2.0
@@ -240,7 +239,7 @@ def look(run: Window) -> Status:
         run.path, manifest.began, manifest.ended, manifest.exit_status, manifest.window,
         [_rank(run, rank, states.get(rank, {}), rank in expected)
          for rank in sorted(expected | set(states))],
-        [window for window in later if window], live_hang.look(run),
+        [window for window in later if window], hang_of(run),
         watched.read(watched.path_of(run.directory.path)),
     )  # fmt: skip
 

@@ -22,8 +22,8 @@ from clusterprof.agent.contracts.timing import REAL
 from clusterprof.collect.answers import ANSWER_B, plain
 from clusterprof.collect.host_keys import HostKeys
 from clusterprof.errors import HostError
+from clusterprof.jobs import Host
 from clusterprof.launchers import ssh
-from clusterprof.launchers.support.job import Host
 
 #: A host that answers nothing for so long is cut off, and its connection closed.
 _SILENCE_S = 60

@@ -23,7 +23,7 @@ from clusterprof.collect import answers
 from clusterprof.collect.answers import Description, Listing, Offered
 from clusterprof.collect.connection import Answer, RemoteCommand, SshHost
 from clusterprof.errors import HostError, RunDirectoryError
-from clusterprof.launchers.support.job import Host
+from clusterprof.jobs import Host
 from clusterprof.run_directory import Manifest, Window
 from clusterprof.words import ranks as named_ranks
 

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from clusterprof import words
 from clusterprof.agent.contracts import files
-from clusterprof.align.match.matched import PLACED
+from clusterprof.align.match import PLACED
 from clusterprof.columns import (
     begins,
     first_after,

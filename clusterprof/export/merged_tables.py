@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from clusterprof.agent.contracts import paths
 from clusterprof.align.clock import Clock
 from clusterprof.align.lateness import SHALLOW
-from clusterprof.align.match.matched import PLACED
+from clusterprof.align.match import PLACED
 from clusterprof.analysis.model.accounts import ACCOUNTS
 from clusterprof.columns import integers
 from clusterprof.errors import ReportError
@@ -31,7 +31,7 @@ class Merged:
     #: the run directory, or merge's --output
     folder: Path
     results: Results
-    #: schema `clusterprof.align.match.matched.PLACED`
+    #: schema `clusterprof.align.match.PLACED`
     collectives: pa.Table
     #: schema `clusterprof.analysis.model.accounts.ACCOUNTS`
     accounts: pa.Table

@@ -1,27 +1,301 @@
 """Who reads the reports: this process, processes on this host, or the tasks of an MPI job.
 
 Whoever it is, one function reads each source, and what it gave comes back in the order of the
-sources: results do not depend on the engine, nor on the number of workers. A reading process that
-dies, hangs or runs out of memory loses its source to another one, and the rank says so.
+sources: results do not depend on the engine, nor on the number of workers. A reading process may
+die, hang or run out of memory and costs no other: another one reads its source, and the rank says
+so. A rank's tables are as large as its report. Through a pipe they would be copied three times: the
+large ones lie in a file, which is mapped where they are used, so that only MPI copies them.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
+import signal
+import socket
+import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent import futures
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count
+from multiprocessing import active_children, forkserver, get_context, parent_process
 from multiprocessing.connection import Connection
-from typing import Protocol, TypeAlias
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
-from clusterprof import console
+from clusterprof import console, mapped, words
+from clusterprof.agent.contracts import processes
 from clusterprof.errors import ClusterprofError, ReportError
-from clusterprof.ingest.apart import Lost, Readers, host, limit_s
-from clusterprof.ingest.handover import taken_up
 from clusterprof.ingest.sources import KINETO, Source, suffix_of
-from clusterprof.tables import RankTables
+from clusterprof.priority import end_with_parent
+from clusterprof.tables import RankTables, empty
+
+_Of = TypeVar("_Of")
+_Part = TypeVar("_Part")
+
+#: What reading takes at most, for each byte: traces of an older Kineto become Python objects,
+#: 0.3 s/MB (measured on two cores).
+_SLOWEST_S = 0.3e-6
+
+#: A reading process that takes longer hangs: twenty times as long as the slowest format takes for
+#: its size, and five minutes for a file system or a node that is busy.
+_PATIENCE_S, _TIMES = 300.0, 20.0
+
+#: what glibc says of a library that does not fit into memory
+_NOT_MAPPED = ("failed to map segment", "annot allocate memory")
+
+#: the tables of a rank that may be large
+_LARGE = ("activity", "host_calls")
+
+#: numbers of the files that this process writes
+_numbers = count()
+
+
+# -- what one process hands to another -----------------------------------------------------------
+
+
+class _Split(NamedTuple):
+    """A rank's tables, and a file that has the large ones, or on its way to a host its content."""
+
+    others: RankTables
+    large: Path | bytes
+
+
+def put_down(parts: Iterable[Any], folder: str) -> list[Any]:
+    """Return the same with ranks' large tables in files of a folder that this process alone writes.
+
+    Tables for which there is no space stay as they are. Raises OSError for those of `packed`.
+    """
+    return [_put_down(outcome, Path(folder, f"{next(_numbers)}.arrow")) for outcome in parts]
+
+
+def _put_down(outcome: Any, file: Path) -> Any:
+    if isinstance(outcome, _Split) and isinstance(outcome.large, bytes):
+        file.write_bytes(outcome.large)
+        return outcome._replace(large=file)
+    if not isinstance(outcome, RankTables):
+        return outcome
+    try:
+        with file.open("wb") as opened:
+            mapped.write([getattr(outcome, name) for name in _LARGE], opened)
+    except OSError:
+        file.unlink(missing_ok=True)
+        return outcome
+    return _Split(replace(outcome, **{name: empty(name) for name in _LARGE}), file)
+
+
+def packed(parts: Iterable[Any]) -> list[Any]:
+    """Return what was put down as bytes, for another host to put down. Raises OSError."""
+    return [
+        outcome._replace(large=outcome.large.read_bytes())
+        if isinstance(outcome, _Split) and isinstance(outcome.large, Path)
+        else outcome
+        for outcome in parts
+    ]
+
+
+def taken_up(parts: Iterable[Any]) -> list[Any]:
+    """Return what was put down on this host, whose files may be removed. Raises OSError."""
+    return [
+        replace(outcome.others, **dict(zip(_LARGE, mapped.read(outcome.large), strict=True)))
+        if isinstance(outcome, _Split) and isinstance(outcome.large, Path)
+        else outcome
+        for outcome in parts
+    ]
+
+
+# -- processes that read -------------------------------------------------------------------------
+
+
+class Lost(NamedTuple):
+    """What a reading process did not hand back."""
+
+    why: str
+    host: str
+
+    def read_again(self, parts: Iterable[Any]) -> list[Any]:
+        """What another process read of it, with a warning of each rank."""
+        text = f"its reading process on {self.host} {self.why}: another one on {host()} read it"
+        return [rank.warned(text) if isinstance(rank, RankTables) else rank for rank in parts]
+
+
+def host() -> str:
+    """This host's name, as warnings have it."""
+    return socket.gethostname()
+
+
+def limit_s(files: Iterable[Path]) -> float:
+    """How long a process may read these files before it is taken to hang."""
+    size = 0
+    for file in files:
+        with suppress(OSError):
+            size += file.stat().st_size
+    return _PATIENCE_S + _TIMES * _SLOWEST_S * size
+
+
+class Readers:
+    """Processes of this host, one for each thing that is read; what they put down is `taken`."""
+
+    def __init__(self, taken: Callable[[list[Any]], list[Any]] = taken_up) -> None:
+        self._taken = taken
+        self._context = _context()
+        self._running: set[BaseProcess] = set()
+        self._over = False
+
+    def read_each(
+        self,
+        function: Callable[[_Of], list[_Part]],
+        things: Sequence[tuple[_Of, float]],
+        workers: int,
+        noun: str,
+    ) -> list[list[_Part] | Lost]:
+        """Return what `read` does for each thing and its limit, in order, so many at a time.
+
+        Meanwhile it is said how many of `noun` are read.
+        """
+        with ThreadPoolExecutor(max(workers, 1)) as threads:
+            try:
+                answers = [
+                    threads.submit(self.read, function, thing, within_s)
+                    for thing, within_s in things
+                ]
+                for done, _ in enumerate(futures.as_completed(answers), 1):
+                    console.progress(f"reading {noun}: {done} of {len(answers)}")
+                return [answer.result() for answer in answers]
+            finally:
+                threads.shutdown(wait=False, cancel_futures=True)
+                self._over = True  # an interrupted merge ends at once
+                for process in [*self._running]:
+                    _end(process)
+
+    def read(
+        self, function: Callable[[_Of], list[_Part]], thing: _Of, within_s: float
+    ) -> list[_Part] | Lost:
+        """Return what `function`, of a module, gives of a thing in a process that ends then.
+
+        It has a process group and a folder for temporary files of its own: both go with it.
+        """
+        pool = process = None
+        folder = ""
+        try:
+            folder = tempfile.mkdtemp(prefix="clusterprof-")
+            pool = ProcessPoolExecutor(1, self._context)
+            pid = pool.submit(_begin, folder, dict(os.environ)).result(within_s)
+            process = next(child for child in active_children() if child.pid == pid)
+            self._running.add(process)
+            if self._over:
+                _end(process)
+            answer = pool.submit(_answer, function, thing, folder).result(within_s)
+            return self._taken(answer)
+        except futures.TimeoutError:
+            why = f"took longer than {words.age(within_s)}"
+        except MemoryError:
+            why = "ran out of memory"
+        except BrokenProcessPool:
+            why = _how_ended(pool, process)
+        except Exception as error:  # noqa: BLE001 - one that is odd costs no other
+            why = f"failed ({type(error).__name__}: {error})"
+        finally:
+            self._running.discard(process)
+            _end(process)
+            if pool:
+                pool.shutdown(wait=False)  # its file system may keep it
+            shutil.rmtree(folder, ignore_errors=True)
+        return Lost(why, host())
+
+
+def _end(process: BaseProcess | None) -> None:
+    """Kill a reading process, and what it has started."""
+    if process is not None and process.pid:
+        with suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _how_ended(pool: ProcessPoolExecutor | None, process: BaseProcess | None) -> str:
+    """How a reading process ended by itself, in words."""
+    if pool is None or process is None:
+        return "ended before it read anything"
+    pool.shutdown()  # it waits for the process, too
+    status = int(process.exitcode or 0)
+    if status == -signal.SIGKILL:
+        return "was killed, most often by the kernel for want of memory"
+    return processes.ended(status)
+
+
+def _context() -> BaseContext:
+    """Return what starts processes: copies of one that has imported all, each within a moment.
+
+    That one looks for modules where we do, and not in the current folder first. Where it cannot
+    (Python 3.10), or a socket of its own has too long a name (TMPDIR), each starts by itself.
+    """
+    variables = {
+        "PYTHONSAFEPATH": "1",
+        "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
+    }
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        forkserver.set_forkserver_preload(["clusterprof.ingest.preloaded"])
+        if sys.version_info >= (3, 11):
+            forkserver.ensure_running()
+            return get_context("forkserver")
+    except OSError:
+        pass
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+    return get_context("spawn")
+
+
+# -- in the reading process ----------------------------------------------------------------------
+
+
+def _begin(folder: str, environ: dict[str, str]) -> int:
+    """Become a reading process; returns its id, which its group has as well."""
+    end_with_parent()
+    os.setpgid(0, 0)
+    threading.Thread(target=_end_with_who_asked, daemon=True).start()
+    processes.end_first()  # before who asked
+    os.environ.clear()
+    os.environ.update(environ)
+    tempfile.tempdir = folder
+    return os.getpid()
+
+
+def _end_with_who_asked() -> None:
+    """End with the process that asked, which is not the parent: the one that is copied is."""
+    if asked := parent_process():
+        asked.join()
+        os.killpg(os.getpid(), signal.SIGKILL)
+
+
+def _answer(function: Callable[[_Of], list[Any]], thing: _Of, folder: str) -> list[Any]:
+    """What was read, put down. Raises MemoryError, also where a reader has hidden it."""
+    parts = function(thing)
+    if any(_wants_memory(getattr(outcome, "__cause__", None)) for outcome in parts):
+        raise MemoryError
+    return put_down(parts, folder)
+
+
+def _wants_memory(cause: object) -> bool:
+    """Whether an error is for want of memory: a library that is loaded then has one of its own."""
+    if isinstance(cause, ImportError):
+        return any(text in str(cause) for text in _NOT_MAPPED)
+    return isinstance(cause, MemoryError) or getattr(cause, "errno", None) == errno.ENOMEM
+
+
+# -- the engines ---------------------------------------------------------------------------------
 
 #: what is read of one rank
 Rank: TypeAlias = "RankTables | ClusterprofError"

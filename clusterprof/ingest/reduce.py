@@ -1,6 +1,6 @@
 """Make the reduced tables of one report: what a rank's writer starts on its node.
 
-`launch.reduction` has the command. It steps aside before it imports this module, and reports are
+`launch.profiling` has the command. It steps aside before it imports this module, and reports are
 read by what takes most of the time to import. The last line on stderr says what went wrong; the
 status is 1 then.
 """

@@ -18,14 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import clusterprof
-from clusterprof import console, run_directory
+from clusterprof import console, jobs, run_directory
 from clusterprof.arguments import path
 from clusterprof.console import say
 from clusterprof.errors import LaunchError, UsageError
 from clusterprof.launch.planning import checked, default_run
 from clusterprof.launch.settings import as_words, settle
 from clusterprof.launchers import srun
-from clusterprof.launchers.support import command_line
 
 BEGIN = "# >>> filled in by `clusterprof sbatch` >>>"
 END = "# <<< filled in by `clusterprof sbatch` <<<"
@@ -137,10 +136,10 @@ class Submission:
 
     def shown(self) -> str:
         """What `--dry-run` prints: to be pasted, with the job's id instead of JOBID."""
-        jobs = [(["sbatch", "--parsable", *self.options], self.script)]
-        jobs += [] if self.merge_options is None else [self.merge("JOBID")]
+        batches = [(["sbatch", "--parsable", *self.options], self.script)]
+        batches += [] if self.merge_options is None else [self.merge("JOBID")]
         lines = []
-        for command, script in jobs:
+        for command, script in batches:
             mark = "SCRIPT"
             while mark in script.split("\n"):
                 mark += "_"
@@ -173,13 +172,13 @@ def decide(
 
     options = list(options)
     name, words = fitting(arguments.template, program)
-    tasks = command_line.last_value(options, "-n", "--ntasks", "--ntasks-per-node")
-    if name == ONE_TASK and not command_line.starts_ranks_itself(program):
+    tasks = jobs.last_value(options, "-n", "--ntasks", "--ntasks-per-node")
+    if name == ONE_TASK and not jobs.starts_ranks_itself(program):
         selection.check(*srun.ranks(options, program, {}))
     elif name == ONE_TASK and tasks is None:
         options.append("--ntasks-per-node=1")
 
-    array = command_line.last_value(options, "-a", "--array") is not None
+    array = jobs.last_value(options, "-a", "--array") is not None
     by_job = arguments.run_dir is None
     run = run_path(arguments, array)
     # The tasks of an array end at different times: each merges in its own job.
@@ -202,7 +201,7 @@ def decide(
 
 def for_merge(options: Sequence[str], nodes: int) -> list[str]:
     """The options of the job that merges on so many nodes; `options` are the other job's."""
-    given = {names[-1]: command_line.last_value(options, *names) for names in _MERGE_TOO}
+    given = {names[-1]: jobs.last_value(options, *names) for names in _MERGE_TOO}
     too = [f"{name}={value}" for name, value in given.items() if value is not None]
     if nodes == 1:
         return too
@@ -231,7 +230,7 @@ def refuse_strays(options: Sequence[str]) -> None:
 def fitting(wanted: str | None, program: Sequence[str]) -> tuple[str, list[str]]:
     """The template's name, and the program as it takes it: without the word `torchrun`."""
     words = inner = list(program)
-    if command_line.file_name(words[0]) == "torchrun":
+    if jobs.file_name(words[0]) == "torchrun":
         inner = words[1:]
     elif words[1:3] in (["-m", "torch.distributed.run"], ["-m", "torch.distributed.launch"]):
         inner = words[3:]
@@ -275,7 +274,7 @@ def submit(submission: Submission, *, quiet: bool) -> int:
             say(f"the merge job was refused; once job {job} has ended: {collect}")
         else:
             lines.append(f"merge {merge}")
-    arrayed = command_line.last_value(submission.options, "-a", "--array") is not None
+    arrayed = jobs.last_value(submission.options, "-a", "--array") is not None
     lines.append(f"run {submission.run}JOBID" if arrayed else f"run {run}")
     for line in lines[1:] if quiet else ():
         say(line)
@@ -286,7 +285,7 @@ def submit(submission: Submission, *, quiet: bool) -> int:
 
 def sbatch(command: Sequence[str], script: str) -> tuple[int, str]:
     """Submit a script by sbatch's stdin; its status and the job's id, "" where there is none."""
-    program = command_line.find_program("sbatch")
+    program = jobs.find_program("sbatch")
     try:
         done = subprocess.run(
             [program, *command[1:]], input=os.fsencode(script), stdout=subprocess.PIPE, check=False

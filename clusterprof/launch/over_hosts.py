@@ -30,10 +30,10 @@ from clusterprof.collect.connection import RemoteCommand, Sink, SshHost
 from clusterprof.collect.over_ssh import RemoteHost
 from clusterprof.console import command as show_command, say
 from clusterprof.errors import HostError
+from clusterprof.jobs import Host, OverSsh
 from clusterprof.launch.planning import LaunchPlan
 from clusterprof.launch.run_job import begin, conclude
 from clusterprof.launchers import ssh as launcher
-from clusterprof.launchers.support.job import Host, OverSsh
 
 #: So long after it is asked to kill its job a host has done so.
 KILLED_S = 15.0

@@ -25,11 +25,16 @@ from clusterprof.arguments import (
     watch_seconds,
 )
 from clusterprof.errors import UsageError
-from clusterprof.launch import reduction
+from clusterprof.jobs import CommandLine, Job
 from clusterprof.launch.earlier_runs import latest
-from clusterprof.launch.profiling import CapturePlan, choose
+from clusterprof.launch.profiling import (
+    MANY_RANKS,
+    CapturePlan,
+    choose,
+    reduction_for,
+    reduction_text,
+)
 from clusterprof.launch.settings import SETTINGS
-from clusterprof.launchers.support.job import CommandLine, Job
 from clusterprof.results import RANKS
 from clusterprof.run_directory import RunDirectory
 
@@ -109,8 +114,8 @@ class LaunchPlan:
             ("profiler", f"{self.capture.name} {self.capture.version}", profiler_from),
             ("flight recorder", f"every rank, after step {self.window.end - 1}",
              "with stacks: --stacks" if plan.stacks else "without stacks"),
-            ("reports to tables", reduction.shown(plan.reduction, self.expected),
-             came_from.get("reduce", f"more than {reduction.MANY_RANKS} profiled ranks")),
+            ("reports to tables", reduction_text(plan.reduction, self.expected),
+             came_from.get("reduce", f"more than {MANY_RANKS} profiled ranks")),
         )  # fmt: skip
         further = (
             (f"--{name.replace('_', '-')}", str(getattr(self.arguments, name)), origin)
@@ -196,7 +201,7 @@ def make_plan(
         log_s=LOG_S,
         armed=armed,
         watch_s=watching_s(arguments, selection, job),
-        reduction=reduction.decided(arguments.reduce, arguments.keep_reports, capture.name),
+        reduction=reduction_for(arguments.reduce, arguments.keep_reports, capture.name),
     )  # fmt: skip
     added = {} if job.carries else environment
     again = ("clusterprof", verb, *arguments.given, RANKS, *without_values(options, job), "--",

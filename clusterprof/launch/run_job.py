@@ -24,14 +24,12 @@ from clusterprof.collect.outcomes import (
 )
 from clusterprof.console import command as show_command, say
 from clusterprof.errors import ClusterprofError, RunDirectoryTaken
-from clusterprof.launch import live_hang
-from clusterprof.launch.bounded_wait import beside_job, unless_stalled
-from clusterprof.launch.foreground import Foreground
+from clusterprof.jobs import find_program
+from clusterprof.launch.job_processes import Foreground, beside_job, unless_stalled
 from clusterprof.launch.look_first import look_first
 from clusterprof.launch.planning import GATE_FAILED, PROFILE_FAILED, LaunchPlan
 from clusterprof.launch.stop import BeforeSrunKills, TimeLimit
-from clusterprof.launch.watch import watch
-from clusterprof.launchers.support.command_line import find_program
+from clusterprof.launch.watch import watch_hangs, watch_lateness
 from clusterprof.results import RANKS
 from clusterprof.run_directory import Manifest, Window
 
@@ -67,7 +65,7 @@ def launch(launcher: str, plan: LaunchPlan, run: Window, manifest: Manifest) -> 
     with contextlib.ExitStack() as beside:
         if plan.arguments.hang_after:
             watching = beside_job(
-                lambda: live_hang.watch(run), "a job that hangs is not noticed any more"
+                lambda: watch_hangs(run), "a job that hangs is not noticed any more"
             )
             beside.callback(watching.end)
         if plan.for_agent.looks_first:
@@ -76,7 +74,7 @@ def launch(launcher: str, plan: LaunchPlan, run: Window, manifest: Manifest) -> 
         if plan.for_agent.watch_s:
             every_s, metrics = plan.for_agent.watch_s, plan.arguments.metrics
             looks = beside_job(
-                lambda: watch(run, every_s, metrics), "who is late is not said any more"
+                lambda: watch_lateness(run, every_s, metrics), "who is late is not said any more"
             )
             beside.callback(looks.end)
         limit = TimeLimit(run, plan.expected, plan.arguments.time_margin)

@@ -49,7 +49,7 @@ class BeforeSrunKills:
         self._interrupted_at = -1e9
 
     def __call__(self, number: int, enough: Callable[[], bool]) -> Sequence[int]:
-        """See `clusterprof.launch.foreground.Before`."""
+        """See `clusterprof.launch.job_processes.Before`."""
         numbers = [number]
         if number == signal.SIGINT:
             before, self._interrupted_at = self._interrupted_at, self._clock.now()

@@ -19,15 +19,14 @@ from clusterprof.agent.contracts.processes import ended
 from clusterprof.agent.contracts.timing import REAL
 from clusterprof.console import say
 from clusterprof.errors import UsageError
-from clusterprof.launch.bounded_wait import Apart
+from clusterprof.launch.job_processes import Apart
 from clusterprof.priority import end_with_parent
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
     from multiprocessing.connection import Connection
 
-    from clusterprof.ingest.apart import Lost
-    from clusterprof.ingest.engines import Engine, Processes, Rank, Read
+    from clusterprof.ingest.engines import Engine, Lost, Processes, Rank, Read
     from clusterprof.ingest.sources import Source
 
 #: what `--engine` takes
@@ -225,8 +224,7 @@ def _hand_out(executor: Any, calls: Connection, tasks: int) -> None:
 
 def _read(read: Read, source: Source, within_s: float) -> list[Rank] | Lost:
     """In another task: read a source, in a process of its own."""
-    from clusterprof.ingest.apart import Readers
-    from clusterprof.ingest.handover import packed
+    from clusterprof.ingest.engines import Readers, packed
 
     signal.alarm(0)
     try:
@@ -237,8 +235,7 @@ def _read(read: Read, source: Source, within_s: float) -> list[Rank] | Lost:
 
 def _come(future: Future[Any], folder: str) -> list[Any] | Lost:
     """What came of a task, put down for the merging process."""
-    from clusterprof.ingest.apart import Lost
-    from clusterprof.ingest.handover import put_down
+    from clusterprof.ingest.engines import Lost, put_down
 
     try:
         answer = future.result()

@@ -38,7 +38,7 @@ from clusterprof.collect import answers
 from clusterprof.collect.host_keys import Known
 from clusterprof.errors import ClusterprofError, MergeError, ReportError
 from clusterprof.ingest import assembler, gather, reports
-from clusterprof.ingest.flight.unpickle import unpickled
+from clusterprof.ingest.flight.dump_file import unpickled
 from clusterprof.launch import settings
 from clusterprof.report import (
     comparison_text,

@@ -12,7 +12,7 @@ from lab.endings import Running
 
 #: Runs a command as the launch verbs do.
 OURS = (
-    "import sys; from clusterprof.launch.foreground import Foreground as F;"
+    "import sys; from clusterprof.launch.job_processes import Foreground as F;"
     "sys.exit(F(sys.argv[1:], {'ADDED': 'yes'}).run())"
 )
 #: Says each signal that reaches it, until SIGUSR2.
@@ -107,7 +107,7 @@ def test_a_launcher_that_is_killed_gives_its_signal(workdir: Path) -> None:
 def test_a_signal_that_comes_before_there_is_a_launcher_ends_it(workdir: Path) -> None:
     # Its whole group gets it, while the command is about to be started.
     early = (
-        "import os, sys; from clusterprof.launch import foreground as running;"
+        "import os, sys; from clusterprof.launch import job_processes as running;"
         "close = running.contextlib.closing;"
         "running.contextlib.closing = lambda each: (os.killpg(0, 15), close(each))[1];"
         "sys.exit(running.Foreground(['sleep', '60'], {}).run())"
@@ -119,7 +119,7 @@ def test_a_signal_that_comes_before_there_is_a_launcher_ends_it(workdir: Path) -
 
 def test_a_launcher_s_end_is_seen_where_our_parent_has_blocked_sigchld(workdir: Path) -> None:
     blocked = (
-        "import signal, sys; from clusterprof.launch.foreground import Foreground;"
+        "import signal, sys; from clusterprof.launch.job_processes import Foreground;"
         "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD]);"
         "sys.exit(Foreground(['sh', '-c', 'sleep 0.2; exit 5'], {}).run())"
     )
@@ -139,7 +139,7 @@ def test_nothing_stays_when_we_are_killed_but_the_launcher(workdir: Path) -> Non
 #: A task beside a job, whose end it waits for: 'end' as its last argument.
 BESIDE = """
 import os, sys, time
-from clusterprof.launch.bounded_wait import beside_job
+from clusterprof.launch.job_processes import beside_job
 def task():
     print("beside", os.getpid(), flush=True)
     {task}

@@ -58,7 +58,7 @@ def test_dumps_of_flight_recorders_are_the_same_by_any_number_of_processes(
 
 
 READS = """
-from clusterprof.ingest.apart import Readers
+from clusterprof.ingest.engines import Readers
 if __name__ == "__main__":
     print(Readers().read(sorted, [2, 1], 600.0))
 """
@@ -83,7 +83,7 @@ def test_a_process_that_reads_imports_nothing_of_the_current_folder(
 
 ENDED = """
 import os, sys, threading, time
-from clusterprof.ingest.apart import Readers
+from clusterprof.ingest.engines import Readers
 def end(readers):
     while len(readers._running) < 2:
         time.sleep(0.01)

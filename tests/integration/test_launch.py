@@ -31,7 +31,7 @@ SLOW = ("--slow-rank", "2", "--slow-ms", "400", "--steps", "15")
 
 #: a launcher in one file: `clusterprof env NAME=VALUE... -- PROGRAM...`
 LAUNCHER = """
-from clusterprof.launchers.support.job import Job
+from clusterprof.jobs import Job
 
 SUMMARY = "run a program with variables of its own"
 PASSES_OPTIONS_TO = "env"

@@ -27,7 +27,7 @@ from clusterprof.agent.contracts.plan import Reduction
 from clusterprof.agent.guard.reducing import Reducing
 from clusterprof.agent.guard.report_transfer import ReportTransfer
 from clusterprof.ingest import reduced
-from clusterprof.launch.reduction import command as reducer
+from clusterprof.launch.profiling import reducing_command as reducer
 
 RECORDING = Path(__file__).parents[1] / "data/recordings/nsys-2025.3/ddp/rank0.sqlite.xz"
 Cli = Callable[..., Completed]
@@ -270,8 +270,8 @@ def test_what_makes_tables_ends_with_the_rank_s_writer(home: Path, exporter: Pat
     script = (
         "import sys, time; from clusterprof.agent.contracts.plan import Reduction;"
         "from clusterprof.agent.guard.reducing import Reducing;"
-        "from clusterprof.launch.reduction import command;"
-        "made = Reducing(Reduction('now', 'gather', command()), sys.argv[1]);"
+        "from clusterprof.launch.profiling import reducing_command;"
+        "made = Reducing(Reduction('now', 'gather', reducing_command()), sys.argv[1]);"
         "made.start(*sys.argv[2:]); print(made.child.pid, made.temporary, flush=True);"
         "time.sleep(600)"
     )

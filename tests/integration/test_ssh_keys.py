@@ -12,7 +12,7 @@ from lab.hosts import Hosts
 
 from clusterprof.collect.connection import SshHost
 from clusterprof.errors import HostError
-from clusterprof.launchers.support.job import Host
+from clusterprof.jobs import Host
 
 pytestmark = [pytest.mark.needs_fabric, pytest.mark.needs_hosts]
 

@@ -30,9 +30,9 @@ from clusterprof.agent.contracts.plan import Plan, Selection
 from clusterprof.collect import connection, over_ssh
 from clusterprof.collect.connection import SshHost
 from clusterprof.errors import HostError
+from clusterprof.jobs import Host, OverSsh
 from clusterprof.launch import over_hosts
 from clusterprof.launch.over_hosts import Running
-from clusterprof.launchers.support.job import Host, OverSsh
 
 Cli = Callable[..., Completed]
 PLAN = Plan(run="", selection=Selection("all", "all"), window=(1, 2), profiler="torch")

@@ -23,9 +23,9 @@ from clusterprof.agent.contracts.plan import Plan, Selection
 from clusterprof.collect import connection, over_ssh
 from clusterprof.collect.connection import SshHost
 from clusterprof.collect.over_ssh import RemoteHost
+from clusterprof.jobs import Host, OverSsh
 from clusterprof.launch import over_hosts
 from clusterprof.launch.over_hosts import Running
-from clusterprof.launchers.support.job import Host, OverSsh
 from clusterprof.run_directory import Manifest
 
 if TYPE_CHECKING:

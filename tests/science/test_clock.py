@@ -16,8 +16,8 @@ from simulate.cases import cases
 from studies import gathered
 
 from clusterprof.align.clock import UNBOUNDED_NS, Clock, align
+from clusterprof.align.clock.alignment import COARSE_NS
 from clusterprof.align.clock.blocks import ALL_REDUCE, AT_ONCE, bases, blocks
-from clusterprof.align.clock.model import COARSE_NS
 from clusterprof.align.match import match
 from clusterprof.tables import RankTables
 

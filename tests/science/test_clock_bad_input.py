@@ -14,8 +14,7 @@ from lab.tiers import long_but
 from simulate import Job, middle, simulate, with_clock
 
 from clusterprof.align.clock import UNBOUNDED_NS, Clock, align
-from clusterprof.align.match import match
-from clusterprof.align.match.matched import MATCHED
+from clusterprof.align.match import MATCHED, match
 from clusterprof.errors import MergeError
 from clusterprof.study import study
 from clusterprof.tables import RankTables, ReportInfo, empty

@@ -13,8 +13,8 @@ from simulate.flight import recorded
 
 from clusterprof import merge_run, run_directory
 from clusterprof.agent.contracts import states
-from clusterprof.align.clock.model import Clock
-from clusterprof.align.clock.readings import RankReadings
+from clusterprof.align.clock.alignment import Clock
+from clusterprof.align.clock.measured import RankReadings
 from clusterprof.align.lateness import SHALLOW, host_clock, joined, shallow
 from clusterprof.align.match.flight_calls import FlightCalls, match
 from clusterprof.analysis.model.shallow import (

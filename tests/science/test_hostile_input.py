@@ -15,14 +15,13 @@ import pytest
 from lab.tiers import long_but
 from seeds import content, span, sqlite, trace
 
-from clusterprof import run_directory
+from clusterprof import clock_probe, run_directory
 from clusterprof.agent.contracts import documents, states
-from clusterprof.align.clock.readings import parsed
+from clusterprof.align.clock.measured import parsed
 from clusterprof.cli import collect, merge, status
 from clusterprof.errors import ClusterprofError, ReportError, RunDirectoryError
 from clusterprof.ingest import Gathered, gather, read_report
 from clusterprof.ingest.rank_steps import read_log
-from clusterprof.probe import measurement
 from clusterprof.study import study
 
 NESTED = "[" * 200_000
@@ -281,7 +280,7 @@ def test_a_rank_s_file_that_is_none_does_not_stop_the_merge_of_the_run(
     results = json.loads((run.merged / "results.json").read_text())
     assert 0 in [each["rank"] for each in results["ranks"]]
     assert status.main("status", [str(run.path), "--json"], None) == 0
-    assert set(measurement.of_run(run, [0, 1])) == {0, 1}
+    assert set(clock_probe.of_run(run, [0, 1])) == {0, 1}
 
 
 @pytest.mark.parametrize(
@@ -329,7 +328,7 @@ def test_a_measurement_of_clocks_nested_without_end_is_said_to_be_none(tmp_path:
     path = tmp_path / "probe.json"
     path.write_text(NESTED)
     with pytest.raises(ReportError, match=str(path)):
-        measurement.read(path)
+        clock_probe.read(path)
 
 
 @pytest.mark.parametrize("number", ["9" * 23, "-" + "9" * 23, "9" * 5000])

@@ -19,7 +19,7 @@ from studies import gathered
 
 from clusterprof.ingest import gather, opening, read_report
 from clusterprof.ingest.assembler import RankUnknown
-from clusterprof.ingest.kineto.nccl_kernels import ProcessGroup
+from clusterprof.ingest.kineto.collectives import ProcessGroup
 from clusterprof.study import study
 from clusterprof.tables import SCHEMAS, RankTables
 

@@ -13,7 +13,7 @@ from lab.tiers import long_but
 from simulate import Cause, Job, simulate
 from studies import gathered
 
-from clusterprof.align.match import match, naming
+from clusterprof.align.match import communicators, match
 from clusterprof.study import Study, study
 from clusterprof.tables import RankTables
 
@@ -166,7 +166,7 @@ def test_calls_that_go_together_with_no_others_keep_their_name() -> None:
 def test_too_many_communicators_to_compare_are_left_as_they_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(naming, "_MOST", 0)
+    monkeypatch.setattr(communicators, "_MOST_COMPARISONS", 0)
     ranks, _ = simulate(Job())
     mixed = [*ranks[:3], renamed(ranks[3], no_name)]
     found = partners(mixed)

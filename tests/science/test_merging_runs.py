@@ -24,8 +24,8 @@ from clusterprof import masking, merge_run, run_directory
 from clusterprof.agent.contracts import states
 from clusterprof.arguments import check_free
 from clusterprof.cli import main, merge
+from clusterprof.clock_probe import Measurement, is_measurement
 from clusterprof.errors import UsageError
-from clusterprof.probe.measurement import Measurement, is_measurement
 from clusterprof.results import RANKS
 
 RECORDING = Path(__file__).parents[1] / "data" / "recordings" / "nsys-2025.3" / "ddp"

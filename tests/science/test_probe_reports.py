@@ -11,15 +11,14 @@ import pyarrow as pa
 import pytest
 from simulate import Job, simulate
 
+from clusterprof import clock_probe
 from clusterprof.agent.contracts import paths
-from clusterprof.align.clock import UNBOUNDED_NS, Clock, align, alignment, readings
-from clusterprof.align.clock.measured import known_clocks
-from clusterprof.align.clock.readings import ANCHOR_NS, STAMP_NS
+from clusterprof.align.clock import UNBOUNDED_NS, Clock, align, alignment
+from clusterprof.align.clock.measured import ANCHOR_NS, STAMP_NS, known_clocks, parsed
 from clusterprof.align.match import match
 from clusterprof.cli import merge
+from clusterprof.clock_probe import Bound, Measurement, of_reports
 from clusterprof.errors import MergeError, ReportError, UsageError
-from clusterprof.probe import measurement
-from clusterprof.probe.measurement import Bound, Measurement, of_reports
 from clusterprof.run_directory import Window
 from clusterprof.study import study
 from clusterprof.tables import RankTables
@@ -151,9 +150,9 @@ def test_a_clock_that_was_set_after_the_first_window_is_seen_in_a_later_one(
     probe = measured("a", "b", offset=OFFSETS[2], at=begin - 1_000 * MS)
     probe.write(run.rank(2) / paths.PROBE)
 
-    found = measurement.measured_so_far(later)
+    found = clock_probe.measured_so_far(later)
     assert found is not None
-    known = known_clocks(ranks, measurement.of_run(later, [1, 2]), found.as_json())
+    known = known_clocks(ranks, clock_probe.of_run(later, [1, 2]), found.as_json())
     assert [each.source for each in known.bounds] == ([] if set_by else ["probe"])
     assert [warning[:6] for warning in known.warnings] == (["rank 2"] if set_by else [])
 
@@ -164,7 +163,7 @@ def test_of_another_machine_no_clock_is_compared() -> None:
     there = {"machine": "boot0 a", "clock": {**now, "monotonic_ns": 0}}
     for before in (there, {**there, "machine": ""}, 3):
         earlier = [{"clock": None, "state": before}]
-        mine = readings.parsed(None, {"machine": "boot1 b", "clock": now}, before=earlier)
+        mine = parsed(None, {"machine": "boot1 b", "clock": now}, before=earlier)
         assert [each.monotonic_ns for each in mine.readings] == [8 * HOUR]
 
 
@@ -190,11 +189,11 @@ def test_a_look_at_a_job_that_runs_leaves_its_probers_what_they_meet_by(tmp_path
     found.write(run.rank(1) / paths.PROBE)
     (address := run.rank(1) / paths.PROBE_ADDRESS).touch()
     (met := tmp_path / paths.PROBED).mkdir()
-    known = measurement.measured_so_far(run)
+    known = clock_probe.measured_so_far(run)
     assert known is not None
     assert known.bounds == found.bounds
     assert (address.exists(), met.exists()) == (True, True)
     assert not (tmp_path / paths.CLOCK_PROBE).exists()
-    assert measurement.gathered(run) == known
+    assert clock_probe.gathered(run) == known
     assert (address.exists(), met.exists()) == (False, False)
     assert (tmp_path / paths.CLOCK_PROBE).exists()

@@ -13,7 +13,7 @@ import orjson
 import pyarrow as pa
 
 from clusterprof.agent.contracts import paths, states
-from clusterprof.align.clock.readings import RankReadings, Reading
+from clusterprof.align.clock.measured import RankReadings, Reading
 from clusterprof.ingest.flight.all_dumps import Flight
 from clusterprof.ingest.flight.dump import ENTRIES, Group
 from clusterprof.run_directory import Window

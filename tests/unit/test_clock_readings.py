@@ -17,6 +17,7 @@ from hypothesis import given, strategies as st
 from lab.clock import ManualClock
 from lab.command import PATIENCE_S
 
+from clusterprof import clock_probe
 from clusterprof.agent.contracts import clocks, exchange, files, identity
 from clusterprof.agent.contracts.exchange import (
     Answerer,
@@ -31,11 +32,10 @@ from clusterprof.agent.contracts.identity import PLAN, Identity
 from clusterprof.agent.contracts.timing import Clock
 from clusterprof.agent.rank import probing
 from clusterprof.agent.remote import prober
-from clusterprof.align.clock import UNBOUNDED_NS, align, alignment, measured, readings as r
+from clusterprof.align.clock import UNBOUNDED_NS, align, alignment, measured
 from clusterprof.align.match import match
 from clusterprof.cli import clock as clock_verb
-from clusterprof.probe import ping_pong
-from clusterprof.probe.measurement import Bound, Measurement, drift, joined, parsed
+from clusterprof.clock_probe import Bound, Measurement, drift, joined, parsed
 from clusterprof.tables import SCHEMAS, RankTables, ReportInfo, empty
 
 NOW = 1_790_000_000_000_000_000
@@ -43,9 +43,13 @@ US = 1_000
 
 
 def reading(
-    wall: int, monotonic: int, gap: int = 200, event: str = "x", marks: tuple[r.Mark, ...] = ()
-) -> r.Reading:
-    return r.Reading(event, wall, monotonic, gap, marks)
+    wall: int,
+    monotonic: int,
+    gap: int = 200,
+    event: str = "x",
+    marks: tuple[measured.Mark, ...] = (),
+) -> measured.Reading:
+    return measured.Reading(event, wall, monotonic, gap, marks)
 
 
 def rank_tables(rank: int, host_calls: list[dict[str, Any]] | None = None) -> RankTables:
@@ -65,22 +69,22 @@ def rank_tables(rank: int, host_calls: list[dict[str, Any]] | None = None) -> Ra
 
 
 def test_a_clock_that_only_goes_on_has_not_been_set() -> None:
-    assert r.stepped([reading(NOW, 500), reading(NOW + 10**9, 500 + 10**9 + 150)]) is None
+    assert measured.stepped([reading(NOW, 500), reading(NOW + 10**9, 500 + 10**9 + 150)]) is None
 
 
 def test_a_clock_that_was_set_between_two_readings_is_found_with_its_least_and_most() -> None:
     step = -3_000_000
-    found = r.stepped([reading(NOW, 500), reading(NOW + 10**9 + step, 500 + 10**9)])
+    found = measured.stepped([reading(NOW, 500), reading(NOW + 10**9 + step, 500 + 10**9)])
     assert found is not None
     assert found[0] <= step <= found[1]
     assert found[1] - found[0] == 400
 
 
 def test_a_rank_whose_clock_was_set_is_named_and_its_bounds_are_left_out() -> None:
-    jumped = r.RankReadings("a", (reading(NOW, 0), reading(NOW + 2_000_000, 1_000_000)))
-    fine = r.RankReadings("a", (reading(NOW, 0), reading(NOW + 1_000_000, 1_000_000)))
+    jumped = measured.RankReadings("a", (reading(NOW, 0), reading(NOW + 2_000_000, 1_000_000)))
+    fine = measured.RankReadings("a", (reading(NOW, 0), reading(NOW + 1_000_000, 1_000_000)))
     assert measured.pair_bounds({0: fine, 1: jumped}) == []
-    (warning,) = r.warnings({0: fine, 1: jumped})
+    (warning,) = measured.clock_warnings({0: fine, 1: jumped})
     assert "rank 1" in warning
     assert "+1.000 ms" in warning
 
@@ -90,22 +94,24 @@ def test_the_agent_s_own_reading_has_the_kernel_s_state() -> None:
     assert {"offset_ns", "maxerror_ns", "esterror_ns", "synchronised", "frequency_ppm"} == set(
         now["kernel"]
     )
-    mine = r.parsed({"machine": clocks.machine(), "readings": [now, clocks.reading("close")]})
-    assert r.stepped(mine.readings) is None
+    mine = measured.parsed(
+        {"machine": clocks.machine(), "readings": [now, clocks.reading("close")]}
+    )
+    assert measured.stepped(mine.readings) is None
     assert mine.machine.endswith(socket.gethostname())
     assert mine.readings[0].wall_ns == now["wall_ns"]
 
 
 @pytest.mark.parametrize("broken", [None, [], {"readings": [1, {"wall_ns": "x"}]}, "text", 3])
 def test_files_that_are_not_understood_are_left_out(broken: Any) -> None:
-    assert r.parsed(broken, broken) == r.RankReadings()
+    assert measured.parsed(broken, broken) == measured.RankReadings()
 
 
 # --- marks
 
 
-def marked(before: int, after: int, name: str = "clusterprof:clock:1") -> r.Reading:
-    return reading(before, 0, marks=(r.Mark(name, before, after),))
+def marked(before: int, after: int, name: str = "clusterprof:clock:1") -> measured.Reading:
+    return reading(before, 0, marks=(measured.Mark(name, before, after),))
 
 
 def call(name: str, start: int, end: int) -> dict[str, Any]:
@@ -124,10 +130,12 @@ def test_marks_bound_how_far_a_report_is_from_the_wall_clock(
         begin, name = NOW + k * 10**8, f"clusterprof:clock:{k}"
         marks.append(marked(begin, begin + one + two + three, name))
         ranges.append(call(name, begin + one - shift, begin + one + two - shift))
-    found = r.anchor(rank_tables(0, ranges).host_calls, marks)
+    found = measured.anchor(rank_tables(0, ranges).host_calls, marks)
     assert found is not None
     assert found[0] <= shift <= found[1]
-    assert found[1] - found[0] <= min(one + three for one, _, three in waits) + 2 * r.STAMP_NS
+    assert (
+        found[1] - found[0] <= min(one + three for one, _, three in waits) + 2 * measured.STAMP_NS
+    )
 
 
 @pytest.mark.parametrize("by_s", [3_600, -3_600, 2])
@@ -136,7 +144,7 @@ def test_a_report_that_the_setting_of_the_clock_stretched_is_left_out_and_named(
 
     by, monotonic = by_s * 10**9, 5 * 10**9
     marks = [
-        (r.Mark(f"clusterprof:clock:{k}", at + 100, at + 900),)
+        (measured.Mark(f"clusterprof:clock:{k}", at + 100, at + 900),)
         for k, at in enumerate((NOW, NOW + by + 10**9))
     ]
     readings = [
@@ -150,9 +158,9 @@ def test_a_report_that_the_setting_of_the_clock_stretched_is_left_out_and_named(
 
     # nsys: the monotonic clock's time; torch.profiler: what the wall clock made of it
     whole, folded = report(10**9 + 2_000), report(10**9 + by)
-    assert r.stretched(whole.host_calls, readings) is None
-    assert r.stretched(folded.host_calls, readings) == pytest.approx(by, abs=10**6)
-    assert r.stretched(rank_tables(1).host_calls, readings) is None
+    assert measured.stretched(whole.host_calls, readings) is None
+    assert measured.stretched(folded.host_calls, readings) == pytest.approx(by, abs=10**6)
+    assert measured.stretched(rank_tables(1).host_calls, readings) is None
     ranks = [rank_tables(0), folded]
     written = json.loads(json.dumps([asdict(each) for each in readings]))
     known = measured.known_clocks(ranks, {1: {"clock": {"machine": "m", "readings": written}}})
@@ -172,9 +180,9 @@ def test_a_report_without_marks_or_with_marks_that_contradict_has_no_anchor() ->
         call("clusterprof:clock:1", NOW + 10, NOW + 20),
         call("clusterprof:clock:2", NOW + 10**9 + 10**6, NOW + 10**9 + 10**6 + 5),
     ]
-    assert r.anchor(empty("host_calls"), marks) is None
-    assert r.anchor(rank_tables(0, [call("step 3", 1, 2)]).host_calls, marks) is None
-    assert r.anchor(rank_tables(0, ranges).host_calls, marks) is None
+    assert measured.anchor(empty("host_calls"), marks) is None
+    assert measured.anchor(rank_tables(0, [call("step 3", 1, 2)]).host_calls, marks) is None
+    assert measured.anchor(rank_tables(0, ranges).host_calls, marks) is None
 
 
 # --- the ping-pong
@@ -253,7 +261,7 @@ def test_a_rank_asks_again_where_rank_0_did_not_answer_at_first(
     ranks = [
         threading.Thread(
             target=lambda me=me: found.append(
-                ping_pong.over_udp(me, tmp_path, {"MASTER_ADDR": "127.0.0.1"}, PATIENCE_S)
+                clock_probe.over_udp(me, tmp_path, {"MASTER_ADDR": "127.0.0.1"}, PATIENCE_S)
             )
         )
         for me in (Identity(0, 2, None, ""), Identity(1, 2, None, ""))
@@ -359,7 +367,7 @@ def test_a_document_with_bad_rows_keeps_the_good_ones_with_a_note() -> None:
 
 def evidence(probe: bool, offset: int) -> list[measured.PairBound]:
     two = {
-        rank: r.RankReadings(f"m{rank}", (reading(NOW, 0),), anchor=(-2 * US, 2 * US))
+        rank: measured.RankReadings(f"m{rank}", (reading(NOW, 0),), anchor=(-2 * US, 2 * US))
         for rank in range(3)
     }
     rows = [
@@ -387,7 +395,7 @@ def test_ranks_without_a_common_collective_are_bounded_by_a_probe(offset: int) -
 def without_marks(probed: set[int]) -> list[measured.PairBound]:
     """Three machines, `probed` of them measured against the first; only report 0 has marks."""
     readings = {
-        rank: r.RankReadings(
+        rank: measured.RankReadings(
             f"m{rank}", (reading(NOW, 0),), anchor=(-2 * US, 2 * US) if rank == 0 else None
         )
         for rank in range(3)
@@ -403,7 +411,7 @@ def test_a_bound_that_rests_on_an_assumption_is_named_in_the_results() -> None:
     ranks = [rank_tables(rank) for rank in range(3)]
     clock = align(ranks, match(ranks), without_marks({1}))
     assert clock.assumed == (1,)
-    assert r.ANCHOR_NS < clock.uncertainty(1) < 2 * r.ANCHOR_NS
+    assert measured.ANCHOR_NS < clock.uncertainty(1) < 2 * measured.ANCHOR_NS
     assert clock.entry()["assumed"] == [1]
     assert any("rank 1" in warning and "200 µs" in warning for warning in clock.warnings)
     assert clock.uncertainty(2) == UNBOUNDED_NS
@@ -433,7 +441,7 @@ def test_a_bound_as_a_block_says_exactly_the_bound(low: int, width: int, base: i
 
 
 def test_the_agent_and_the_alignment_mean_the_same_marks() -> None:
-    assert clocks.MARK == r.MARK
+    assert clocks.MARK == measured.MARK
 
 
 def test_a_bound_s_uncertainty_reaches_from_its_middle_to_both_ends() -> None:

@@ -32,8 +32,8 @@ from clusterprof.agent.guard.reducing import Reducing
 from clusterprof.agent.guard.report_transfer import ReportTransfer
 from clusterprof.agent.rank import probing
 from clusterprof.agent.remote import prober
-from clusterprof.launch import bounded_wait, over_hosts, stop
-from clusterprof.launch.foreground import Foreground, Witness
+from clusterprof.launch import job_processes, over_hosts, stop
+from clusterprof.launch.job_processes import Foreground, Witness
 
 ROOT = Path(__file__).resolve().parents[2]
 #: the clock itself, and what is piped to another host's Python, alone
@@ -224,8 +224,8 @@ class Aparts:
     [
         (0.5, 0.0, 7, 0.5),
         (60.0, 0.0, 7, 60.0),
-        (60.0, bounded_wait.STALLED_S - 0.1, 7, 60.0),
-        (60.0, 1e9, None, bounded_wait.ASK_S + bounded_wait.STALLED_S),
+        (60.0, job_processes.STALLED_S - 0.1, 7, 60.0),
+        (60.0, 1e9, None, job_processes.ASK_S + job_processes.STALLED_S),
         (5.0, 1e9, 7, 5.0),
     ],
     ids=["quick", "long", "slow disk", "stalled disk", "done beside a stalled disk"],
@@ -234,9 +234,9 @@ def test_a_task_is_given_up_where_its_file_system_stalls_and_never_for_its_lengt
     clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task_s: float,
     ask_s: float, status: int | None, ended_s: float,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(bounded_wait, "Apart", Aparts(clock, task_s, ask_s))
+    monkeypatch.setattr(job_processes, "Apart", Aparts(clock, task_s, ask_s))
     began = clock.now()
-    assert bounded_wait.unless_stalled(lambda: 7, tmp_path, clock) == status
+    assert job_processes.unless_stalled(lambda: 7, tmp_path, clock) == status
     assert clock.now() - began == pytest.approx(ended_s, abs=0.2)
 
 

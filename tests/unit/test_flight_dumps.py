@@ -16,11 +16,11 @@ from lab.counting import calls_of
 from seeds import Hostile
 
 from clusterprof.errors import ReportError
-from clusterprof.ingest.apart import Lost, Readers
+from clusterprof.ingest.engines import Lost, Readers
 from clusterprof.ingest.flight import all_dumps
 from clusterprof.ingest.flight.all_dumps import Flight, find_dumps, read_dumps
 from clusterprof.ingest.flight.dump import ENTRIES, read_dump
-from clusterprof.ingest.flight.unpickle import PickleError, unpickled
+from clusterprof.ingest.flight.dump_file import PickleError, unpickled
 
 DATA = Path(__file__).resolve().parents[1] / "data/flight"
 

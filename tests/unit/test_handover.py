@@ -12,7 +12,7 @@ import pytest
 from simulate import Job, simulate
 
 from clusterprof import mapped
-from clusterprof.ingest.handover import packed, put_down, taken_up
+from clusterprof.ingest.engines import packed, put_down, taken_up
 from clusterprof.tables import SCHEMAS, RankTables
 
 

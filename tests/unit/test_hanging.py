@@ -30,7 +30,7 @@ from clusterprof.agent.rank.hanging import Hanging
 from clusterprof.agent.rank.recorder import Recorder
 from clusterprof.agent.rank.steps import Counter
 from clusterprof.ingest.flight.all_dumps import find_dumps
-from clusterprof.launch import live_hang
+from clusterprof.launch import watch
 from clusterprof.run_directory import Window
 
 S = 1_000_000_000
@@ -176,13 +176,13 @@ def test_a_rank_that_hangs_leaves_its_dump_and_where_it_is_and_goes_on(
         assert gzip.decompress((rank.rank / paths.HANG).read_bytes()) == DUMP
         assert find_dumps(rank.run, "hang") == [(rank.rank / paths.HANG, 3)]
         assert find_dumps(rank.run) == []
-    live = live_hang.look(Window.at(rank.run))
+    live = watch.hang_of(Window.at(rank.run))
     assert live is not None
     assert [(each.rank, each.step) for each in live.ranks] == [(3, 3)]
     rank.counter.say()
     rank.counter.flush()
     assert rank.state(until_known=True)["until_ns"] > found["since_ns"]
-    assert live_hang.look(Window.at(rank.run)) is None
+    assert watch.hang_of(Window.at(rank.run)) is None
     rank.end()
 
 
@@ -218,10 +218,10 @@ def test_a_hang_is_said_when_no_more_ranks_come_to_it_and_again_where_some_do(
         raise JobEnds
 
     for number, hang in enumerate(looks):
-        clock.plan((number + 0.5) * live_hang.LOOK_S, partial(become, hang))
-    clock.plan((len(looks) + 0.5) * live_hang.LOOK_S, ends)
+        clock.plan((number + 0.5) * watch.HANG_LOOK_S, partial(become, hang))
+    clock.plan((len(looks) + 0.5) * watch.HANG_LOOK_S, ends)
     with pytest.raises(JobEnds):
-        live_hang.watch(run, clock)
+        watch.watch_hangs(run, clock)
     lines = [line for line in capsys.readouterr().err.splitlines() if " in step 7" in line]
     ranks = {1: "rank 2 hangs", 2: "ranks 0–1 hang", 3: "ranks 0–2 hang"}
     assert [line.partition(" in step")[0] for line in lines] == [

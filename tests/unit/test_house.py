@@ -254,7 +254,7 @@ _WRITERS = {
     "doctor/this_host.py": "in a folder of its own (mkdtemp)",
     "folders.py": "under a random name that nothing has, then by rename",
     "run_directory.py": "the lock of a merge: O_NOFOLLOW",
-    "ingest/handover.py": "in memory, without a name",
+    "ingest/engines.py": "in memory, without a name",
     "ingest/nsys/sqlite.py": "in a folder of its own (mkdtemp)",
 }
 _WRITING = {"write_text", "write_bytes", "touch", "rename", "symlink_to", "hardlink_to"}
@@ -315,10 +315,10 @@ _READERS = {
     "collect/over_ssh.py": "this package's own modules",
     "doctor/leftovers.py": "the kernel's, in /proc",
     "doctor/this_host.py": "the kernel's, in /proc and /sys",
-    "ingest/handover.py": "in a folder of our own (mkdtemp)",
+    "ingest/engines.py": "in a folder of our own (mkdtemp)",
     "ingest/nsys/database.py": "in a folder of its own (mkdtemp), once nsys has ended",
     "launch/batch.py": "the batch template that the user names",
-    "launch/foreground.py": "the kernel's, in /proc",
+    "launch/job_processes.py": "the kernel's, in /proc",
     "launch/over_hosts.py": "this package's own modules",
     "mapped.py": "in a folder of our own (mkdtemp), or a temporary file of our own (0600)",
     "report/html.py": "this package's own templates",

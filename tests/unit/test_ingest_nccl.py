@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from clusterprof.ingest.nsys import nccl_ranges
-from clusterprof.ingest.nsys.activity import NcclKernels
-from clusterprof.ingest.nsys.nvtx import Ranges
+from clusterprof.ingest.nsys.events import NcclKernels, Ranges
 from clusterprof.ingest.recording import Launched
 
 THREAD = 7

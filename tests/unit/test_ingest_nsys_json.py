@@ -11,8 +11,8 @@ import pytest
 
 from clusterprof.errors import ReportError
 from clusterprof.ingest.nsys import nccl_payloads
+from clusterprof.ingest.nsys.events import Ranges
 from clusterprof.ingest.nsys.nccl_payloads import Payloads, read_json
-from clusterprof.ingest.nsys.nvtx import Ranges
 from clusterprof.ingest.nsys.schema import process_of, thread_of
 
 FOLDER = Path(__file__).parents[1] / "data" / "nsys-json"

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from clusterprof.errors import ReportError
-from clusterprof.ingest.exchange_kernels import exchange_of
-from clusterprof.ingest.operations import kernel_operation, operation
+from clusterprof.ingest.operations import exchange_of, kernel_operation, operation
 from clusterprof.ingest.rank_steps import from_ranges, period, read_log, steps_table, usual_step
 from clusterprof.ingest.recording import Calls
 

@@ -6,7 +6,7 @@ import pytest
 
 from clusterprof import launchers
 from clusterprof.errors import UsageError
-from clusterprof.launchers.support.job import CommandLine, Job
+from clusterprof.jobs import CommandLine, Job
 
 ADDED = {"CLUSTERPROF_PLAN": "/runs/a b/plan.json", "PYTHONPATH": "/inject"}
 

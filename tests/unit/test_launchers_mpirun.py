@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from clusterprof import jobs
 from clusterprof.agent.contracts.identity import identify
 from clusterprof.errors import LaunchError, UsageError
+from clusterprof.jobs import CommandLine, Job
 from clusterprof.launchers import mpirun
-from clusterprof.launchers.support import command_line
-from clusterprof.launchers.support.job import CommandLine, Job
 
 ADDED = {"CLUSTERPROF_PLAN": "/runs/a b;c'd/plan.json", "PYTHONPATH": "/inject:/mine"}
 
@@ -30,7 +30,7 @@ def job(
     program: list[str] | None = None,
     environ: dict[str, str] | None = None,
 ) -> Job:
-    monkeypatch.setattr(command_line, "find_program", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(jobs, "find_program", lambda name: f"/bin/{name}")
     monkeypatch.setattr(mpirun, "version", lambda program: SAYS[says])
     return mpirun.job(CommandLine(line, program or ["python", "train.py"], environ or {}, ADDED))
 

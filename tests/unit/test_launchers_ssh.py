@@ -29,10 +29,10 @@ from clusterprof.collect.connection import Answer, command_line, reason
 from clusterprof.collect.host_keys import HostKeys, Known, decoded
 from clusterprof.collect.over_ssh import RemoteHost
 from clusterprof.errors import HostError, LaunchError, RunDirectoryError, UsageError
+from clusterprof.jobs import CommandLine, Host, Job, OverSsh
 from clusterprof.launch import over_hosts, planning
 from clusterprof.launch.over_hosts import PIECE_B, Prefixed
 from clusterprof.launchers import ssh
-from clusterprof.launchers.support.job import CommandLine, Host, Job, OverSsh
 from clusterprof.run_directory import Manifest, Window, create
 
 WORDS = [

@@ -21,10 +21,10 @@ from clusterprof.agent.contracts.plan import NsysPlan, Plan, Selection
 from clusterprof.agent.guard.step_log import StepLog
 from clusterprof.arguments import StepWindow, parse_ranks
 from clusterprof.cli import launch
+from clusterprof.jobs import Job
 from clusterprof.launch import look_first, planning, run_job, settings
 from clusterprof.launch.look_first import MOST, chosen
 from clusterprof.launch.profiling import CapturePlan
-from clusterprof.launchers.support.job import Job
 from clusterprof.merge_run import Look
 from clusterprof.results import Suspect
 from clusterprof.run_directory import Window

@@ -10,11 +10,11 @@ from clusterprof.agent.contracts.identity import Identity
 from clusterprof.agent.contracts.plan import Plan, Selection
 from clusterprof.arguments import parse_ranks
 from clusterprof.errors import UsageError
-from clusterprof.launch import look_first, reduction
+from clusterprof.launch import look_first, profiling
 
 
 def plan(when: str, keep: str, ranks: str, pp: int | None = None) -> Plan:
-    wanted = reduction.decided(when, keep, "nsys")
+    wanted = profiling.reduction_for(when, keep, "nsys")
     return Plan("run", parse_ranks(ranks, pp=pp), (5, 10), "torch", reduction=wanted)
 
 
@@ -40,7 +40,7 @@ def test_reports_are_reduced_on_their_nodes_where_many_ranks_are_profiled(
     when: str, keep: str, ranks: str, size: int | None, decided: str | None
 ) -> None:
     assert reduces(plan(when, keep, ranks), size) == decided
-    assert reduction.decided(when, keep, "none") is None
+    assert profiling.reduction_for(when, keep, "none") is None
 
 
 def test_how_many_ranks_are_profiled_is_known_to_the_rank() -> None:
@@ -59,7 +59,7 @@ def test_how_many_ranks_are_profiled_is_known_to_the_rank() -> None:
 def test_a_second_window_is_reduced_by_the_ranks_that_it_captures() -> None:
     first = plan("auto", "gather", "auto")
     assert reduces(first, 1024) is None
-    assert look_first.MOST <= reduction.MANY_RANKS  # so what --ranks auto orders is not reduced
+    assert look_first.MOST <= profiling.MANY_RANKS  # so what --ranks auto orders is not reduced
     for count, decided in ((8, None), (9, "node")):
         ordered = Selection("", "ranks", tuple(range(count)))  # as `obey` does
         assert reduces(first._replace(selection=ordered), 1024) == decided
@@ -74,11 +74,11 @@ def test_a_second_window_is_reduced_by_the_ranks_that_it_captures() -> None:
 )  # fmt: skip
 def test_reports_are_not_dropped_without_tables(when: str, keep: str, profiler: str) -> None:
     with pytest.raises(UsageError, match=f"--keep-reports {keep}"):
-        reduction.decided(when, keep, profiler)
+        profiling.reduction_for(when, keep, profiler)
 
 
 def test_the_plan_has_it_for_the_ranks() -> None:
-    wanted = reduction.decided("now", "none", "nsys")
+    wanted = profiling.reduction_for("now", "none", "nsys")
     assert wanted is not None
     plan = Plan("run", Selection("0", "ranks", (0,)), (5, 10), "torch", reduction=wanted)
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
@@ -88,12 +88,12 @@ def test_the_plan_has_it_for_the_ranks() -> None:
     }
     with pytest.raises(ValueError, match="'reduction'"):
         Plan.from_json(content)
-    assert "each report is removed then" in reduction.shown(wanted, (0,))
+    assert "each report is removed then" in profiling.reduction_text(wanted, (0,))
 
 
 def test_what_a_dry_run_says_of_it() -> None:
-    usual = reduction.decided("auto", "gather", "nsys")
-    assert reduction.shown(usual, tuple(range(8))) == ""
-    assert reduction.shown(usual, tuple(range(9))).startswith("on each node")
-    assert reduction.shown(usual, None).startswith("of more than 8 ranks, on each node")
-    assert reduction.shown(None, None) == ""
+    usual = profiling.reduction_for("auto", "gather", "nsys")
+    assert profiling.reduction_text(usual, tuple(range(8))) == ""
+    assert profiling.reduction_text(usual, tuple(range(9))).startswith("on each node")
+    assert profiling.reduction_text(usual, None).startswith("of more than 8 ranks, on each node")
+    assert profiling.reduction_text(None, None) == ""

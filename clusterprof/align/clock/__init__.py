@@ -1,7 +1,6 @@
 """One clock for all ranks, with a bound on its error that holds."""
 
-from clusterprof.align.clock.alignment import align
-from clusterprof.align.clock.model import SHARED_CLOCK_NS, Clock
+from clusterprof.align.clock.alignment import SHARED_CLOCK_NS, Clock, align
 from clusterprof.results import UNBOUNDED_NS
 
 __all__ = ["SHARED_CLOCK_NS", "UNBOUNDED_NS", "Clock", "align"]

@@ -1,4 +1,4 @@
-"""Communicators of reports that name none, inferred from what their calls did.
+"""Communicators of reports that name none, or otherwise: inferred from what their calls did.
 
 Exports of nsys before 2025 carry no communicator id, nor do traces of PyTorch before 2.3. What is
 left: every communicator of PyTorch has a CUDA stream of its own, and the members of one collective
@@ -6,19 +6,24 @@ end together, whatever their clocks say: the difference of two members' ends is 
 other streams is not. How nearly together depends on the machine: within tens of microseconds with
 NVLink, hundreds without. So the tolerance is learned from the streams that clearly wait for one
 another: their calls begin at all times and yet end together.
+
+nsys has NCCL's own id where its export holds the payload, torch.profiler the process group's name
+and ranks. Where one job's reports are of several kinds, what a rank's calls did shows in the same
+way which of the others' communicators they are of: operations and sizes agree in order.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from clusterprof.align.match.calls import Part
+from clusterprof.align.match.calls import UNKNOWN, Calls, Part
 from clusterprof.align.match.shift import Shift, find_shift
 from clusterprof.columns import (
+    Bools,
     Floats,
     Ints,
     Stretches,
@@ -35,7 +40,7 @@ _END_SPREAD_FRAC = 0.25
 _MOST_CALLS_FRAC = 0.9
 #: more is learned from streams whose begins differ by so many times as much as their ends, up to
 #: this: the ends of an AllReduce of four V100s without NVLink differed by 100 to 400 µs
-_WAITS, WIDEST_NS = 4.0, 1_000_000.0
+_WAITS, _WIDEST_NS = 4.0, 1_000_000.0
 #: tolerances that are tried up to the widest
 _WIDER = 16
 #: with so few calls a constant difference may be chance: then the wall clocks must agree too
@@ -147,7 +152,7 @@ def infer(nodes: Sequence[Part], *, whole: bool = False) -> tuple[list[Group], f
     most = max(_END_SPREAD_NS, *telling, 0.0)
     if many:
         return _infer_many(nodes, most), most
-    widths = [most, *np.geomspace(most, WIDEST_NS, _WIDER)[1:].tolist()] if whole else [most]
+    widths = [most, *np.geomspace(most, _WIDEST_NS, _WIDER)[1:].tolist()] if whole else [most]
     tried = ((_linked(nodes, pairs, width), width) for width in widths)
     first = next(tried)
     if not whole or _plausible(nodes, first[0]):
@@ -197,7 +202,7 @@ def _pairs(nodes: Sequence[Part]) -> dict[tuple[int, int], Fit]:
         for j in range(i + 1, len(nodes))
         if nodes[i].rank != nodes[j].rank
         and nodes[i].most_members == nodes[j].most_members
-        and (fitted := fit(nodes[i], nodes[j], tolerance_ns=WIDEST_NS)) is not None
+        and (fitted := fit(nodes[i], nodes[j], tolerance_ns=_WIDEST_NS)) is not None
     }
 
 
@@ -221,3 +226,151 @@ def _infer_many(nodes: Sequence[Part], most: float) -> list[Group]:
         (sorted(members, key=lambda m: nodes[m].rank), c if len(members) > 1 else 0.0)
         for members, c in groups
     ]
+
+
+# -- one name for a communicator -----------------------------------------------------------------
+
+#: (name of a communicator, its stream or `_WHOLE`) -> its members' calls
+Known = dict[tuple[str, int], list[Part]]
+_WHOLE = UNKNOWN - 1
+
+#: ends may scatter by more than where all communicators are inferred: there are few to choose from.
+#: Where one report lists the other's rank as a member only its own communicators are to choose from
+_SLACK = 2.0
+#: members of a communicator that the calls of a rank under another name are compared with
+_COMPARED = 3
+#: comparisons of which each takes a millisecond; with more of them names are left as they are
+_MOST_COMPARISONS = 5_000
+
+
+def named_alike(calls: Sequence[Calls]) -> tuple[list[Calls], dict[str, float]]:
+    """Return the calls under the names of most ranks' reports, and the inferred names' confidence.
+
+    Only collectives are compared. Sends and receives go along with them where they have one name;
+    where any do not, none keeps a name, and they are paired by time. A communicator that goes
+    together with none of the others' keeps its name, and all do where there are too many. Names
+    that did not have to be inferred are not in the second.
+    """
+    kinds = {c.rank: _usual_kind(c.communicator.tolist()) for c in calls if len(c)}
+    counted = Counter(kind for kind in kinds.values() if kind)
+    if len(set(kinds.values())) < 2:
+        return list(calls), {}
+    leading = max(counted, key=lambda kind: (counted[kind], kind == "nccl"))
+    communicators = _known([c for c in calls if kinds.get(c.rank) == leading])
+    others = [c for c in calls if kinds.get(c.rank, leading) != leading]
+    if sum(len(set(c.stream.tolist())) for c in others) * len(communicators) > _MOST_COMPARISONS:
+        return list(calls), {}
+    confidence: dict[str, float] = {}
+    renamed = {c.rank: _adopted(c, communicators, confidence) for c in others}
+    alike = [renamed.get(c.rank, c) for c in calls]
+    named = {name for name, _ in communicators}
+    if all(set(c.communicator[c.directed].tolist()) <= named for c in renamed.values()):
+        return alike, confidence
+    # sends that have no name on one side are paired by time, which takes none on the other
+    return [_without(c, c.directed) for c in alike], confidence
+
+
+def _usual_kind(names: Sequence[str | None]) -> str:
+    """What most of a rank's names are: NCCL's ids, names of process groups, or none (empty)."""
+    kinds = ("" if n is None else "nccl" if n.startswith("0x") else "group" for n in names)
+    counted = Counter(kinds)
+    return max(counted, key=lambda kind: (counted[kind], kind))
+
+
+def _without(calls: Calls, rows: Bools) -> Calls:
+    names = calls.communicator.copy()
+    names[rows] = None
+    return replace(calls, communicator=names)
+
+
+def _collectives(calls: Calls) -> dict[str | None, Part]:
+    """A rank's collectives by the name of their communicator."""
+    return calls.every.split()[0].by("communicator")
+
+
+def _known(calls: Sequence[Calls]) -> Known:
+    """Every communicator's members, as a whole; and by stream, where it has several."""
+    named: Known = {}
+    for c in calls:
+        for name, member in _collectives(c).items():
+            if name is not None:
+                named.setdefault((name, _WHOLE), []).append(member)
+                streams = member.by("stream")
+                streams.pop(UNKNOWN, None)  # calls whose kernels the capture did not see
+                for stream in sorted(streams) if len(streams) > 1 else ():
+                    named.setdefault((name, stream), []).append(streams[stream])
+    return named
+
+
+def _adopted(calls: Calls, named: Known, confidence: dict[str, float]) -> Calls:
+    """Return one rank's calls under the names of `named` that they go together with."""
+    own = _collectives(calls)
+    nameless = own.pop(None, None)
+    whole = {key: members for key, members in named.items() if key[1] == _WHOLE}
+    assigned = _assigned(list(own.values()), whole, confidence)
+    names = calls.communicator.copy()
+    for k, (name, _) in assigned.items():
+        # with the sends and receives under that name
+        names[calls.communicator == list(own)[k]] = name
+    if nameless is not None:
+        for stream, name in _nameless(nameless, named, whole, confidence):
+            names[stream.rows] = name
+    return replace(calls, communicator=names)
+
+
+def _nameless(
+    calls: Part, named: Known, whole: Known, confidence: dict[str, float]
+) -> list[tuple[Part, str]]:
+    """Calls without a name: all of one communicator, or each stream of one or of half of one."""
+    at_once = _assigned([calls], whole, confidence)
+    if at_once:
+        return [(calls, at_once[0][0])]
+    several = {name for name, stream in named if stream != _WHOLE}
+    parts = calls.streams()
+    single = {key: named[key] for key in named if (key[1] != _WHOLE) == (key[0] in several)}
+    assigned = _assigned(parts, single, confidence)
+    # half of a communicator's calls would put all the others' out of order
+    taken = set(assigned.values())
+    missing = {name for name, stream in single if (name, stream) not in taken}
+    return [(parts[k], name) for k, (name, _) in assigned.items() if name not in missing]
+
+
+def _assigned(
+    parts: Sequence[Part], named: Known, confidence: dict[str, float]
+) -> dict[int, tuple[str, int]]:
+    """Return place in `parts` -> the one of `named` that it goes with best; each is taken once."""
+    fits = [
+        (*fit, key, k)
+        for k, calls in enumerate(parts)
+        for key, members in named.items()
+        if (fit := _fit_with_members(calls, members)) is not None
+    ]
+    assigned: dict[int, tuple[str, int]] = {}
+    for _, doubt, key, k in sorted(fits):
+        if k not in assigned and key not in assigned.values():
+            assigned[k] = key
+            confidence[key[0]] = min(confidence.get(key[0], 1.0), 1.0 - doubt)
+    return assigned
+
+
+def _fit_with_members(calls: Part, members: Sequence[Part]) -> tuple[float, float] | None:
+    """How far apart the ends lie (ns) and 1 - confidence, at worst; None if they do not fit.
+
+    Compared are the first members and the last, not all: they agree among themselves.
+    """
+    some = [*members[: _COMPARED - 1], *members[_COMPARED - 1 :][-1:]]
+    fits = [
+        fit(member, calls, _SLACK, _WIDEST_NS)
+        if _lists(calls, member.rank) or _lists(member, calls.rank)
+        else fit(member, calls, _SLACK)
+        for member in some
+    ]
+    pairs = [pair for pair in fits if pair is not None]
+    if len(pairs) < len(fits):
+        return None
+    return max(pair.spread_ns for pair in pairs), 1.0 - min(pair.confidence for pair in pairs)
+
+
+def _lists(part: Part, rank: int) -> bool:
+    """Whether the report lists this rank among the communicator's members."""
+    return any(rank in listed for listed in part.whole.members[part.rows[:1]] if listed is not None)

@@ -13,10 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof import words
-from clusterprof.align.match.calls import UNKNOWN, Part, read
-from clusterprof.align.match.communicators import infer
-from clusterprof.align.match.matched import MatchedRows
-from clusterprof.align.match.naming import named_alike
+from clusterprof.align.match.calls import UNKNOWN, MatchedRows, Part, read
+from clusterprof.align.match.communicators import infer, named_alike
 from clusterprof.align.match.point_to_point import pair_by_id, pair_by_time
 from clusterprof.align.match.shift import (
     CERTAIN,

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from clusterprof.align.match.calls import UNKNOWN, Part
+from clusterprof.align.match.calls import UNKNOWN, MatchedRows, Part
 from clusterprof.align.match.communicators import Fit
-from clusterprof.align.match.matched import MatchedRows
 from clusterprof.align.match.shift import (
     CERTAIN,
     ContradictoryIdsError,

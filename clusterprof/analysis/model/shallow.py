@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clusterprof.align.clock.model import Clock
+from clusterprof.align.clock.alignment import Clock
 from clusterprof.align.lateness import shallow
 from clusterprof.align.match.flight_calls import FlightCalls, match
 from clusterprof.analysis.model import limits

@@ -22,7 +22,7 @@ from clusterprof import words
 from clusterprof.agent.contracts import paths
 from clusterprof.columns import Ints, first_by
 from clusterprof.errors import ReportError
-from clusterprof.ingest.apart import Lost, Readers, limit_s
+from clusterprof.ingest.engines import Lost, Readers, limit_s
 from clusterprof.ingest.flight.dump import (
     ENTRIES,
     OF_A_RUN,

@@ -1,7 +1,7 @@
 """One rank's dump of PyTorch's flight recorder, as a table of what it called.
 
 The format is that of `torch.distributed.flight_recorder`, versions 2.x of the dump (torch 2.4 on;
-`version_1` brings older ones into it): pickles as torch writes them on a timeout
+`dump_file` brings older ones into it): pickles as torch writes them on a timeout
 (`TORCH_FR_DUMP_TEMP_FILE`), or JSON. gloo records every collective and no point-to-point operation,
 and names no group's ranks: in a run these are in `groups.json.gz` beside the dump.
 """
@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import functools
 import gc
-import lzma
 import re
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -26,15 +24,14 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clusterprof.agent.contracts import files, paths
+from clusterprof.agent.contracts import paths
 from clusterprof.agent.contracts.messages import users_line
 from clusterprof.columns import Ints, begins, first_of
 from clusterprof.errors import ReportError
-from clusterprof.ingest.flight.unpickle import PickleError, unpickled
-from clusterprof.ingest.flight.version_1 import as_version_2
+from clusterprof.ingest.flight.dump_file import DAMAGES, content_of, read_document
+from clusterprof.ingest.kineto.collectives import DTYPE_BYTES
 from clusterprof.ingest.kineto.json_stream import keys_of
-from clusterprof.ingest.kineto.nccl_kernels import DTYPE_BYTES
-from clusterprof.ingest.opening import FARTHEST, check_regular, opened, unreadable
+from clusterprof.ingest.opening import FARTHEST, opened
 from clusterprof.ingest.operations import operation
 from clusterprof.ingest.recording import nullable
 from clusterprof.tables import HIGHEST_RANK, NAME, required
@@ -74,25 +71,13 @@ ENTRIES = pa.schema(
     ]
 )
 
-#: Bytes, unpacked: an entry takes 0.5 kB as JSON, a pickled one with a deep stack 2 kB; this
-#: holds thirty thousand of those, fifteen times what the recorder keeps unless asked for more.
-_LARGEST = 64 << 20
-
 #: `flight.json.gz` of a run, and `flight.2.json.gz` of a second process in the rank
 OF_A_RUN = re.compile(r"(flight|hang|watch)(?:\.(\d{1,6}))?\.(?:json|pickle)\.gz")
-
-#: what unpacking a damaged file raises
-_DAMAGES = (EOFError, lzma.LZMAError, zlib.error)
-#: gzip's own format, by zlib
-_GZIP = 31
 
 #: torch names a dump by a prefix and the rank (`nccl_trace_rank_3`)
 _RANK = re.compile(r"(\d{1,10})$")
 _PACKED = re.compile(r"(\.(json|pickle|pkl|gz|xz))+$")
 _PEER = re.compile(r"send \d{1,9}->(\d{1,9})|recv \d{1,9}<-(\d{1,9})")
-
-#: the version that is said of the dumps that have none: of torch 2.2
-_OF_A_LIST = "1.0"
 
 #: the operation of an entry that ends a batch
 _MARK = "Coalesced"
@@ -173,7 +158,7 @@ def read_dump(path: Path, rank: int | None = None) -> FlightDump:
     collecting = gc.isenabled()
     gc.disable()  # of half a million fresh objects none is garbage: looking doubles the time
     try:
-        return _read(path, _document(path), rank)
+        return _read(path, *read_document(path), rank)
     except (TypeError, KeyError, IndexError, ValueError, AttributeError, OverflowError) as error:
         raise ReportError(
             f"{path} is no dump of a flight recorder that can be read",
@@ -194,7 +179,7 @@ def is_dump(path: Path) -> bool:
             return True
         with opened(path) as file:
             return begin == b"{" and "entries" in (keys_of(file, {"entries"}) or ())
-    except (OSError, EOFError, lzma.LZMAError, zlib.error, ReportError):
+    except (OSError, ReportError, *DAMAGES):
         return False
 
 
@@ -209,67 +194,9 @@ def named_rank(path: Path) -> int | None:
     return int(named[1]) if named else None
 
 
-def _document(path: Path) -> Mapping[str, Any]:
-    check_regular(path)
-    try:
-        content = _content(path)
-    except _DAMAGES as error:
-        raise ReportError(f"{path} is cut short or damaged", str(error), "copy it again") from error
-    except OSError as error:
-        raise unreadable(path, error) from error
-    if len(content) > _LARGEST:
-        raise ReportError(
-            f"{path} holds more than {_LARGEST >> 20} MB, which no flight recorder does",
-            "set TORCH_FR_BUFFER_SIZE to fewer entries and dump it again",
-        )
-    if not content:
-        raise ReportError(f"{path} is empty", "copy it again, or dump it again")
-    try:
-        document = unpickled(content) if content[:1] == b"\x80" else orjson.loads(content)
-    except (PickleError, orjson.JSONDecodeError) as error:
-        raise ReportError(
-            f"{path} is neither JSON nor a pickle of numbers, strings and containers alone",
-            str(error),
-            "where it is cut short, copy it again; nothing of it was executed",
-        ) from error
-    if isinstance(document, list) and document:
-        document = {"version": _OF_A_LIST, "entries": document}
-    if isinstance(document, dict) and "entries" not in document and "pg_config" in document:
-        raise ReportError(
-            f"the program has made no collective that torch's flight recorder records ({path})",
-            "it records those of process groups, none of symmetric memory",
-        )
-    if not isinstance(document, dict) or not isinstance(document.get("entries"), (list, tuple)):
-        raise ReportError(f"{path} is no dump of a flight recorder: it has no entries")
-    version = document.get("version")
-    if not isinstance(version, str) or not version.startswith(("1.", "2.")):
-        raise ReportError(
-            f"{path} is of version {str(version)[:20]!r} of the flight recorder's dumps",
-            "versions 1.x and 2.x are read, which torch 2.2 and later write",
-        )
-    return document
-
-
-def _content(path: Path) -> bytes:
-    """Return what a file holds, unpacked, with a byte more than may be if it is more.
-
-    Raises OSError, EOFError, lzma.LZMAError, zlib.error.
-    """
-    if path.suffix == ".gz":  # most often whole and one piece: at once, in half a stream's time
-        with files.opened(path, links=True) as file:
-            packed = file.read(_LARGEST)
-        unpacker = zlib.decompressobj(_GZIP)
-        content = unpacker.decompress(packed, _LARGEST + 1)
-        if unpacker.eof and not unpacker.unused_data:
-            return content
-    with opened(path) as file:
-        return file.read(_LARGEST + 1)
-
-
-def _read(path: Path, document: Mapping[str, Any], rank: int | None) -> FlightDump:
-    older: list[str] = []
-    if document["version"].startswith("1."):
-        document, older = as_version_2(path, document)
+def _read(
+    path: Path, document: Mapping[str, Any], older: Sequence[str], rank: int | None
+) -> FlightDump:
     entries = sorted(document["entries"], key=itemgetter("record_id"))
     if any(name not in entry for entry in entries[:1] + entries[-1:] for name in _DEFAULTS):
         entries = [{**_DEFAULTS, **entry} for entry in entries]
@@ -344,8 +271,8 @@ def _listed_beside(path: Path) -> tuple[_Listed, list[str]]:
     if beside is None or not beside.is_file():
         return {}, []
     try:
-        return _listed_ranks(orjson.loads(_content(beside))["pg_config"]), []
-    except (*_DAMAGES, OSError, TypeError, KeyError, ValueError) as error:
+        return _listed_ranks(orjson.loads(content_of(beside))["pg_config"]), []
+    except (*DAMAGES, OSError, TypeError, KeyError, ValueError) as error:
         return {}, [f"{paths.GROUPS}, the ranks of its process groups, cannot be read: {error}"]
 
 

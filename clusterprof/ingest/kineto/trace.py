@@ -22,7 +22,7 @@ from clusterprof.columns import (
 )
 from clusterprof.errors import ReportError
 from clusterprof.ingest import other_tools
-from clusterprof.ingest.kineto import gloo, nccl_kernels, trace_events
+from clusterprof.ingest.kineto import collectives, trace_events
 from clusterprof.ingest.kineto.trace_events import Trace
 from clusterprof.ingest.recording import (
     Calls,
@@ -161,11 +161,11 @@ def _read(path: Path, trace: Trace) -> Recording:
     job = trace.meta.get("distributedInfo")
     if not isinstance(job, dict):
         job = {}
-    groups = nccl_kernels.process_groups(job)
+    groups = collectives.process_groups(job)
     launched = calls["cuda"].launching(trace.spans["kernel"].column("correlation"))
-    exchanging = nccl_kernels.exchanging(trace, launched)
-    on_gpu, gpu_warnings = nccl_kernels.read(trace, launched, exchanging, groups)
-    on_cpu, cpu_warnings = gloo.read(trace, groups)
+    exchanging = collectives.exchanging_kernels(trace, launched)
+    on_gpu, gpu_warnings = collectives.calls_of_kernels(trace, launched, exchanging, groups)
+    on_cpu, cpu_warnings = collectives.calls_of_gloo(trace, groups)
     rank, devices = job.get("rank"), trace.meta.get("deviceProperties", ())
     not_read = (f"{count} events of {device} are not read" for device, count in unread.items())
     steps = [name for name in trace.names if name.startswith(("ProfilerStep#", "clusterprof"))]
@@ -234,7 +234,7 @@ def _work(trace: Trace, cuda: Calls, exchanging: Bools) -> list[pa.Table]:
     ]
     if any(table.num_rows for table in work):
         return work
-    return [_cpu_compute(trace), gloo.activity(trace)]
+    return [_cpu_compute(trace), collectives.gloo_spans(trace)]
 
 
 def _on_gpu(trace: Trace, category: str, cuda: Calls, **more: Column) -> pa.Table:

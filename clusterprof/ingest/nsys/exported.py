@@ -23,8 +23,8 @@ from clusterprof.agent.nsys import VARIABLE, Nsys
 from clusterprof.errors import ReportError
 from clusterprof.ingest.nsys import NO_PAYLOADS, nccl_payloads, sqlite
 from clusterprof.ingest.nsys.database import gathered
+from clusterprof.ingest.nsys.events import Ranges
 from clusterprof.ingest.nsys.nccl_payloads import Payloads
-from clusterprof.ingest.nsys.nvtx import Ranges
 from clusterprof.ingest.opening import unreadable
 from clusterprof.ingest.recording import Recording
 from clusterprof.installed_nsys import installed

@@ -25,7 +25,7 @@ from clusterprof.columns import Bools, Ints, row_among, where_known
 from clusterprof.errors import ReportError
 from clusterprof.ingest.nsys import schema
 from clusterprof.ingest.nsys.database import Export
-from clusterprof.ingest.nsys.nvtx import Ranges
+from clusterprof.ingest.nsys.events import Ranges
 from clusterprof.ingest.opening import unreadable
 from clusterprof.ingest.recording import ints
 

@@ -5,6 +5,12 @@ call lies, on the same thread, inside that range; between `ncclGroupStart` and `
 nothing is launched, and the kernels of the whole group come from the outermost
 `ncclGroupEnd`. `ncclCommInit*` ranges are never taken as enclosing anything: nsys before
 2024 does not close them.
+
+nsys' advanced tracing of NCCL (`nccl` in `--trace`, from 2025.6) has its own ranges in their place:
+calls without their prefix (`AllReduce`) inside an `API Group`, at whose end (`GroupLaunch`) the
+kernels are launched; what NCCL schedules (`GroupRuntime`); and the operations on the GPU, a range
+for each channel. Source: "Advanced NCCL Tracing" in nsys' user guide and its list of composite
+tables. No such nsys could be had here: what they document is read.
 """
 
 from __future__ import annotations
@@ -24,20 +30,19 @@ from clusterprof.columns import (
     Stretches,
     count_by,
     first_by,
+    greatest_by,
     last_at_or_before,
+    least_by,
     order_by,
     row_among,
     where_known,
 )
-from clusterprof.ingest.exchange_kernels import exchange_of
-from clusterprof.ingest.nsys import nccl_advanced, nccl_payloads, schema
-from clusterprof.ingest.nsys.activity import NcclKernels
+from clusterprof.ingest.nsys import nccl_payloads, schema
 from clusterprof.ingest.nsys.database import Export
-from clusterprof.ingest.nsys.nccl_advanced import DeviceOperations
+from clusterprof.ingest.nsys.events import NcclKernels, Ranges
 from clusterprof.ingest.nsys.nccl_payloads import Payloads
-from clusterprof.ingest.nsys.nvtx import Ranges
-from clusterprof.ingest.operations import NCCL_CALL, operation
-from clusterprof.ingest.recording import encoded, fill, joined, nullable
+from clusterprof.ingest.operations import NCCL_CALL, exchange_of, operation
+from clusterprof.ingest.recording import encoded, fill, joined, nullable, span_around
 
 #: the payloads of these ranges, out of another file
 Elsewhere = Callable[[Ranges], Payloads]
@@ -93,14 +98,14 @@ def read(
     in_domain = ranges.in_domains(schema.NCCL_DOMAIN)
     ranges = ranges.where(in_domain if in_domain.any() else ranges.named("^nccl[A-Z]"))
     ranges = ranges.where(order_by(ranges.thread, ranges.start))
-    advanced = nccl_advanced.is_advanced(ranges)
+    advanced = is_advanced(ranges)
     payloads = nccl_payloads.read(export, ranges.row, advanced=advanced)
     if ranges.row.size and not payloads.row.size and elsewhere is not None:
         payloads = elsewhere(ranges)
-    on_device = nccl_advanced.operations(ranges, payloads)
+    on_device = device_operations(ranges, payloads)
     if advanced:
-        calls = nccl_advanced.calls(ranges, payloads)
-        group, closing = nccl_advanced.groups(ranges, calls)
+        calls = program_calls(ranges, payloads)
+        group, closing = api_groups(ranges, calls)
     else:
         calls = np.flatnonzero(ranges.named(NCCL_CALL))
         group, closing = _groups(ranges)
@@ -111,7 +116,7 @@ def read(
     launcher = np.where((group[calls] >= 0) | (closing[calls] >= 0), closing[calls], calls)
     launchers = np.unique(launcher[launcher >= 0])
     launched = kernels.launched
-    inside = nccl_advanced.inside(ranges, launchers, launched.thread, launched.start)
+    inside = range_around(ranges, launchers, launched.thread, launched.start)
     inside = _executing(ranges.row[calls], launcher, inside, kernels, on_device, payloads)
     # 0 where there is none
     communicator, _ = payloads.at(ranges.row[calls], "communicator")
@@ -361,3 +366,82 @@ def _kernel_table(kernels: NcclKernels, orphans: Ints, exchange: Bools) -> pa.Ta
             "reason": NO_CALL,
         },
     )
+
+
+# -- advanced tracing ----------------------------------------------------------------------------
+
+
+#: ranges of NCCL's own work, in which operations come a second time; the second inside the first
+_SCHEDULING = ("^GroupLaunch$", "^GroupRuntime$")
+_API_GROUP = "^API Group$"
+
+
+@dataclass(frozen=True)
+class DeviceOperations:
+    """NCCL's operations on the GPU, each merged over its channels: `first` is one of its ranges.
+
+    `api` is its call's id, which is missing where the call lay before the capture (`known`).
+    """
+
+    first: Ints
+    start: Ints
+    end: Ints
+    api: Ints
+    known: Bools
+
+
+def is_advanced(ranges: Ranges) -> bool:
+    """Return whether these ranges of NCCL's domain are those of advanced tracing."""
+    calls = ranges.named(NCCL_CALL)
+    return bool((calls & ~ranges.named("^nccl")).any())
+
+
+def device_operations(ranges: Ranges, payloads: Payloads) -> DeviceOperations:
+    """Return the operations on the GPU: the channels of one have one `localId`."""
+    number, on_device = payloads.at(ranges.row, "on_device")
+    rows = np.flatnonzero(on_device & (ranges.end >= ranges.start))
+    _, first, place = np.unique(number[rows], return_index=True, return_inverse=True)
+    first_rows = rows[first]
+    start = least_by(place, ranges.start[rows], ranges.start[first_rows])
+    end = greatest_by(place, ranges.end[rows], ranges.end[first_rows])
+    api, has_api = payloads.at(ranges.row[first_rows], "api")
+    return DeviceOperations(first_rows, start, end, api, has_api)
+
+
+def program_calls(ranges: Ranges, payloads: Payloads) -> Ints:
+    """Return which ranges are the program's calls: neither NCCL's scheduling nor the GPU's part.
+
+    `ranges` are sorted by thread, then begin. Of several ranges of one call the first is the call.
+    """
+    _, on_device = payloads.at(ranges.row, "on_device")
+    is_call = ranges.named(NCCL_CALL) & ~on_device
+    for name in _SCHEDULING:
+        outer = np.flatnonzero(ranges.named(name))
+        is_call &= range_around(ranges, outer, ranges.thread, ranges.start) < 0
+    rows = np.flatnonzero(is_call)
+    api, has_api = payloads.at(ranges.row[rows], "api")
+    once = np.zeros(rows.size, bool)
+    once[first_by(api, ranges.start[rows])] = True
+    return rows[once | ~has_api]
+
+
+def api_groups(ranges: Ranges, calls: Ints) -> tuple[Ints, Ints]:
+    """Return for each range its group's number and the range that launches it, -1 outside groups.
+
+    The launching range is the `API Group`; one around a single call is no group.
+    """
+    around = range_around(
+        ranges, np.flatnonzero(ranges.named(_API_GROUP)), ranges.thread, ranges.start
+    )
+    of_calls, counts = np.unique(around[calls], return_counts=True)
+    return row_among(of_calls[(counts > 1) & (of_calls >= 0)], around), around
+
+
+def range_around(ranges: Ranges, outer: Ints, thread: Ints, time: Ints) -> Ints:
+    """Return for each time of a thread which of the ranges `outer` is around it, or -1.
+
+    `outer` are places in `ranges`; one that was never closed reaches to the capture's end.
+    """
+    end = np.where(ranges.end < 0, np.iinfo(np.int64).max, ranges.end)
+    place = span_around(ranges.start[outer], end[outer], ranges.thread[outer], thread, time)
+    return where_known(outer, place, -1)

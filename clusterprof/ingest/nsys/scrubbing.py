@@ -20,7 +20,7 @@ from clusterprof import masking
 from clusterprof.agent.contracts import files
 from clusterprof.errors import ReportError
 from clusterprof.ingest.nsys.database import Export
-from clusterprof.ingest.nsys.ranks_of_report import wanted
+from clusterprof.ingest.nsys.sqlite import wanted_variables
 
 #: Besides the rank's place: versions, which explain a recording and hold nothing private.
 _KEPT = {"CUDA_VERSION", "NCCL_VERSION", "GROUP_RANK", "LOCAL_WORLD_SIZE", "ROLE_RANK"}
@@ -125,7 +125,7 @@ def _variables(value: object) -> bytes:
     """The variables of `value` that may stay; "" where it has none, or is no text."""
     if not isinstance(value, bytes):
         return b""
-    kept = {name.encode() for name in wanted() | _KEPT}
+    kept = {name.encode() for name in wanted_variables() | _KEPT}
     lines = (line.partition(b"=") for line in value.split(b"\0"))
     return b"\0".join(b"".join(line) for line in lines if line[1] and line[0] in kept)
 

@@ -1,1 +1,0 @@
-"""What launchers share: the job that each makes, and reading the words of another program."""
