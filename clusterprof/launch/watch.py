@@ -65,8 +65,8 @@ def watch_lateness(
                 "cannot be compared")  # fmt: skip
         lacked = lacking
         try:
-            late, seen_step = watched.lateness(rows), rows[-1].last_step if rows else -1
-            rows += look(now, clock.wall_ns(), seen_step)
+            late = watched.lateness(rows)
+            rows += look(now, clock.wall_ns(), rows)
             watched.write(table, rows)
             if rows and metrics is not None:
                 files.write(str(metrics), gauges(now, rows))
@@ -105,11 +105,10 @@ def _dumps(run: Window) -> list[tuple[Path, int]]:
     return []
 
 
-def look(run: Window, wall_ns: int, seen_step: int = -1) -> list[Row]:
+def look(run: Window, wall_ns: int, before: Sequence[Row] = ()) -> list[Row]:
     """What the newest dumps of all ranks show; no row where they cannot be compared.
 
-    Of steps after `seen_step`, the last that was looked at, or of the last `LEAST` where fewer are
-    new.
+    Of the steps after those of the looks `before`, or of the last `LEAST` where fewer are new.
     """
     import numpy as np
 
@@ -118,6 +117,7 @@ def look(run: Window, wall_ns: int, seen_step: int = -1) -> list[Row]:
 
     steps = _steps(run)
     newest = max((int(log["step"][-1].as_py()) for log in steps.values() if len(log)), default=0)
+    seen_step = before[-1].last_step if before else -1
     begin = min(seen_step + 1, newest + 1 - LEAST)
     profiled = [step for window in live_windows.windows(run) for step in range(*window)]
     compared, _ = all_ranks(run, [*range(begin), *profiled], steps, "watch", CHANCE)
@@ -133,12 +133,23 @@ def look(run: Window, wall_ns: int, seen_step: int = -1) -> list[Row]:
         step_ns = round(mean_step(steps, np.arange(since, until + 1)))
         of_rank = late["rank"], late["host"] or "", late["group"]
         much = late["lateness_ns"], late["bound_ns"], int(late["delays"])
-        if not late["delays"] and since > first:
+        if not late["delays"] and (healthy := _healthy(late["rank"], first, since, before)):
             # what its lateness delays is how much longer steps are since it began
-            longer = lengthened(steps, range(first, since), range(since, until + 1), CHANCE)
+            longer = lengthened(steps, healthy, range(since, until + 1), CHANCE)
             much = (*longer, 1) if longer is not None else much
         rows.append(Row(*of_look, step_ns, *of_rank, *much, since, until))
     return rows or [Row(*of_look, results["step_ns"])]
+
+
+def _healthy(rank: int, first: int, since: int, before: Sequence[Row]) -> range:
+    """The steps in which a rank was not late yet, of this look from `first` on or of the last one;
+    none where it was late in all of them.
+    """
+    if since > first or not before:
+        return range(first, since)
+    last = [row for row in before if row.wall_ns == before[-1].wall_ns]
+    was_late = any(row.rank == rank and row.until_step == row.last_step for row in last)
+    return range(0) if was_late else range(last[0].first_step, first)
 
 
 def gauges(run: Window, rows: Sequence[Row]) -> str:

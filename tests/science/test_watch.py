@@ -19,6 +19,7 @@ from clusterprof.cli import capture
 from clusterprof.collect import live_windows
 from clusterprof.launch import watch
 from clusterprof.run_directory import Window
+from clusterprof.watched import Row
 
 MS = 1_000_000
 JOB = Job(dp=16, ranks_per_host=16, steps=75, first_step=100, synchronous=True, host_noise_frac=0.1)
@@ -56,10 +57,10 @@ def test_what_a_lateness_of_hosts_that_run_ahead_delays_is_how_much_longer_steps
     tmp_path: Path,
 ) -> None:
     """By the recorders alone it may be a lead that is carried on and delays nothing."""
-    ahead = replace(JOB, synchronous=False, ahead_steps=1, launch_ns=1_100_000)
-    cause = Cause("host", 5, 8 * MS, tuple(range(150, 200)))
+    ahead = replace(JOB, steps=110, synchronous=False, ahead_steps=1, launch_ns=1_100_000)
+    cause = Cause("host", 5, 8 * MS, tuple(range(150, 210)))
     plain, late = (recorded(job) for job in (ahead, replace(ahead, causes=(cause,))))
-    more_ns = took(late.steps[0], 150, 175) - took(plain.steps[0], 150, 175)
+    more_ns = took(late.steps[0], 150, 210) - took(plain.steps[0], 150, 210)
     run = run_directory.create(tmp_path / "run")
     run.directory.write_manifest({"schema_version": 1, "window": [10, 15]})
     leave(run, late, watched=True)
@@ -67,6 +68,15 @@ def test_what_a_lateness_of_hosts_that_run_ahead_delays_is_how_much_longer_steps
     assert (row.rank, row.delays) == (5, 1)
     assert row.since_step == pytest.approx(150, abs=2)
     assert row.lateness_ns == pytest.approx(more_ns, rel=0.1)
+    # where a look begins with it, the steps of the look before tell
+    (row,) = watch.look(run, 2, [Row(1, 100, row.since_step - 1, 50, MS)])
+    assert (row.rank, row.delays, row.since_step) == (5, 1, row.first_step)
+    assert row.lateness_ns == pytest.approx(more_ns, rel=0.1)
+    # of a rank that was late before, they do not
+    (row,) = watch.look(
+        run, 2, [replace(row, wall_ns=1, first_step=100, last_step=149, until_step=149)]
+    )
+    assert row.delays == 0
 
 
 def took(log: pa.Table, first: int, end: int) -> float:
@@ -87,13 +97,13 @@ def test_steps_that_were_looked_at_before_are_compared_once(tmp_path: Path) -> N
     run = run_of(tmp_path, JOB)
     (every,) = watch.look(run, 1)
     assert (every.first_step, every.last_step) == (100, 174)
-    (new,) = watch.look(run, 1, seen_step=110)
+    (new,) = watch.look(run, 1, [Row(0, 90, 110, 20, MS)])
     assert (new.first_step, new.last_step) == (111, 174)
     # of too few new ones the ones before are taken too
-    (few,) = watch.look(run, 1, seen_step=170)
+    (few,) = watch.look(run, 1, [Row(0, 90, 170, 80, MS)])
     assert (few.first_step, few.last_step) == (175 - watch.LEAST, 174)
     # a job that was started again counts from zero
-    (again,) = watch.look(run, 1, seen_step=9_000)
+    (again,) = watch.look(run, 1, [Row(0, 8_900, 9_000, 100, MS)])
     assert again.last_step == 174
 
 
