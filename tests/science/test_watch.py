@@ -57,7 +57,7 @@ def test_what_a_lateness_of_hosts_that_run_ahead_delays_is_how_much_longer_steps
     tmp_path: Path,
 ) -> None:
     """By the recorders alone it may be a lead that is carried on and delays nothing."""
-    ahead = replace(JOB, steps=110, synchronous=False, ahead_steps=1, launch_ns=1_100_000)
+    ahead = replace(JOB, steps=110, synchronous=False, ahead_steps=2, launch_ns=1_100_000)
     cause = Cause("host", 5, 8 * MS, tuple(range(150, 210)))
     plain, late = (recorded(job) for job in (ahead, replace(ahead, causes=(cause,))))
     more_ns = took(late.steps[0], 150, 210) - took(plain.steps[0], 150, 210)
@@ -68,7 +68,7 @@ def test_what_a_lateness_of_hosts_that_run_ahead_delays_is_how_much_longer_steps
     assert (row.rank, row.delays) == (5, 1)
     assert row.since_step == pytest.approx(150, abs=2)
     assert row.lateness_ns == pytest.approx(more_ns, abs=row.bound_ns)
-    assert row.bound_ns < more_ns / 2
+    assert row.lateness_ns == pytest.approx(more_ns, rel=0.05)
     # where a look begins with it, the steps of the look before tell
     (row,) = watch.look(run, 2, [Row(1, 100, row.since_step - 1, 50, MS)])
     assert (row.rank, row.delays, row.since_step) == (5, 1, row.first_step)
