@@ -41,7 +41,11 @@ def place(matched: pa.Table, clock: Clock) -> pa.Table:
 def _arrivals(
     collective: np.ndarray, rank: np.ndarray, start: np.ndarray, end: np.ndarray, whole: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Per row: last arrival, its rank, lateness, wait, transfer; all zero where not `whole`."""
+    """Per row: last arrival, its rank, lateness, wait, transfer; 0 for rows that are not `whole`,
+    that is matched, and with times.
+
+    Lateness is by how much the last came later than the last but one: what that rank alone costs.
+    """
     columns = {
         name: np.zeros(len(start), dtype=np.int64)
         for name in ("last_arrival_ns", "last_rank", "lateness_ns", "wait_ns", "transfer_ns")

@@ -290,16 +290,18 @@ def windows(run: Window) -> Iterator[tuple[int, int]]:
 def order(
     run: Window, steps: StepWindow, selection: Selection, profiler: str, auto: bool = False
 ) -> Window:
-    """Write the order for the run's next window; `auto`: its result is the run's.
+    """Write the order for the run's next window, for which each rank's writer looks; returns it.
 
-    Raises RunDirectoryError.
+    `selection`: the ranks to profile; `profiler`: "torch", or "none" for flight recorders alone;
+    `auto`: of `--ranks auto`, whose second window has the result of the run. Whoever makes the
+    window's folder has its number. Raises RunDirectoryError.
     """
     user = f"user {os.getuid()}"
     with contextlib.suppress(KeyError, OSError):
         user = getpass.getuser()
     run = run.directory.first()
     number = max((window.number for window in run.directory.later_windows()), default=1)
-    with writing(run.path / paths.WINDOWS, "another run"):
+    with writing(run.path / paths.WINDOWS, option="another run"):
         while True:
             number += 1
             ordered = Window(run.directory, number)

@@ -47,7 +47,8 @@ class RemoteHost:
     folder: str = ""
     #: those that its launcher starts; None where only that knows
     ranks: frozenset[int] | None = None
-    #: whose files were fetched from it, as (attempt, rank)
+    #: of whose files a fetch was begun, as (attempt, rank); attempts are counted from 1, one for
+    #: each time that the launcher has started the ranks
     brought: set[tuple[int, int]] = field(default_factory=set)
     command: RemoteCommand | None = None
     status: int | None = None
@@ -66,7 +67,7 @@ class RemoteHost:
             "port": self.host.port, "hostname": self.description.host,
             "status": self.status, "reason": self.reason,
             # where its ranks' files still are, "" once they are here; its ranks, null where only
-            # they know; and the ranks whose files were fetched
+            # they know; and the ranks of whose files a fetch was begun
             "left": self.folder,
             "ranks": None if self.ranks is None else sorted(self.ranks),
             "brought": sorted(self.brought),
@@ -227,9 +228,11 @@ class _Transfer(NamedTuple):
         return Listing(problems=problems)
 
     def fetch(self, host: RemoteHost, offered: Offered) -> bool:
-        """One file, by rename and only if it is the one that was offered.
+        """Fetch one file into its rank's folder here; whether it is there with the size and the
+        checksum that were offered. If not, what was there before stays.
 
-        Raises HostError, OSError.
+        `offered.path` is below our folder there, `offered.name` below the rank's here. Raises
+        HostError, OSError.
         """
         folder = replace(self.run, attempt=offered.attempt).rank(offered.rank)
         folder.mkdir(parents=True, exist_ok=True)

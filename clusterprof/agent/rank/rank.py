@@ -48,15 +48,18 @@ class Rank:
         #: the step with which the latest of them ends
         self.busy_until = plan.window[1]
         self.hanging: Optional[Hanging] = None
+        #: the way to the process that writes the rank's files
         self.outbox = Outbox(None)
         #: when the program was seen to train (monotonic, ns)
         self.trains_ns = 0
         #: before the program could change it
         self.began_with = dict(os.environ)
-        #: where its guard listens; "" where it has none
+        #: where its guard listens, the process that runs nsys with the program under it, and
+        #: outlives the program; "" where it has none
         self.guard = profiled(os.environ).partition(":")[2]
         #: its nsys waits for a window; it captures one
         self.armed = bool(self.guard) and not picked
+        #: this process, while it is the rank
         self.pid = 0
 
     def wait_for_the_program(self) -> None:
@@ -268,7 +271,12 @@ class Rank:
             self.hanging.leave()
 
     def finish(self) -> None:
-        """At the program's end: the rest of the step log, and what became of the window."""
+        """At the program's end, once: hand the last steps to the writer, end what is open, and say
+        the last states.
+
+        A rank that captured no window has counted its steps only (COUNTED); but one that was picked
+        for the first window has said why it has none.
+        """
         if os.getpid() != self.pid:
             return
         self.pid = 0
@@ -282,6 +290,7 @@ class Rank:
             if recorder.window is None and (self.recorders[0] is not recorder or not self.picked):
                 recorder.outbox.state(State.COUNTED, steps=counter.count)
         counter.end()
+        # a guard waits until all is written; without one the rank does
         if self.guard:
             self.outbox.hand_over()
         else:

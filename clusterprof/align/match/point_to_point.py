@@ -101,23 +101,30 @@ def _pair(
     *,
     final: bool = False,
 ) -> bool:
-    """Pair one direction; False, and nothing is done, where other pairs may yet decide it."""
+    """Pair one rank's Sends with another's Recvs, both in order of issue, as communicator `name`.
+
+    By the profiler's ids where both have them; else by the one displacement of either side that
+    sizes, steps and clocks allow. `clocks` are the offsets between ranks (ns) known so far: they
+    decide between several displacements, and learn from those that are CERTAIN. Returns False where
+    the displacement is not and no offset is known, which other pairs may yet tell; `final`: pair
+    them all the same. What has no other side is unmatched, with a reason.
+    """
     if not len(send) and not len(recv):
         return True
-    expected, same = clocks.between(send.rank, recv.rank), None
+    expected_ns, by_id = clocks.between(send.rank, recv.rank), None
     try:
-        same = identified(send.calls, recv.calls, directed=True)
+        by_id = identified(send.calls, recv.calls, directed=True)
     except ContradictoryIdsError as error:
         rows.contradicted[name] = str(error)
-    if same is not None and same.shift is None:  # calls were lost on the way
-        clocks.add(send.rank, recv.rank, same.offset_ns)
-        rows.pairs(name, send.some(same.in_a), recv.some(same.in_b), 1.0)
-        for side, inside, other in ((send, same.in_a, recv), (recv, same.in_b, send)):
+    if by_id is not None and by_id.shift is None:  # no one displacement: calls were lost on the way
+        clocks.add(send.rank, recv.rank, by_id.offset_ns)
+        rows.pairs(name, send.some(by_id.in_a), recv.some(by_id.in_b), 1.0)
+        for side, inside, other in ((send, by_id.in_a, recv), (recv, by_id.in_b, send)):
             rest = replace(side, rows=np.delete(side.rows, inside))
             rows.unmatched(rest, name, f"no call of rank {other.rank} has its id")
         return True
-    shift = (same and same.shift) or find_shift(
-        send.calls, recv.calls, directed=True, expected_ns=expected
+    shift = (by_id and by_id.shift) or find_shift(
+        send.calls, recv.calls, directed=True, expected_ns=expected_ns
     )
     if shift is None:
         for side, other in ((send, recv), (recv, send)):
@@ -125,7 +132,7 @@ def _pair(
         return True
     if shift.confidence >= CERTAIN:
         clocks.add(send.rank, recv.rank, shift.offset_ns)
-    elif expected is None and not final:
+    elif expected_ns is None and not final:
         return False
     in_send, in_recv = shift.overlap(send, recv)
     rows.pairs(name, send.some(in_send), recv.some(in_recv), shift.confidence)
