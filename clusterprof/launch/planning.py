@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from clusterprof import launchers, masking, run_directory
+from clusterprof import launchers, masking, run_directory, words
 from clusterprof.agent.contracts.plan import Plan
 from clusterprof.arguments import (
     RANKS_GRAMMAR,
@@ -114,6 +114,8 @@ class LaunchPlan:
             ("profiler", f"{self.capture.name} {self.capture.version}", profiler_from),
             ("flight recorder", f"every rank, after step {self.window.end - 1}",
              "with stacks: --stacks" if plan.stacks else "without stacks"),
+            ("looks at all ranks", f"every {words.age(plan.watch_s)}" if plan.watch_s else "",
+             f"--watch {self.arguments.watch}" if self.arguments.watch else "default"),
             ("reports to tables", reduction_text(plan.reduction, self.expected),
              came_from.get("reduce", f"more than {MANY_RANKS} profiled ranks")),
         )  # fmt: skip
