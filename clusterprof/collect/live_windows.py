@@ -290,10 +290,12 @@ def windows(run: Window) -> Iterator[tuple[int, int]]:
 def order(
     run: Window, steps: StepWindow, selection: Selection, profiler: str, auto: bool = False
 ) -> Window:
-    """Write the order for the run's next window, for which each rank's writer looks; returns it.
+    """Write the order for the run's next window, and return that window.
 
+    Each rank's writer, the process that writes its files, looks for orders and hands them on.
     `selection`: the ranks to profile; `profiler`: "torch", or "none" for flight recorders alone;
-    `auto`: of `--ranks auto`, whose second window has the result of the run. Whoever makes the
+    `auto`: its result is to be the run's, as of `--ranks auto`, which captures no rank in the first
+    window, looks at all, and then orders one for those that delay the others. Whoever makes the
     window's folder has its number. Raises RunDirectoryError.
     """
     user = f"user {os.getuid()}"

@@ -47,6 +47,7 @@ class Rank:
         self.recorders: List[Recorder] = []
         #: the step with which the latest of them ends
         self.busy_until = plan.window[1]
+        #: answers the writer where a step does not end; None before the rank begins
         self.hanging: Optional[Hanging] = None
         #: the way to the process that writes the rank's files
         self.outbox = Outbox(None)
