@@ -694,6 +694,14 @@ class Verification(TypedDict):
     notes: list[str]
 
 
+def compared_step_ns(shallow: ShallowResults) -> int:
+    """The step that lateness is a share of (ns): of the last look at a watched job, else of the
+    window.
+    """
+    watch = shallow.get("watch")
+    return shallow["step_ns"] if watch is None else watch["step_ns"]
+
+
 def steps_to_look_at(results: Results) -> list[int]:
     """The typical step and the worst: of the evidence those of median and of longest duration.
 

@@ -14,7 +14,7 @@ from clusterprof import words
 from clusterprof.report import results_json, summary
 from clusterprof.report.summary import Average, Summary
 from clusterprof.report.whole_job import Job
-from clusterprof.results import Finding, Results
+from clusterprof.results import Finding, Results, compared_step_ns
 
 _UNKNOWN = "cannot be determined"
 #: rows of a table that are shown at first: so many of either end
@@ -95,8 +95,8 @@ def _cost(run: Summary, top: Finding) -> Tile:
     share = top["share_of_step"]
     if not share:
         late, shallow = _lateness_ns(run, top), run.results["shallow"]
-        if late and shallow and shallow["step_ns"]:
-            most = words.percent(min(late / shallow["step_ns"], 1))
+        if late and shallow and (step_ns := compared_step_ns(shallow)):
+            most = words.percent(min(late / step_ns, 1))
             return Tile(name, f"at most {most}", f"others wait {words.ms(late)} per step for it")
         return Tile(name, "unknown", "no replay without its cause", hurt=hurt)
     # all ranks wait for a straggler; what else costs time is known of the profiled ranks only
@@ -112,7 +112,7 @@ def _cost(run: Summary, top: Finding) -> Tile:
 def _saving(run: Summary, top: Finding) -> Tile:
     name, pace, shallow = "What its repair saves", run.results["pace"], run.results["shallow"]
     ns = top["saved_ns_per_step"]
-    step_ns = pace["step_ns"] if pace else shallow["step_ns"] if shallow else None
+    step_ns = pace["step_ns"] if pace else compared_step_ns(shallow) if shallow else None
     if ns <= 0 or not step_ns:
         late = _lateness_ns(run, top)
         why = "a profile of the rank would tell" if late else summary.saved(top)
@@ -133,6 +133,9 @@ def _confidence(run: Summary, top: Finding | None) -> Tile:
     if top and _lateness_ns(run, top) and not steps and shallow:
         recorders = f"flight recorders of {words.counted(len(shallow['ranks']), 'rank')}"
         more = f"{recorders}, steps {words.spans(shallow['steps'], limit=3)}"
+        if watch := shallow.get("watch"):
+            looks = words.counted(watch["looks"], "look")
+            more = f"{recorders}, {looks} at steps {watch['first_step']}–{watch['last_step']}"
         return Tile("Confidence", confidence, more)
     span = f" ({words.spans(steps, limit=3)})" if steps else ""
     count = words.counted(len(steps), "steady-state step" if steady else "step")

@@ -18,7 +18,7 @@ from clusterprof.analysis.findings.finding import (
 )
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset
-from clusterprof.results import Finding, ShallowResults, Suspect
+from clusterprof.results import Finding, ShallowResults, Suspect, compared_step_ns
 from clusterprof.words import listed, ms, percent, ranks as rank_list
 
 TIER = Tier.REST
@@ -67,7 +67,7 @@ def _finding(dataset: Dataset, shallow: ShallowResults, suspects: list[Suspect])
     watched run, and `bound_ns` is how far that may be wrong. It is 0 where the suspects may not
     delay their peers' work. `late_steps` None: late in all from `since_step` to `until_step`.
     """
-    ranks, worst, step_ns = [s["rank"] for s in suspects], suspects[0], _step_ns(shallow)
+    ranks, worst, step_ns = [s["rank"] for s in suspects], suspects[0], compared_step_ns(shallow)
     saved = bound = 0
     if worst["delays"]:
         of_run = _share_of_run(shallow, worst)
@@ -105,14 +105,6 @@ def _finding(dataset: Dataset, shallow: ShallowResults, suspects: list[Suspect])
     }
 
 
-def _step_ns(shallow: ShallowResults) -> int:
-    """The step that lateness is a share of (ns): of the last look at a watched job, else of the
-    window.
-    """
-    watch = shallow.get("watch")
-    return shallow["step_ns"] if watch is None else watch["step_ns"]
-
-
 def _share_of_run(shallow: ShallowResults, late: Suspect) -> float:
     """In what share of the steps of a watched run a rank was late; 1 where that is not known."""
     watch = shallow.get("watch")
@@ -123,7 +115,7 @@ def _share_of_run(shallow: ShallowResults, late: Suspect) -> float:
 
 
 def _summary(shallow: ShallowResults, suspects: list[Suspect]) -> str:
-    worst, step = suspects[0], _step_ns(shallow)
+    worst, step = suspects[0], compared_step_ns(shallow)
     ranks = [suspect["rank"] for suspect in suspects]
     who = rank_list(ranks, 4)
     # who is behind by more than a step is waited for no longer than that
