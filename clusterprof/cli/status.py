@@ -119,7 +119,7 @@ def _table(ranks: Sequence[RankStatus], window: StepWindow, width: int) -> list[
 
 
 def _watched(looks: Sequence[watched.Row]) -> list[str]:
-    """Who is late by the last look at all ranks, and who was before."""
+    """Who delays the others by the last look at all ranks, and who did before."""
     if not looks:
         return []
     last = looks[-1]
@@ -127,7 +127,7 @@ def _watched(looks: Sequence[watched.Row]) -> list[str]:
     late = watched.lateness(looks)
     lines = [rank.sentence() for rank in late]
     if all(rank.until_step is not None for rank in late):
-        lines.append(f"no rank was late in the last look at all ranks ({steps})")
+        lines.append(f"no rank delays the others, by the last look at all ranks ({steps})")
     return ["", *lines]
 
 
