@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -197,12 +198,14 @@ def all_ranks(
     steps: Mapping[int, pa.Table] | None = None,
     which: str = "flight",
     chance: float | None = None,
+    sure_frac: float | None = None,
 ) -> tuple[Shallow | None, list[str]]:
     """What the flight recorders of a run's ranks show, and warnings; None where there are none.
 
     `disturbed` are steps in which a profiler was started or stopped; `steps` are the ranks' step
     logs, which else are read. `which` dumps: see `find_dumps`. `chance`: in what part of all looks
-    at equal ranks one may be named, by default that of a verdict.
+    at equal ranks one may be named, by default that of a verdict. `sure_frac`: by what part of a
+    step clocks may be wrong at most.
     """
     from clusterprof import clock_probe
     from clusterprof.align.clock.measured import parsed
@@ -232,7 +235,10 @@ def all_ranks(
     readings = {rank: parsed(**files) for rank, files in written.items()}
     clock = host_clock(flight, readings, probe.as_json() if probe else None)
     logs = job_record(run).steps if steps is None else steps
-    return compared(flight, clock, logs, hosts, disturbed, chance or limits.CHANCE), warnings
+    shallow = compared(
+        flight, clock, logs, hosts, disturbed, chance or limits.CHANCE, sure_frac or math.inf
+    )
+    return shallow, warnings
 
 
 def merge_reports(

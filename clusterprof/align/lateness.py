@@ -8,6 +8,7 @@ on one clock, to within its bound.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -66,14 +67,19 @@ SHALLOW = pa.schema(
 
 
 def shallow(
-    calls: FlightCalls, clock: Clock | None = None, steps: Mapping[int, pa.Table] | None = None
+    calls: FlightCalls,
+    clock: Clock | None = None,
+    steps: Mapping[int, pa.Table] | None = None,
+    sure_ns: float = math.inf,
 ) -> pa.Table:
     """Return `SHALLOW` of matched calls: of each rank of `clock` on that clock (ns).
 
-    `steps` are the ranks' step logs (`STEPS`), on their own wall clocks as the calls are.
+    `steps` are the ranks' step logs (`STEPS`), on their own wall clocks as the calls are. Where the
+    clock may be wrong by more than `sure_ns` a call has no time.
     """
     entries, rank = calls.entries, integers(calls.entries, "rank")
     aligned, uncertainty, placed = _placed(integers(entries, "enqueue_ns"), rank, clock)
+    placed = placed & (uncertainty <= sure_ns)
     duration = integers(entries, "duration_ns", -1)
     by_duration = _of_all(calls, duration >= 0)
     # NCCL's calls start when their stream comes to them, long after a host enqueued them

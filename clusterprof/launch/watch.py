@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 #: One rank is named by chance in a hundred hours of equal ranks, looked at once a minute.
 CHANCE = 0.01 / 6_000
+#: A clock tells who is late only where it is wrong by less than this part of a step: away from the
+#: window, in which hosts' clocks are measured, they drift apart.
+CLOCK_FRAC = 0.02
 #: A look has so many steps at least, of which some were in the look before where few are new.
 LEAST = 50
 #: So long after the first new dump the others' are waited for.
@@ -52,6 +55,7 @@ def watch_lateness(
     table = watched.path_of(run.directory.path)
     newest = dict[int, int]()
     rows, silent, lacked = list[Row](), list[int](), set[int]()
+    is_explained = False
     while True:
         clock.sleep(every_s - clock.wall_ns() / 1e9 % every_s)
         now = live_windows.current(run)
@@ -66,7 +70,12 @@ def watch_lateness(
         lacked = lacking
         try:
             late = watched.lateness(rows)
-            rows += look(now, clock.wall_ns(), rows)
+            added = look(now, clock.wall_ns(), rows)
+            if not added and not is_explained:
+                say("ranks cannot be compared in this look: they have too few steps in common, or "
+                    "no durations of collectives (gloo) and clocks that are not known to a "
+                    "fiftieth of a step")  # fmt: skip
+            is_explained, rows = is_explained or not added, [*rows, *added]
             watched.write(table, rows)
             if rows and metrics is not None:
                 files.write(str(metrics), gauges(now, rows))
@@ -120,7 +129,7 @@ def look(run: Window, wall_ns: int, before: Sequence[Row] = ()) -> list[Row]:
     seen_step = before[-1].last_step if before else -1
     begin = min(seen_step + 1, newest + 1 - LEAST)
     profiled = [step for window in live_windows.windows(run) for step in range(*window)]
-    compared, _ = all_ranks(run, [*range(begin), *profiled], steps, "watch", CHANCE)
+    compared, _ = all_ranks(run, [*range(begin), *profiled], steps, "watch", CHANCE, CLOCK_FRAC)
     if compared is None or not compared.results["steps"]:
         return []
     results = compared.results

@@ -126,6 +126,15 @@ def test_a_late_rank_is_waited_for_and_captured_with_a_peer(
     assert capture.comes_late(run, 0.5, 600, clock) == []
 
 
+def test_hosts_whose_clocks_are_not_known_are_not_compared_by_them(tmp_path: Path) -> None:
+    """As far from a window as they have drifted: that no rank is late would be a claim."""
+    apart = replace(LATE, ranks_per_host=2)
+    assert watch.look(run_of(tmp_path / "gloo", replace(apart, on_host=True)), 1) == []
+    # durations need no clock; whether a lead is carried on is then told by the pace
+    (row,) = watch.look(run_of(tmp_path / "nccl", apart), 1)
+    assert (row.rank, row.since_step, row.delays) == (5, 150, 1)
+
+
 def test_dumps_that_are_damaged_make_no_row(tmp_path: Path) -> None:
     run = run_of(tmp_path, replace(JOB, steps=8))
     for rank in run.ranks():

@@ -107,15 +107,18 @@ def all_ranks(
     hosts: Mapping[int, str],
     disturbed: Sequence[int] = (),
     chance: float = limits.CHANCE,
+    sure_frac: float = math.inf,
 ) -> Shallow:
     """Compare all ranks of a job.
 
     `steps` are their step logs (`STEPS`), `hosts` are those that are known; `disturbed` are steps
     in which a profiler was started or stopped. In this part of all jobs of equal ranks chance names
-    one.
+    one. Calls have no time where clocks may be wrong by more than `sure_frac` of a step.
     """
     calls = match(flight)
-    table = shallow(calls, clock, steps)
+    every = [integers(log, "step") for log in steps.values()]
+    step_ns = mean_step(steps, np.concatenate(every)) if every else math.inf
+    table = shallow(calls, clock, steps, sure_frac * step_ns if step_ns else math.inf)
     job = waits(table, disturbed)
     compared = job.steps[job.known.any(axis=0)]
     step_ns = mean_step(steps, compared)
