@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -52,6 +52,7 @@ def watch_lateness(
     table = watched.path_of(run.directory.path)
     newest = dict[int, int]()
     rows, silent, lacked = list[Row](), list[int](), set[int]()
+    unwritten = dict[Path, str]()
     while True:
         clock.sleep(every_s - clock.wall_ns() / 1e9 % every_s)
         now = live_windows.current(run)
@@ -64,18 +65,30 @@ def watch_lateness(
             say(f"{words.ranks(lacking)} left no flight recorder for two looks: groups with them "
                 "cannot be compared")  # fmt: skip
         lacked = lacking
+        late = watched.lateness(rows)
         try:
-            late = watched.lateness(rows)
             rows += look(now, clock.wall_ns(), rows)
-            watched.write(table, rows)
-            if rows and metrics is not None:
-                files.write(str(metrics), gauges(now, rows))
         except (ClusterprofError, OSError) as error:
             # one look that fails does not end the watch: a file system may answer again
             say(f"all ranks could not be looked at: {str(error).splitlines()[0]}")
             continue
         for sentence in watched.news(late, watched.lateness(rows)):
             say(f"step {rows[-1].last_step}, {words.wall_time(rows[-1].wall_ns)}: {sentence}")
+        was_unwritten = unwritten
+        unwritten = _unwritten(table, watched.write, rows)
+        if rows and metrics is not None:
+            unwritten |= _unwritten(metrics, files.write, gauges(now, rows))
+        for path in unwritten.keys() - was_unwritten.keys():
+            say(f"{path} cannot be written: {unwritten[path]}; tried again after each look")
+
+
+def _unwritten(path: Path, write: Callable[[Path, Any], None], content: Any) -> dict[Path, str]:
+    """Write a file; returns why it could not be written, nothing where it was."""
+    try:
+        write(path, content)
+    except OSError as error:
+        return {path: error.strerror or repr(error)}
+    return {}
 
 
 def wait_for_dumps(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -139,3 +140,30 @@ def test_what_the_watch_shows_is_written_for_prometheus(tmp_path: Path) -> None:
     assert 'clusterprof_rank_lateness_seconds{run="run",rank="5",host="node0"} 0.00' in text
     assert 'clusterprof_look_last_step{run="run"} 174' in text
     assert 'clusterprof_hanging_ranks{run="run"} 0' in text
+
+
+def test_a_file_that_cannot_be_written_hides_no_rank_that_is_late_and_is_said_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of(tmp_path, LATE)
+    monkeypatch.setattr("clusterprof.priority.step_aside", lambda: None)
+
+    class Job(ManualClock):
+        """In each of its sleeps all ranks save their recorders; it ends at the sixth."""
+
+        sleeps = 0
+
+        def sleep(self, seconds: float) -> None:
+            super().sleep(seconds)
+            self.sleeps += 1
+            for rank in run.ranks():
+                os.utime(run.rank(rank) / paths.WATCH, ns=(self.sleeps, self.sleeps))
+            if self.sleeps == 6:
+                raise EOFError
+
+    with pytest.raises(EOFError):
+        watch.watch_lateness(run, 600, tmp_path / "none" / "metrics.prom", Job())
+    text = capsys.readouterr().err
+    assert "rank 5 (node0) is late by " in text
+    assert text.count("metrics.prom cannot be written: No such file or directory") == 1
+    assert len(watched.read(watched.path_of(run.directory.path))) == 2
