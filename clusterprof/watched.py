@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
-from math import hypot
+from math import hypot, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,7 @@ class Late:
     bound_ns: float
     #: what a step took meanwhile (ns)
     step_ns: float
+    #: those that have no late step in common, and in how many steps it was late
     looks: int
     steps: int
 
@@ -190,12 +192,33 @@ def _late(rows: Sequence[Row], until_step: int | None) -> Late:
         since_ns=first.wall_ns - back,
         until_step=until_step,
         lateness_ns=sum(row.lateness_ns * row.late_steps for row in telling) / steps,
-        # looks are of other steps: what chance has in one it has not in the next
-        bound_ns=hypot(*(row.bound_ns * row.late_steps for row in telling)) / steps,
+        # what chance has in one look it has not in the next, as far as that is of other steps
+        bound_ns=hypot(*(row.bound_ns * row.late_steps for row in telling)) / steps
+        * sqrt(steps / _once(telling)),
         step_ns=sum(row.step_ns * row.late_steps for row in telling) / steps,
-        looks=len(rows),
-        steps=steps,
+        looks=_apart(rows),
+        steps=_once(telling),
     )  # fmt: skip
+
+
+def _apart(rows: Sequence[Row]) -> int:
+    """How many of the looks have no late step in common: of few new steps each has older ones."""
+    count, until = 0, -math.inf
+    for row in rows:
+        # after a restart of the job its steps are counted anew
+        if row.since_step > until or row.until_step < until:
+            count, until = count + 1, row.until_step
+    return count
+
+
+def _once(rows: Sequence[Row]) -> int:
+    """In about how many steps the rank was late, those of several looks counted once."""
+    count, until = 0, -1
+    for row in rows:
+        again = until + 1 - row.since_step if row.until_step >= until else 0
+        count += max(row.late_steps - max(again, 0), 0)
+        until = row.until_step
+    return max(count, 1)
 
 
 def over_the_run(shallow: ShallowResults, rows: Sequence[Row]) -> ShallowResults:

@@ -48,6 +48,21 @@ def test_a_rank_that_is_late_in_looks_in_a_row_is_late_once_with_the_mean_of_its
     assert "rank 3 (node37) was late by 6.67 ±0.38 ms per step (67% of it)" in late.sentence()
 
 
+def test_steps_that_several_looks_have_in_common_tell_once() -> None:
+    """A look of few new steps has some of those before it: nothing becomes usual by that."""
+    of_look = replace(row(3, 4.0), first_step=0, steps=20, step_ns=10 * MS, since_step=15)
+    rows = [
+        replace(of_look, wall_ns=last * S, last_step=last, until_step=last) for last in (18, 20, 22)
+    ]
+    (late,) = watched.lateness(rows)
+    assert (late.looks, late.steps, late.is_chronic) == (1, 8, False)
+    assert MS / 2 > late.bound_ns > 0.85 * MS / 2
+    rows += [replace(rows[-1], wall_ns=n * S, last_step=n, until_step=n, since_step=n - 4)
+             for n in (27, 32)]  # fmt: skip
+    (late,) = watched.lateness(rows)
+    assert (late.looks, late.steps, late.is_chronic) == (3, 18, True)
+
+
 def test_lateness_that_ends_within_a_look_ends_there_and_may_come_back() -> None:
     rows = [*look(0, row(3, 4.0, until=40)), *look(1, row(3, 4.0)), *look(2, row(5, 4.0))]
     assert [(late.rank, late.since_step, late.until_step) for late in watched.lateness(rows)] == [
