@@ -7,6 +7,7 @@ in which none was: looks without a late rank are evidence as well.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import math
@@ -24,6 +25,8 @@ from clusterprof.results import ShallowResults, Suspect, WatchEntry
 CHRONIC = 3
 #: a table of a look a minute over a month, several ranks late in each, is smaller
 MOST_BYTES = 64 << 20
+#: no step is counted so high, and no time in ns is so long
+_BEYOND = 1 << 63
 
 
 @dataclass(frozen=True)
@@ -141,15 +144,22 @@ def read(path: Path) -> list[Row]:
         text = files.content(path, MOST_BYTES).decode(errors="replace")
     except (OSError, ValueError):
         return []
-    return [row for entry in csv.DictReader(text.splitlines()) if (row := _row(entry)) is not None]
+    rows = list[Row]()
+    with contextlib.suppress(csv.Error):  # what comes before is read
+        rows += filter(None, map(_row, csv.DictReader(text.splitlines())))
+    return rows
 
 
 def _row(entry: dict[str, Any]) -> Row | None:
     try:
         values: dict[str, Any] = {n: entry[n] if n in _TEXTS else int(entry[n]) for n in _COLUMNS}
-        return Row(**values)
     except (TypeError, ValueError, KeyError):
         return None
+    row = Row(**values)
+    within = row.rank < 0 or row.first_step <= row.since_step <= row.until_step <= row.last_step
+    numbers = (value for name, value in values.items() if name not in (*_TEXTS, "rank"))
+    possible = within and row.first_step <= row.last_step and row.steps >= 1
+    return row if possible and all(0 <= number < _BEYOND for number in numbers) else None
 
 
 def lateness(rows: Sequence[Row]) -> list[Late]:
@@ -234,7 +244,7 @@ def over_the_run(shallow: ShallowResults, rows: Sequence[Row]) -> ShallowResults
         "looks": len(looks),
         "first_step": first_step,
         "last_step": max(row.last_step for row in rows),
-        "steps": len({step for look in looks for step in look[0].all_steps}),
+        "steps": _step_count(look[0].all_steps for look in looks),
         "step_ns": looks[-1][0].step_ns,
     }
     late = [rank.suspect(first_step) for rank in lateness(rows)]
@@ -242,6 +252,15 @@ def over_the_run(shallow: ShallowResults, rows: Sequence[Row]) -> ShallowResults
     every = [*late, *(s for s in shallow["suspects"] if s["rank"] not in late_now)]
     every.sort(key=lambda s: (not s["delays"], -s["lateness_ns"], s["rank"]))
     return {**shallow, "suspects": every, "watch": watch}
+
+
+def _step_count(spans: Iterable[range]) -> int:
+    """How many steps there are in spans that may overlap."""
+    count = until = 0
+    for span in sorted(spans, key=lambda span: span.start):
+        count += max(span.stop - max(span.start, until), 0)
+        until = max(until, span.stop)
+    return count
 
 
 def news(before: Sequence[Late], now: Sequence[Late]) -> list[str]:

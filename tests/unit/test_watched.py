@@ -120,3 +120,32 @@ def test_what_was_written_is_read_and_what_is_no_row_is_left_out(tmp_path: Path)
     assert watched.read(path) == rows
     path.write_text(path.read_text() + "1,2\nx,,,,,,,,,,,,\n\x00\n")
     assert watched.read(path) == rows
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"steps": 0},
+        {"first_step": 300},
+        {"until_step": 99},
+        {"since_step": 10},
+        {"wall_ns": 1 << 63},
+        {"lateness_ns": -1},
+    ],
+    ids=str,
+)
+def test_a_row_that_no_look_can_have_is_left_out(tmp_path: Path, damage: dict[str, int]) -> None:
+    path, (good,) = tmp_path / "watched.csv", look(1, row(3, 4.0))
+    watched.write(path, [good, replace(good, **damage)])  # type: ignore[arg-type]
+    assert watched.read(path) == [good]
+
+
+def test_a_row_of_many_steps_is_counted_at_once_and_a_field_too_long_ends_the_table(
+    tmp_path: Path,
+) -> None:
+    path, (most,) = tmp_path / "watched.csv", look(0, row(3, 4.0))
+    most = replace(most, last_step=1 << 62)
+    watched.write(path, [most, replace(most, wall_ns=5, host="x" * 200_000)])
+    assert watched.read(path) == [most]
+    watch = watched.over_the_run(SHALLOW, [most, replace(most, first_step=50)])["watch"]
+    assert watch["steps"] == (1 << 62) + 1
