@@ -45,7 +45,7 @@ def watch_lateness(
 ) -> None:
     """Look whenever the ranks have saved their recorders, for as long as the job runs.
 
-    `metrics`: the file that is written for Prometheus after each look.
+    `metrics`: the file that is written for Prometheus after each look, and where no step ends.
     """
     # the launching host may be one that trains
     priority.step_aside()
@@ -58,6 +58,9 @@ def watch_lateness(
         now = live_windows.current(run)
         before, newest = newest, wait_for_dumps(now, newest, every_s, clock)
         if newest == before:
+            # it may be that ranks hang, and no step ends
+            if metrics is not None:
+                _unwritten(metrics, files.write, gauges(now, rows))
             continue
         # one that comes late to a look is there in the next
         was_silent, silent = silent, [r for r in now.ranks() if newest.get(r) == before.get(r)]
@@ -76,7 +79,7 @@ def watch_lateness(
             say(f"step {rows[-1].last_step}, {words.wall_time(rows[-1].wall_ns)}: {sentence}")
         was_unwritten = unwritten
         unwritten = _unwritten(table, watched.write, rows)
-        if rows and metrics is not None:
+        if metrics is not None:
             unwritten |= _unwritten(metrics, files.write, gauges(now, rows))
         for path in unwritten.keys() - was_unwritten.keys():
             say(f"{path} cannot be written: {unwritten[path]}; tried again after each look")
@@ -166,10 +169,10 @@ def _healthy(rank: int, first: int, since: int, before: Sequence[Row]) -> range:
 
 
 def gauges(run: Window, rows: Sequence[Row]) -> str:
-    """The present for Prometheus: the last look, who is late by it, and what hangs."""
+    """The present for Prometheus: the last look, if any, who is late by it, and what hangs."""
     from clusterprof.export.prometheus import Gauge, rendered
 
-    last = rows[-1]
+    last = rows[-1:]
     late = [now for now in watched.lateness(rows) if now.until_step is None]
     labels = [{"rank": now.rank, "host": now.host} for now in late]
     hanging = sum(
@@ -178,10 +181,11 @@ def gauges(run: Window, rows: Sequence[Row]) -> str:
     return rendered(
         [
             Gauge("look_timestamp_seconds", "When all ranks were last looked at.",
-                  [({}, last.wall_ns / 1e9)]),
-            Gauge("look_last_step", "The last step of that look.", [({}, last.last_step)]),
+                  [({}, row.wall_ns / 1e9) for row in last]),
+            Gauge("look_last_step", "The last step of that look.",
+                  [({}, row.last_step) for row in last]),
             Gauge("look_step_seconds", "What a step took in that look.",
-                  [({}, last.step_ns / 1e9)]),
+                  [({}, row.step_ns / 1e9) for row in last]),
             Gauge("rank_lateness_seconds", "By how much a rank is late per step, above noise.",
                   zip(labels, (now.lateness_ns / 1e9 for now in late), strict=True)),
             Gauge("rank_lateness_bound_seconds", "How far that may be wrong.",

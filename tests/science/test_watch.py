@@ -14,7 +14,7 @@ from simulate import Cause, Job
 from simulate.flight import leave, recorded
 
 from clusterprof import run_directory, watched
-from clusterprof.agent.contracts import paths
+from clusterprof.agent.contracts import paths, states
 from clusterprof.agent.contracts.timing import REAL
 from clusterprof.cli import capture
 from clusterprof.collect import live_windows
@@ -167,3 +167,31 @@ def test_a_file_that_cannot_be_written_hides_no_rank_that_is_late_and_is_said_on
     assert "rank 5 (node0) is late by " in text
     assert text.count("metrics.prom cannot be written: No such file or directory") == 1
     assert len(watched.read(watched.path_of(run.directory.path))) == 2
+
+
+def test_ranks_that_hang_are_written_for_prometheus_though_they_save_no_recorder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, metrics = run_of(tmp_path, LATE), tmp_path / "metrics.prom"
+    monkeypatch.setattr("clusterprof.priority.step_aside", lambda: None)
+    hangs = {"step": 175, "since_ns": 1, "until_ns": None, "line": None, "no_dump": None}
+
+    class Job(ManualClock):
+        """All ranks hang once they have been looked at, for a while."""
+
+        sleeps = 0
+
+        def sleep(self, seconds: float) -> None:
+            super().sleep(seconds)
+            self.sleeps += metrics.exists()
+            if self.sleeps == 1:
+                for rank in run.ranks():
+                    states.advance(str(run.rank(rank)), None, hangs=hangs)
+            if metrics.exists() and 'hanging_ranks{run="run"} 16' in metrics.read_text():
+                raise EOFError
+            assert self.sleeps < 1_000
+
+    with pytest.raises(EOFError):
+        watch.watch_lateness(run, 600, metrics, Job())
+    assert 'clusterprof_hanging_ranks{run="run"} 16' in metrics.read_text()
+    assert 'clusterprof_look_last_step{run="run"} 174' in metrics.read_text()
