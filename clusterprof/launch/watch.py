@@ -21,6 +21,7 @@ from clusterprof.agent.contracts import files, paths
 from clusterprof.agent.contracts.later_window import look_s
 from clusterprof.agent.contracts.timing import REAL, Clock
 from clusterprof.collect import live_windows
+from clusterprof.collect.outcomes import flights
 from clusterprof.console import say
 from clusterprof.errors import ClusterprofError, ReportError
 from clusterprof.results import HangResults
@@ -52,7 +53,7 @@ def watch_lateness(
     table = watched.path_of(run.directory.path)
     newest = dict[int, int]()
     rows, silent, lacked = list[Row](), list[int](), set[int]()
-    unwritten = dict[Path, str]()
+    unwritten, why_none = dict[Path, str](), ""
     while True:
         clock.sleep(every_s - clock.wall_ns() / 1e9 % every_s)
         now = live_windows.current(run)
@@ -61,6 +62,8 @@ def watch_lateness(
             # it may be that ranks hang, and no step ends
             if metrics is not None:
                 _unwritten(metrics, files.write, gauges(now, rows))
+            if not newest and not why_none and (why_none := flights(now)[1]):
+                say(f"who is late cannot be determined so far: {why_none}")
             continue
         # one that comes late to a look is there in the next
         was_silent, silent = silent, [r for r in now.ranks() if newest.get(r) == before.get(r)]

@@ -195,3 +195,25 @@ def test_ranks_that_hang_are_written_for_prometheus_though_they_save_no_recorder
         watch.watch_lateness(run, 600, metrics, Job())
     assert 'clusterprof_hanging_ranks{run="run"} 16' in metrics.read_text()
     assert 'clusterprof_look_last_step{run="run"} 174' in metrics.read_text()
+
+
+def test_why_no_rank_saves_its_recorder_is_said_once_while_the_job_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_directory.create(tmp_path / "run")
+    monkeypatch.setattr("clusterprof.priority.step_aside", lambda: None)
+    for rank in range(4):
+        states.advance(str(run.rank(rank)), "counting", flight="it is off")
+
+    class Job(ManualClock):
+        """Ends after an hour."""
+
+        def sleep(self, seconds: float) -> None:
+            super().sleep(seconds)
+            if sum(self.slept) > 3600:
+                raise EOFError
+
+    with pytest.raises(EOFError):
+        watch.watch_lateness(run, 600, None, Job())
+    text = capsys.readouterr().err
+    assert text == "clusterprof: who is late cannot be determined so far: rank 0: it is off\n"
