@@ -248,8 +248,15 @@ def over_the_run(shallow: ShallowResults, rows: Sequence[Row]) -> ShallowResults
         "step_ns": looks[-1][0].step_ns,
     }
     late = [rank.suspect(first_step) for rank in lateness(rows)]
-    late_now = {suspect["rank"] for suspect in late if suspect["until_step"] is None}
-    every = [*late, *(s for s in shallow["suspects"] if s["rank"] not in late_now)]
+    # of one that was late in the window's steps the looks tell until when as well
+    window = max(shallow["steps"], default=first_step)
+    known = {
+        suspect["rank"]
+        for suspect in late
+        if suspect["until_step"] is None
+        or (suspect["since_step"] or 0) <= window <= suspect["until_step"]
+    }
+    every = [*late, *(s for s in shallow["suspects"] if s["rank"] not in known)]
     every.sort(key=lambda s: (not s["delays"], -s["lateness_ns"], s["rank"]))
     return {**shallow, "suspects": every, "watch": watch}
 

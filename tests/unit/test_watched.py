@@ -113,6 +113,16 @@ def test_the_looks_join_what_the_window_shows() -> None:
     assert (suspect["rank"], suspect["since_step"], suspect["until_step"]) == (3, 150, None)
 
 
+def test_a_rank_that_was_late_in_the_window_is_late_no_longer_than_the_looks_show() -> None:
+    (late,) = watched.lateness(look(0, row(3, 4.0)))
+    in_window: ShallowResults = {**SHALLOW, "steps": [10, 14], "suspects": [late.suspect(0)]}
+    rows = [*look(0, row(3, 4.0, until=40)), *look(1)]
+    assert [s["until_step"] for s in watched.over_the_run(in_window, rows)["suspects"]] == [40]
+    # what it was at another time is another lateness
+    rows = [*look(0), *look(1, row(3, 4.0)), *look(2)]
+    assert len(watched.over_the_run(in_window, rows)["suspects"]) == 2
+
+
 def test_what_was_written_is_read_and_what_is_no_row_is_left_out(tmp_path: Path) -> None:
     path, rows = tmp_path / "watched.csv", [*look(0), *look(1, row(3, 4.0))]
     assert watched.read(path) == []
