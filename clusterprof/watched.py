@@ -7,11 +7,13 @@ in which none was: looks without a late rank are evidence as well.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
-from math import hypot
+from math import hypot, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ from clusterprof.results import ShallowResults, Suspect, WatchEntry
 CHRONIC = 3
 #: a table of a look a minute over a month, several ranks late in each, is smaller
 MOST_BYTES = 64 << 20
+#: no step is counted so high, and no time in ns is so long
+_BEYOND = 1 << 63
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,7 @@ class Late:
     bound_ns: float
     #: what a step took meanwhile (ns)
     step_ns: float
+    #: those that have no late step in common, and in how many steps it was late
     looks: int
     steps: int
 
@@ -139,15 +144,22 @@ def read(path: Path) -> list[Row]:
         text = files.content(path, MOST_BYTES).decode(errors="replace")
     except (OSError, ValueError):
         return []
-    return [row for entry in csv.DictReader(text.splitlines()) if (row := _row(entry)) is not None]
+    rows = list[Row]()
+    with contextlib.suppress(csv.Error):  # what comes before is read
+        rows += filter(None, map(_row, csv.DictReader(text.splitlines())))
+    return rows
 
 
 def _row(entry: dict[str, Any]) -> Row | None:
     try:
         values: dict[str, Any] = {n: entry[n] if n in _TEXTS else int(entry[n]) for n in _COLUMNS}
-        return Row(**values)
     except (TypeError, ValueError, KeyError):
         return None
+    row = Row(**values)
+    within = row.rank < 0 or row.first_step <= row.since_step <= row.until_step <= row.last_step
+    numbers = (value for name, value in values.items() if name not in (*_TEXTS, "rank"))
+    possible = within and row.first_step <= row.last_step and row.steps >= 1
+    return row if possible and all(0 <= number < _BEYOND for number in numbers) else None
 
 
 def lateness(rows: Sequence[Row]) -> list[Late]:
@@ -190,12 +202,33 @@ def _late(rows: Sequence[Row], until_step: int | None) -> Late:
         since_ns=first.wall_ns - back,
         until_step=until_step,
         lateness_ns=sum(row.lateness_ns * row.late_steps for row in telling) / steps,
-        # looks are of other steps: what chance has in one it has not in the next
-        bound_ns=hypot(*(row.bound_ns * row.late_steps for row in telling)) / steps,
+        # what chance has in one look it has not in the next, as far as that is of other steps
+        bound_ns=hypot(*(row.bound_ns * row.late_steps for row in telling)) / steps
+        * sqrt(steps / _once(telling)),
         step_ns=sum(row.step_ns * row.late_steps for row in telling) / steps,
-        looks=len(rows),
-        steps=steps,
+        looks=_apart(rows),
+        steps=_once(telling),
     )  # fmt: skip
+
+
+def _apart(rows: Sequence[Row]) -> int:
+    """How many of the looks have no late step in common: of few new steps each has older ones."""
+    count, until = 0, -math.inf
+    for row in rows:
+        # after a restart of the job its steps are counted anew
+        if row.since_step > until or row.until_step < until:
+            count, until = count + 1, row.until_step
+    return count
+
+
+def _once(rows: Sequence[Row]) -> int:
+    """In about how many steps the rank was late, those of several looks counted once."""
+    count, until = 0, -1
+    for row in rows:
+        again = until + 1 - row.since_step if row.until_step >= until else 0
+        count += max(row.late_steps - max(again, 0), 0)
+        until = row.until_step
+    return max(count, 1)
 
 
 def over_the_run(shallow: ShallowResults, rows: Sequence[Row]) -> ShallowResults:
@@ -211,14 +244,30 @@ def over_the_run(shallow: ShallowResults, rows: Sequence[Row]) -> ShallowResults
         "looks": len(looks),
         "first_step": first_step,
         "last_step": max(row.last_step for row in rows),
-        "steps": len({step for look in looks for step in look[0].all_steps}),
+        "steps": _step_count(look[0].all_steps for look in looks),
         "step_ns": looks[-1][0].step_ns,
     }
     late = [rank.suspect(first_step) for rank in lateness(rows)]
-    late_now = {suspect["rank"] for suspect in late if suspect["until_step"] is None}
-    every = [*late, *(s for s in shallow["suspects"] if s["rank"] not in late_now)]
+    # of one that was late in the window's steps the looks tell until when as well
+    window = max(shallow["steps"], default=first_step)
+    known = {
+        suspect["rank"]
+        for suspect in late
+        if suspect["until_step"] is None
+        or (suspect["since_step"] or 0) <= window <= suspect["until_step"]
+    }
+    every = [*late, *(s for s in shallow["suspects"] if s["rank"] not in known)]
     every.sort(key=lambda s: (not s["delays"], -s["lateness_ns"], s["rank"]))
     return {**shallow, "suspects": every, "watch": watch}
+
+
+def _step_count(spans: Iterable[range]) -> int:
+    """How many steps there are in spans that may overlap."""
+    count = until = 0
+    for span in sorted(spans, key=lambda span: span.start):
+        count += max(span.stop - max(span.start, until), 0)
+        until = max(until, span.stop)
+    return count
 
 
 def news(before: Sequence[Late], now: Sequence[Late]) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -21,6 +21,7 @@ from clusterprof.agent.contracts import files, paths
 from clusterprof.agent.contracts.later_window import look_s
 from clusterprof.agent.contracts.timing import REAL, Clock
 from clusterprof.collect import live_windows
+from clusterprof.collect.outcomes import flights
 from clusterprof.console import say
 from clusterprof.errors import ClusterprofError, ReportError
 from clusterprof.results import HangResults
@@ -48,19 +49,24 @@ def watch_lateness(
 ) -> None:
     """Look whenever the ranks have saved their recorders, for as long as the job runs.
 
-    `metrics`: the file that is written for Prometheus after each look.
+    `metrics`: the file that is written for Prometheus after each look, and where no step ends.
     """
     # the launching host may be one that trains
     priority.step_aside()
     table = watched.path_of(run.directory.path)
     newest = dict[int, int]()
     rows, silent, lacked = list[Row](), list[int](), set[int]()
-    is_explained = False
+    unwritten, why_none, is_explained = dict[Path, str](), "", False
     while True:
         clock.sleep(every_s - clock.wall_ns() / 1e9 % every_s)
         now = live_windows.current(run)
         before, newest = newest, wait_for_dumps(now, newest, every_s, clock)
         if newest == before:
+            # it may be that ranks hang, and no step ends
+            if metrics is not None:
+                _unwritten(metrics, files.write, gauges(now, rows))
+            if not newest and not why_none and (why_none := flights(now)[1]):
+                say(f"who is late cannot be determined so far: {why_none}")
             continue
         # one that comes late to a look is there in the next
         was_silent, silent = silent, [r for r in now.ranks() if newest.get(r) == before.get(r)]
@@ -68,23 +74,35 @@ def watch_lateness(
             say(f"{words.ranks(lacking)} left no flight recorder for two looks: groups with them "
                 "cannot be compared")  # fmt: skip
         lacked = lacking
+        late = watched.lateness(rows)
         try:
-            late = watched.lateness(rows)
             added = look(now, clock.wall_ns(), rows)
             if not added and not is_explained:
                 say("ranks cannot be compared in this look: they have too few steps in common, or "
                     "no durations of collectives (gloo) and clocks that are not known to a "
                     "fiftieth of a step")  # fmt: skip
             is_explained, rows = is_explained or not added, [*rows, *added]
-            watched.write(table, rows)
-            if rows and metrics is not None:
-                files.write(str(metrics), gauges(now, rows))
         except (ClusterprofError, OSError) as error:
             # one look that fails does not end the watch: a file system may answer again
             say(f"all ranks could not be looked at: {str(error).splitlines()[0]}")
             continue
         for sentence in watched.news(late, watched.lateness(rows)):
             say(f"step {rows[-1].last_step}, {words.wall_time(rows[-1].wall_ns)}: {sentence}")
+        was_unwritten = unwritten
+        unwritten = _unwritten(table, watched.write, rows)
+        if metrics is not None:
+            unwritten |= _unwritten(metrics, files.write, gauges(now, rows))
+        for path in unwritten.keys() - was_unwritten.keys():
+            say(f"{path} cannot be written: {unwritten[path]}; tried again after each look")
+
+
+def _unwritten(path: Path, write: Callable[[Path, Any], None], content: Any) -> dict[Path, str]:
+    """Write a file; returns why it could not be written, nothing where it was."""
+    try:
+        write(path, content)
+    except OSError as error:
+        return {path: error.strerror or repr(error)}
+    return {}
 
 
 def wait_for_dumps(
@@ -162,10 +180,10 @@ def _healthy(rank: int, first: int, since: int, before: Sequence[Row]) -> range:
 
 
 def gauges(run: Window, rows: Sequence[Row]) -> str:
-    """The present for Prometheus: the last look, who is late by it, and what hangs."""
+    """The present for Prometheus: the last look, if any, who is late by it, and what hangs."""
     from clusterprof.export.prometheus import Gauge, rendered
 
-    last = rows[-1]
+    last = rows[-1:]
     late = [now for now in watched.lateness(rows) if now.until_step is None]
     labels = [{"rank": now.rank, "host": now.host} for now in late]
     hanging = sum(
@@ -174,10 +192,11 @@ def gauges(run: Window, rows: Sequence[Row]) -> str:
     return rendered(
         [
             Gauge("look_timestamp_seconds", "When all ranks were last looked at.",
-                  [({}, last.wall_ns / 1e9)]),
-            Gauge("look_last_step", "The last step of that look.", [({}, last.last_step)]),
+                  [({}, row.wall_ns / 1e9) for row in last]),
+            Gauge("look_last_step", "The last step of that look.",
+                  [({}, row.last_step) for row in last]),
             Gauge("look_step_seconds", "What a step took in that look.",
-                  [({}, last.step_ns / 1e9)]),
+                  [({}, row.step_ns / 1e9) for row in last]),
             Gauge("rank_lateness_seconds", "By how much a rank is late per step, above noise.",
                   zip(labels, (now.lateness_ns / 1e9 for now in late), strict=True)),
             Gauge("rank_lateness_bound_seconds", "How far that may be wrong.",

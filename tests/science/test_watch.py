@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from simulate import Cause, Job
 from simulate.flight import leave, recorded
 
 from clusterprof import run_directory, watched
-from clusterprof.agent.contracts import paths
+from clusterprof.agent.contracts import paths, states
 from clusterprof.agent.contracts.timing import REAL
 from clusterprof.cli import capture
 from clusterprof.collect import live_windows
@@ -148,3 +149,80 @@ def test_what_the_watch_shows_is_written_for_prometheus(tmp_path: Path) -> None:
     assert 'clusterprof_rank_lateness_seconds{run="run",rank="5",host="node0"} 0.00' in text
     assert 'clusterprof_look_last_step{run="run"} 174' in text
     assert 'clusterprof_hanging_ranks{run="run"} 0' in text
+
+
+def test_a_file_that_cannot_be_written_hides_no_rank_that_is_late_and_is_said_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of(tmp_path, LATE)
+    monkeypatch.setattr("clusterprof.priority.step_aside", lambda: None)
+
+    class Job(ManualClock):
+        """In each of its sleeps all ranks save their recorders; it ends at the sixth."""
+
+        sleeps = 0
+
+        def sleep(self, seconds: float) -> None:
+            super().sleep(seconds)
+            self.sleeps += 1
+            for rank in run.ranks():
+                os.utime(run.rank(rank) / paths.WATCH, ns=(self.sleeps, self.sleeps))
+            if self.sleeps == 6:
+                raise EOFError
+
+    with pytest.raises(EOFError):
+        watch.watch_lateness(run, 600, tmp_path / "none" / "metrics.prom", Job())
+    text = capsys.readouterr().err
+    assert "rank 5 (node0) is late by " in text
+    assert text.count("metrics.prom cannot be written: No such file or directory") == 1
+    assert len(watched.read(watched.path_of(run.directory.path))) == 2
+
+
+def test_ranks_that_hang_are_written_for_prometheus_though_they_save_no_recorder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, metrics = run_of(tmp_path, LATE), tmp_path / "metrics.prom"
+    monkeypatch.setattr("clusterprof.priority.step_aside", lambda: None)
+    hangs = {"step": 175, "since_ns": 1, "until_ns": None, "line": None, "no_dump": None}
+
+    class Job(ManualClock):
+        """All ranks hang once they have been looked at, for a while."""
+
+        sleeps = 0
+
+        def sleep(self, seconds: float) -> None:
+            super().sleep(seconds)
+            self.sleeps += metrics.exists()
+            if self.sleeps == 1:
+                for rank in run.ranks():
+                    states.advance(str(run.rank(rank)), None, hangs=hangs)
+            if metrics.exists() and 'hanging_ranks{run="run"} 16' in metrics.read_text():
+                raise EOFError
+            assert self.sleeps < 1_000
+
+    with pytest.raises(EOFError):
+        watch.watch_lateness(run, 600, metrics, Job())
+    assert 'clusterprof_hanging_ranks{run="run"} 16' in metrics.read_text()
+    assert 'clusterprof_look_last_step{run="run"} 174' in metrics.read_text()
+
+
+def test_why_no_rank_saves_its_recorder_is_said_once_while_the_job_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_directory.create(tmp_path / "run")
+    monkeypatch.setattr("clusterprof.priority.step_aside", lambda: None)
+    for rank in range(4):
+        states.advance(str(run.rank(rank)), "counting", flight="it is off")
+
+    class Job(ManualClock):
+        """Ends after an hour."""
+
+        def sleep(self, seconds: float) -> None:
+            super().sleep(seconds)
+            if sum(self.slept) > 3600:
+                raise EOFError
+
+    with pytest.raises(EOFError):
+        watch.watch_lateness(run, 600, None, Job())
+    text = capsys.readouterr().err
+    assert text == "clusterprof: who is late cannot be determined so far: rank 0: it is off\n"

@@ -48,6 +48,21 @@ def test_a_rank_that_is_late_in_looks_in_a_row_is_late_once_with_the_mean_of_its
     assert "rank 3 (node37) was late by 6.67 ±0.38 ms per step (67% of it)" in late.sentence()
 
 
+def test_steps_that_several_looks_have_in_common_tell_once() -> None:
+    """A look of few new steps has some of those before it: nothing becomes usual by that."""
+    of_look = replace(row(3, 4.0), first_step=0, steps=20, step_ns=10 * MS, since_step=15)
+    rows = [
+        replace(of_look, wall_ns=last * S, last_step=last, until_step=last) for last in (18, 20, 22)
+    ]
+    (late,) = watched.lateness(rows)
+    assert (late.looks, late.steps, late.is_chronic) == (1, 8, False)
+    assert MS / 2 > late.bound_ns > 0.85 * MS / 2
+    rows += [replace(rows[-1], wall_ns=n * S, last_step=n, until_step=n, since_step=n - 4)
+             for n in (27, 32)]  # fmt: skip
+    (late,) = watched.lateness(rows)
+    assert (late.looks, late.steps, late.is_chronic) == (3, 18, True)
+
+
 def test_lateness_that_ends_within_a_look_ends_there_and_may_come_back() -> None:
     rows = [*look(0, row(3, 4.0, until=40)), *look(1, row(3, 4.0)), *look(2, row(5, 4.0))]
     assert [(late.rank, late.since_step, late.until_step) for late in watched.lateness(rows)] == [
@@ -98,6 +113,16 @@ def test_the_looks_join_what_the_window_shows() -> None:
     assert (suspect["rank"], suspect["since_step"], suspect["until_step"]) == (3, 150, None)
 
 
+def test_a_rank_that_was_late_in_the_window_is_late_no_longer_than_the_looks_show() -> None:
+    (late,) = watched.lateness(look(0, row(3, 4.0)))
+    in_window: ShallowResults = {**SHALLOW, "steps": [10, 14], "suspects": [late.suspect(0)]}
+    rows = [*look(0, row(3, 4.0, until=40)), *look(1)]
+    assert [s["until_step"] for s in watched.over_the_run(in_window, rows)["suspects"]] == [40]
+    # what it was at another time is another lateness
+    rows = [*look(0), *look(1, row(3, 4.0)), *look(2)]
+    assert len(watched.over_the_run(in_window, rows)["suspects"]) == 2
+
+
 def test_what_was_written_is_read_and_what_is_no_row_is_left_out(tmp_path: Path) -> None:
     path, rows = tmp_path / "watched.csv", [*look(0), *look(1, row(3, 4.0))]
     assert watched.read(path) == []
@@ -105,3 +130,32 @@ def test_what_was_written_is_read_and_what_is_no_row_is_left_out(tmp_path: Path)
     assert watched.read(path) == rows
     path.write_text(path.read_text() + "1,2\nx,,,,,,,,,,,,\n\x00\n")
     assert watched.read(path) == rows
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"steps": 0},
+        {"first_step": 300},
+        {"until_step": 99},
+        {"since_step": 10},
+        {"wall_ns": 1 << 63},
+        {"lateness_ns": -1},
+    ],
+    ids=str,
+)
+def test_a_row_that_no_look_can_have_is_left_out(tmp_path: Path, damage: dict[str, int]) -> None:
+    path, (good,) = tmp_path / "watched.csv", look(1, row(3, 4.0))
+    watched.write(path, [good, replace(good, **damage)])  # type: ignore[arg-type]
+    assert watched.read(path) == [good]
+
+
+def test_a_row_of_many_steps_is_counted_at_once_and_a_field_too_long_ends_the_table(
+    tmp_path: Path,
+) -> None:
+    path, (most,) = tmp_path / "watched.csv", look(0, row(3, 4.0))
+    most = replace(most, last_step=1 << 62)
+    watched.write(path, [most, replace(most, wall_ns=5, host="x" * 200_000)])
+    assert watched.read(path) == [most]
+    watch = watched.over_the_run(SHALLOW, [most, replace(most, first_step=50)])["watch"]
+    assert watch["steps"] == (1 << 62) + 1

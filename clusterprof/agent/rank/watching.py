@@ -6,6 +6,7 @@ the same steps. It costs a dump of the ring between two steps: 20 µs an entry, 
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, List
 
 from ..contracts import paths
@@ -36,16 +37,16 @@ class Watching:
         self.before = (0, 0)
 
     def at(self, count: int) -> int:
-        """A step has just ended: save what is due; returns when to come back, -1 for never."""
+        """A step has just ended: save what is due; returns when to come back."""
         clock = self.outbox.clock
         wall_ns, now_ns = clock.wall_ns(), clock.now_ns()
         if self.due_ns and self.due_ns <= wall_ns:
             # a window of a profiler is compared by its own dump
             if not any(recorder.is_open for recorder in self.recorders):
-                try:
+                # Why there is none is said of the window's dump; there may be one by the next time:
+                # a program may join its process group late, or leave it for another one.
+                with contextlib.suppress(Exception):
                     self.save()
-                except Exception:  # why there is no recorder is said of the window's dump
-                    return -1
         # always within the next `every_ns`: the clock may have been set
         self.due_ns = (wall_ns // self.every_ns + 1) * self.every_ns
         counted, at_ns = self.before
