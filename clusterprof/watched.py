@@ -12,7 +12,7 @@ import csv
 import io
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from math import hypot, sqrt
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,8 @@ class Late:
     since_ns: int
     #: a step by which it was late no more; None: it was so in the last look
     until_step: int | None
+    #: it is no more late for certain: one look alone may not show it
+    is_over: bool
     #: mean over the steps of all looks, and how far that may be wrong (ns)
     lateness_ns: float
     bound_ns: float
@@ -88,6 +90,11 @@ class Late:
     #: those that have no late step in common, and in how many steps it was late
     looks: int
     steps: int
+
+    @property
+    def end_step(self) -> int:
+        """A step by which it was late no more, or the first that no look has had."""
+        return self.since_step + self.steps if self.until_step is None else self.until_step
 
     @property
     def is_chronic(self) -> bool:
@@ -166,21 +173,28 @@ def lateness(rows: Sequence[Row]) -> list[Late]:
     """Who delayed the others from when until when, over all looks, in the order in which it began.
 
     A rank that is late in looks that follow each other is late all that time: what happens in
-    the steps between two looks is not known. Once it delays the others, looks that show it late and
-    do not tell whether that delays anything go on with it; alone they name no rank.
+    the steps between two looks is not known. One look in which noise hides it is none without it.
+    Once it delays the others, looks that show it late and do not tell whether that delays anything
+    go on with it; alone they name no rank.
     """
     ended: list[Late] = []
     going: dict[int, list[Row]] = {}
+    #: the first step of the look before, for those that it does not show
+    absent: dict[int, int] = {}
     for look in _looks(rows):
         late = {row.rank: row for row in look if row.rank >= 0}
-        over = [rank for rank in going if rank not in late]
-        ended += [_late(going.pop(rank), look[0].first_step) for rank in over]
+        for rank in [rank for rank in going if rank not in late]:
+            if rank in absent:
+                ended.append(_late(going.pop(rank), absent.pop(rank), is_over=True))
+            else:
+                absent[rank] = look[0].first_step
         for rank, row in late.items():
+            absent.pop(rank, None)
             if row.delays or rank in going:
                 going.setdefault(rank, []).append(row)
             if rank in going and row.until_step < row.last_step:
-                ended.append(_late(going.pop(rank), row.until_step + 1))
-    every = [*ended, *(_late(late_rows, None) for late_rows in going.values())]
+                ended.append(_late(going.pop(rank), row.until_step + 1, is_over=True))
+    every = [*ended, *(_late(late_rows, absent.get(rank)) for rank, late_rows in going.items())]
     return sorted(every, key=lambda late: (late.since_ns, late.rank))
 
 
@@ -191,7 +205,7 @@ def _looks(rows: Sequence[Row]) -> list[list[Row]]:
     return [looks[wall_ns] for wall_ns in sorted(looks)]
 
 
-def _late(rows: Sequence[Row], until_step: int | None) -> Late:
+def _late(rows: Sequence[Row], until_step: int | None, *, is_over: bool = False) -> Late:
     """One rank's rows of looks in a row."""
     first, telling = rows[0], [row for row in rows if row.delays]
     back = (first.last_step + 1 - first.since_step) * first.step_ns
@@ -201,6 +215,7 @@ def _late(rows: Sequence[Row], until_step: int | None) -> Late:
         since_step=first.since_step,
         since_ns=first.wall_ns - back,
         until_step=until_step,
+        is_over=is_over,
         lateness_ns=sum(row.lateness_ns * row.late_steps for row in telling) / steps,
         # what chance has in one look it has not in the next, as far as that is of other steps
         bound_ns=hypot(*(row.bound_ns * row.late_steps for row in telling)) / steps
@@ -247,7 +262,7 @@ def over_the_run(shallow: ShallowResults, rows: Sequence[Row]) -> ShallowResults
         "steps": _step_count(look[0].all_steps for look in looks),
         "step_ns": looks[-1][0].step_ns,
     }
-    late = [rank.suspect(first_step) for rank in lateness(rows)]
+    late = [rank.suspect(first_step) for rank in _by_rank(lateness(rows))]
     # of one that was late in the window's steps the looks tell until when as well
     window = max(shallow["steps"], default=first_step)
     known = {
@@ -259,6 +274,35 @@ def over_the_run(shallow: ShallowResults, rows: Sequence[Row]) -> ShallowResults
     every = [*late, *(s for s in shallow["suspects"] if s["rank"] not in known)]
     every.sort(key=lambda s: (not s["delays"], -s["lateness_ns"], s["rank"]))
     return {**shallow, "suspects": every, "watch": watch}
+
+
+def _by_rank(late: Sequence[Late]) -> list[Late]:
+    """Each rank once: of one that was late again and again by how much in the mean over the steps
+    from the first that was to the last.
+    """
+    ranks: dict[int, list[Late]] = {}
+    for one_time in late:
+        ranks.setdefault(one_time.rank, []).append(one_time)
+    joined = []
+    for times in ranks.values():
+        first, last = times[0], times[-1]
+        if len(times) == 1:
+            joined.append(first)
+            continue
+        whole = max(last.end_step - first.since_step, 1)
+        parts = [(t, (t.end_step - t.since_step) / whole) for t in times]
+        joined.append(
+            replace(
+                first,
+                until_step=last.until_step,
+                is_over=last.is_over,
+                lateness_ns=sum(t.lateness_ns * part for t, part in parts),
+                bound_ns=hypot(*(t.bound_ns * part for t, part in parts)),
+                looks=sum(t.looks for t in times),
+                steps=sum(t.steps for t in times),
+            )
+        )
+    return joined
 
 
 def _step_count(spans: Iterable[range]) -> int:
@@ -274,7 +318,7 @@ def news(before: Sequence[Late], now: Sequence[Late]) -> list[str]:
     """What a look has changed, in sentences: who is late now, chronically, or no longer."""
 
     def state(late: Late) -> tuple[bool, bool]:
-        return late.until_step is None, late.is_chronic and late.until_step is None
+        return late.is_over, late.is_chronic and not late.is_over
 
     was = {(late.rank, late.since_step): state(late) for late in before}
     changed = [late for late in now if was.get((late.rank, late.since_step)) != state(late)]

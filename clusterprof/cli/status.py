@@ -26,6 +26,8 @@ WATCH_S = 2.0
 #: columns: a line each, as programs read them
 _IN_A_FILE = 10_000
 SCHEMA_VERSION = 1
+#: who was late further back is in watched.csv
+_LATE_SHOWN = 8
 
 
 def parser(verb: str) -> Parser:
@@ -125,9 +127,12 @@ def _watched(looks: Sequence[watched.Row]) -> list[str]:
     last = looks[-1]
     steps = f"steps {last.first_step} to {last.last_step}, {words.wall_time(last.wall_ns)}"
     late = watched.lateness(looks)
-    lines = [rank.sentence() for rank in late]
+    lines = [rank.sentence() for rank in late[-_LATE_SHOWN:]]
+    if len(late) > _LATE_SHOWN:
+        before = words.counted(len(late) - _LATE_SHOWN, "time")
+        lines.insert(0, f"ranks were late {before} before:")
     if all(rank.until_step is not None for rank in late):
-        lines.append(f"no rank delays the others, by the last look at all ranks ({steps})")
+        lines.append(f"no rank stands out in the last look at all ranks ({steps})")
     return ["", *lines]
 
 

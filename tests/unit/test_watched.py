@@ -70,16 +70,28 @@ def test_lateness_that_ends_within_a_look_ends_there_and_may_come_back() -> None
     ]  # fmt: skip
 
 
+def test_a_rank_that_is_late_again_and_again_is_one_suspect_with_what_it_costs_in_the_mean() -> (
+    None
+):
+    rows = [entry for n in range(0, 300, 3)
+            for entry in (*look(n, row(3, 6.0)), *look(n + 1), *look(n + 2))]  # fmt: skip
+    (suspect,) = watched.over_the_run(SHALLOW, rows)["suspects"]
+    assert (suspect["rank"], suspect["since_step"]) == (3, None)
+    assert suspect["lateness_ns"] == pytest.approx(2 * MS, rel=0.01)
+
+
 def test_a_look_says_what_it_changes_and_nothing_else() -> None:
     looks = [look(0), look(1, row(3, 4.0)), look(2, row(3, 4.0)), look(3, row(3, 4.0)),
-             look(4, row(3, 4.0)), look(5)]  # fmt: skip
+             look(4, row(3, 4.0)), look(5), look(6, row(3, 4.0)), look(7), look(8)]  # fmt: skip
     lines_of, rows = [], list[Row]()
     for rows_of_look in looks:
         before, rows = watched.lateness(rows), [*rows, *rows_of_look]
         lines_of.append(watched.news(before, watched.lateness(rows)))
-    assert [len(lines) for lines in lines_of] == [0, 1, 0, 1, 0, 1]
+    # one look in which noise hides it says nothing
+    assert [len(lines) for lines in lines_of] == [0, 1, 0, 1, 0, 0, 0, 0, 1]
     assert lines_of[3][0].endswith("; chronic")
-    assert "was late" in lines_of[5][0]
+    assert "was late" in lines_of[8][0]
+    assert "until step 700" in lines_of[8][0]
 
 
 def test_looks_that_do_not_tell_whether_it_delays_name_no_rank_and_go_on_with_one_that_does() -> (
