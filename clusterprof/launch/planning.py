@@ -114,7 +114,7 @@ class LaunchPlan:
             ("profiler", f"{self.capture.name} {self.capture.version}", profiler_from),
             ("flight recorder", f"every rank, after step {self.window.end - 1}",
              "with stacks: --stacks" if plan.stacks else "without stacks"),
-            ("looks at all ranks", f"every {words.age(plan.watch_s)}" if plan.watch_s else "",
+            ("watch", f"all ranks every {words.age(plan.watch_s)}" if plan.watch_s else "",
              f"--watch {self.arguments.watch}" if self.arguments.watch else "default"),
             ("reports to tables", reduction_text(plan.reduction, self.expected),
              came_from.get("reduce", f"more than {MANY_RANKS} profiled ranks")),
@@ -247,6 +247,12 @@ def watching_s(arguments: argparse.Namespace, selection: Selection, job: Job) ->
         )
     if arguments.metrics and not every_s:
         raise UsageError("--metrics is written by looks at all ranks", "add --watch 10m")
+    folder = arguments.metrics.absolute().parent if arguments.metrics else None
+    if folder is not None and not folder.is_dir():
+        raise UsageError(
+            f"--metrics {arguments.metrics}: there is no folder {folder}",
+            "make it, or name a file in another one",
+        )
     return every_s
 
 

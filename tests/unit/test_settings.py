@@ -47,6 +47,34 @@ def refused(capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("options", "fact"),
+    [
+        (["--watch", "5"], "no time between two looks"),
+        (["--watch", "0s"], "no time between two looks"),
+        (["--watch", "25h"], "no time between two looks"),
+        (["--ranks", "0", "--metrics", "job.prom"], "add --watch 10m"),
+        (["--watch", "off", "--metrics", "job.prom"], "add --watch 10m"),
+        (["--metrics", "missing/job.prom"], "there is no folder"),
+    ],
+)
+def test_looks_that_cannot_be_are_refused_at_the_start(
+    places: tuple[Path, Path], capsys: pytest.CaptureFixture[str], options: list[str], fact: str
+) -> None:
+    line = ["torchrun", "--dry-run", *options, "--nproc-per-node", "2", "--", "train.py"]
+    assert main.main(line) == 2
+    assert fact in capsys.readouterr().err
+
+
+def test_all_ranks_are_looked_at_where_they_are_chosen_by_it_or_as_asked(
+    places: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert planned(capsys)["watch"] == ("all ranks every 10 min", "default")
+    assert planned(capsys, "--watch=90s")["watch"][1] == "--watch 90s"
+    assert "watch" not in planned(capsys, "--watch=off")
+    assert "watch" not in planned(capsys, "--ranks=0")
+
+
 def test_an_option_comes_before_the_environment_and_that_before_files(
     places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
