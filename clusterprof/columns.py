@@ -322,7 +322,7 @@ class Stretches:
     @property
     def of_row(self) -> Ints:
         """The stretch of each row."""
-        return np.repeat(np.arange(len(self.first)), self.size)
+        return group_of_rows(self.size)
 
     def sum(self, values: npt.NDArray[Number]) -> npt.NDArray[Number]:
         """The sum of each stretch, along the last axis of `values` [(m, )rows]."""

@@ -29,6 +29,7 @@ from clusterprof.columns import (
     first_at_or_after,
     first_of,
     greatest_by,
+    group_of_rows,
     last_at_or_before,
     least_by,
     matched,
@@ -203,8 +204,7 @@ class _Block(NamedTuple):
     def table(self, name: str) -> tuple[pa.Table, Ints]:
         """A table of all of them, and the place of the rank of each row."""
         tables = [getattr(rank, name) for rank in self.dataset.tables[self.k : self.until]]
-        # numpy's own word says it: there are no keys by which a stretch begins
-        rank = np.repeat(np.arange(self.k, self.until), [table.num_rows for table in tables])
+        rank = self.k + group_of_rows([table.num_rows for table in tables])
         return pa.concat_tables(tables), rank
 
     def near(self, table: pa.Table, rank: Ints) -> tuple[Ints, Ints, Ints]:

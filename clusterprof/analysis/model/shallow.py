@@ -116,9 +116,11 @@ def all_ranks(
     one. Calls have no time where clocks may be wrong by more than `sure_frac` of a step.
     """
     calls = match(flight)
-    every = [integers(log, "step") for log in steps.values()]
-    step_ns = mean_step(steps, np.concatenate(every)) if every else math.inf
-    table = shallow(calls, clock, steps, sure_frac * step_ns if step_ns else math.inf)
+    sure_ns = math.inf
+    if math.isfinite(sure_frac) and steps:
+        every = np.concatenate([integers(log, "step") for log in steps.values()])
+        sure_ns = sure_frac * mean_step(steps, every) or math.inf
+    table = shallow(calls, clock, steps, sure_ns)
     job = waits(table, disturbed)
     compared = job.steps[job.known.any(axis=0)]
     step_ns = mean_step(steps, compared)
