@@ -24,8 +24,7 @@ from lab.hosts import Hosts
 from clusterprof.agent.contracts import beside, outbox, states
 from clusterprof.agent.contracts.outbox import Outbox
 from clusterprof.agent.contracts.plan import Reduction
-from clusterprof.agent.guard.reducing import Reducing
-from clusterprof.agent.guard.report_transfer import ReportTransfer
+from clusterprof.agent.guard.report_transfer import Reducing, ReportTransfer
 from clusterprof.ingest import reduced
 from clusterprof.launch.profiling import reducing_command as reducer
 
@@ -269,7 +268,7 @@ def test_what_makes_tables_ends_with_the_rank_s_writer(home: Path, exporter: Pat
     report.write_bytes(b"a report")
     script = (
         "import sys, time; from clusterprof.agent.contracts.plan import Reduction;"
-        "from clusterprof.agent.guard.reducing import Reducing;"
+        "from clusterprof.agent.guard.report_transfer import Reducing;"
         "from clusterprof.launch.profiling import reducing_command;"
         "made = Reducing(Reduction('now', 'gather', reducing_command()), sys.argv[1]);"
         "made.start(*sys.argv[2:]); print(made.child.pid, made.temporary, flush=True);"

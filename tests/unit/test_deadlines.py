@@ -28,8 +28,7 @@ from clusterprof.agent.contracts.identity import PLAN
 from clusterprof.agent.contracts.outbox import Outbox
 from clusterprof.agent.contracts.plan import Reduction
 from clusterprof.agent.guard import session, writer
-from clusterprof.agent.guard.reducing import Reducing
-from clusterprof.agent.guard.report_transfer import ReportTransfer
+from clusterprof.agent.guard.report_transfer import Reducing, ReportTransfer
 from clusterprof.agent.rank import probing
 from clusterprof.agent.remote import prober
 from clusterprof.launch import job_processes, over_hosts, stop

@@ -305,7 +305,7 @@ _READERS = {
     "agent/contracts/clocks.py": "the kernel's, in /proc",
     "agent/contracts/processes.py": "the kernel's, in /proc; a file to be removed, O_NOFOLLOW",
     "agent/guard/report_transfer.py": "in the guard's own folder (mkdtemp)",
-    "agent/guard/size.py": "the kernel's, in /proc",
+    "agent/guard/session.py": "the kernel's, in /proc",
     "agent/guard/writer.py": "in the writer's own folder (mkdtemp)",
     "agent/nsys.py": "the kernel's, in /proc",
     "agent/rank/profilers.py": "the kernel's, in /proc",

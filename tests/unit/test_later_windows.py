@@ -242,7 +242,7 @@ def test_a_clock_that_was_set_between_two_windows_moves_the_later_steps_alone(
     log.write(all_of_it=True)
     begins = read_log(tmp_path / paths.STEPS)["begin_ns"].to_pylist()
     assert begins == [(20 if i < 6 else 30) * S + i * MS for i in range(10)]
-    assert step_log.wall_of((0, 1, 2), log.walls) == 20 * S
+    assert step_log.line((0, 1, 2), log.walls) == f"0,{20 * S + 1},{20 * S + 2}\n"
 
 
 # --- the rank

@@ -15,7 +15,7 @@ from clusterprof.agent import nsys as profiler
 from clusterprof.agent.contracts import states
 from clusterprof.agent.contracts.outbox import Outbox
 from clusterprof.agent.contracts.plan import LOOK_NS, MB, NsysPlan, Plan, Selection
-from clusterprof.agent.guard import report_transfer, session, size
+from clusterprof.agent.guard import report_transfer, session
 from clusterprof.agent.rank import profilers, window
 from clusterprof.agent.rank.steps import Counter
 
@@ -139,19 +139,19 @@ def test_a_session_is_what_is_in_its_folder_and_what_its_nsys_holds_open(tmp_pat
     other.write_bytes(b"x" * 50_000_000)
     (private / "nsys/lock").symlink_to(other)
     # tests before this one may have left this process a file of its own
-    own = size.NsysFiles(str(tmp_path / "none"), lambda: [os.getpid()]).bytes()
+    own = session.NsysFiles(str(tmp_path / "none"), lambda: [os.getpid()]).bytes()
     with (tmp_path / "deleted").open("wb") as held, (private / "report.qdstrm").open("ab"):
         held.write(b"x" * 300_000)
         held.flush()
         (tmp_path / "deleted").unlink()
-        files = size.NsysFiles(str(private), lambda: [os.getpid()])
+        files = session.NsysFiles(str(private), lambda: [os.getpid()])
         written, held_besides = files.written(), files.bytes() - files.written()
     assert 200_000 <= written < 250_000
     assert 300_000 <= held_besides - own < 10_000_000
 
 
 def test_a_session_s_shared_memory_and_growth_count(tmp_path: Path) -> None:
-    files = size.NsysFiles(str(tmp_path), lambda: [os.getpid()])
+    files = session.NsysFiles(str(tmp_path), lambda: [os.getpid()])
     files.begin()
     with os.fdopen(os.memfd_create("records"), "wb") as held:
         held.write(b"x" * 1_000_000)

@@ -117,7 +117,7 @@ class Meeting(NamedTuple):
 
 
 class Reduction(NamedTuple):
-    """What becomes of a report on its node: see `guard.reducing`."""
+    """What becomes of a report on its node: see `guard.report_transfer`."""
 
     #: node: once the rank's program has ended; now: once its window has been captured
     when: str

@@ -1,20 +1,28 @@
-"""The end of a rank under nsys: its report is transferred, or its state says why not."""
+"""The end of a rank under nsys: its report is transferred, or its state says why not.
+
+With `--reduce` a process of idle priority makes a report's tables on its node (`ingest.reduce`).
+What it does not finish in time the merge does, which reads the report then. A report that is to
+stay on its node, or to be dropped, is transferred after all where its tables could not be made.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import glob
+import io
 import math
 import os
 import shutil
 import subprocess
+import tempfile
 from typing import IO, Any, Callable, Dict, Iterator, List, Optional, Sequence
 
 from ..contracts import files, messages, paths, processes, states
+from ..contracts.plan import Reduction
 from ..contracts.states import State
 from ..contracts.timing import REAL, Clock
-from .reducing import Reducing, last_line
+from ..nsys import VARIABLE
 
 #: The last bytes of every report that nsys has written to its end (docs/nsys.md).
 _END = b"[END]"
@@ -23,6 +31,87 @@ COPYING_S = 1.0
 #: Of the time that is left, what a report's tables may take where it is transferred without them.
 REDUCING_FRAC = 0.6
 _CHUNK = 8 << 20
+
+
+class Reducing:
+    """The reduction of one rank's report; nothing in here raises but MemoryError."""
+
+    def __init__(self, order: Reduction, nsys: Optional[str] = None, clock: Clock = REAL) -> None:
+        """`nsys` is the one whose exporter is tried first."""
+        self.order = order
+        #: it begins beside the training
+        self.at_once = order.when == "now"
+        self.nsys = nsys
+        self.clock = clock
+        #: the report in the rank's folder, once it is there
+        self.report = ""
+        self.child: Optional["subprocess.Popen[bytes]"] = None
+        self._printed: IO[bytes] = io.BytesIO()
+        #: where the tables are to be
+        self._reduced = ""
+        #: what its exporter writes, which one that is killed does not remove
+        self.temporary = ""
+        #: why there are no tables; "" where there are, None where that is open
+        self.trouble: Optional[str] = None
+
+    def gathered(self, report: str) -> None:
+        """The report is in the rank's folder, as `report`."""
+        self.report = report
+        if self.at_once:
+            self.start(report, os.path.dirname(report))
+
+    def start(self, report: str, folder: str) -> None:
+        """Make the tables of `report` in the rank's folder, once."""
+        if self.child is not None or self.trouble is not None:
+            return
+        python, self._reduced = self.order.command[0], os.path.join(folder, paths.REDUCED)
+        if not os.access(python, os.X_OK):
+            self.trouble = "there is no %s on %s" % (python, os.uname().nodename)
+            return
+        environment = processes.environment_without(("CLUSTERPROF_PLAN", "PYTHON"))
+        if self.nsys:
+            environment[VARIABLE] = self.nsys
+        try:
+            self.temporary = tempfile.mkdtemp(prefix="clusterprof-")
+            # In memory: what it says may be that the disk is full.
+            self._printed = os.fdopen(os.memfd_create("clusterprof"), "w+b")
+            self.child = subprocess.Popen(
+                [*self.order.command, report, self._reduced],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._printed,
+                start_new_session=True, env=dict(environment, TMPDIR=self.temporary), cwd="/",
+            )  # fmt: skip
+        except (OSError, AttributeError) as error:  # not every Python has memfd_create
+            self.trouble = "it could not be started: %s" % error
+            self._clean()
+
+    def poll(self) -> Optional[str]:
+        """None while it runs or has not begun; else "", or why there are no tables."""
+        status = None if self.child is None else self.child.poll()
+        if self.trouble is None and status is not None:
+            why = "it %s; it printed: %s" % (processes.ended(status), last_line(self._printed))
+            self.trouble = why if status else ""
+            self._clean()
+        return self.trouble
+
+    def wait(self, seconds: float, got_on: Callable[[], Any]) -> str:
+        """Wait so long for its end, then end it; "", or why there are no tables."""
+        self.clock.until(lambda: self.poll() is not None or got_on(), seconds, 0.05)
+        self.end("it did not end in time")
+        return self.trouble or ""
+
+    def end(self, why: str) -> None:
+        """Leave no process behind; `why` where it has not ended by itself."""
+        if self.poll() is None:
+            self.trouble = why
+            if self.child is not None:
+                processes.end_group(self.child)
+                self._clean()
+
+    def _clean(self) -> None:
+        """Remove what one that was killed has left."""
+        files.remove_left(self._reduced)
+        if self.temporary:
+            shutil.rmtree(self.temporary, ignore_errors=True)
 
 
 class ReportTransfer:
@@ -83,9 +172,10 @@ class ReportTransfer:
         if self.reducing is not None and status > 128:
             # Whoever sent the signal waits, and may kill us next: the report comes first.
             self.reducing.end("the rank was ended by a signal")
+        problem = None
         if not self.brought:
             self.rescue(patience_s)
-        problem = None if self.brought else self.bring()
+            problem = self.bring()
         facts: Dict[str, Any] = {"program_status": status}
         if self.rescued:
             facts["rescued"] = "nsys left a .qdstrm, its importer was called by hand"
@@ -93,27 +183,34 @@ class ReportTransfer:
             facts["report_at"] = self.made if self.stays else ""
         if self.reducing is not None and self.reducing.trouble:
             facts["not_reduced"] = self.reducing.trouble
-        why = "; ".join(self.reasons(was, problem, status, opened, list(troubles)))
-        # Of one that was lost somebody may have collected the report as soon as it was there.
-        kept = problem is None and State.of(was) is State.LOST
-        became = None if kept else State.CAPTURED if problem is None else State.LOST
-        try:
-            states.advance(self.folder, became, why or None, **facts)
-            self.got_on()
-        except OSError:  # one that is gone or full must not hurt the program
-            if self.stays:
-                run = paths.run_of_rank(self.folder)
-                if not os.path.lexists(run) and os.path.isdir(os.path.dirname(run)):
-                    self.stays = False  # no report in there would ever be found
-                    why = "the run directory was deleted while the job ran, and its report with it"
-                messages.complain("rank %d: %s" % (int(os.path.basename(self.folder)), why))
+        self.tell(was, problem, self.reasons(was, problem, status, opened, troubles), facts)
         self.keep(paths.LOG)
         scratch = os.path.join(self.private, "nsys")
         shutil.rmtree(scratch if self.stays else self.private, ignore_errors=True)
 
+    def tell(
+        self, was: Dict[str, Any], problem: Optional[str], reasons: List[str], facts: Dict[str, Any]
+    ) -> None:
+        """Write to the state, as it `was` before, what became of the report."""
+        # Of one that was lost somebody may have collected the report as soon as it was there.
+        kept = problem is None and State.of(was) is State.LOST
+        became = None if kept else State.CAPTURED if problem is None else State.LOST
+        why = "; ".join(reasons)
+        try:
+            states.advance(self.folder, became, why or None, **facts)
+            self.got_on()
+        except OSError:  # one that is gone or full must not hurt the program
+            if not self.stays:
+                return
+            run = paths.run_of_rank(self.folder)
+            if not os.path.lexists(run) and os.path.isdir(os.path.dirname(run)):
+                self.stays = False  # no report in there would ever be found
+                why = "the run directory was deleted while the job ran, and its report with it"
+            messages.complain("rank %d: %s" % (int(os.path.basename(self.folder)), why))
+
     def reasons(
         self, was: Dict[str, Any], problem: Optional[str], status: int, opened: bool,
-        troubles: List[str],
+        troubles: Sequence[str],
     ) -> List[str]:  # fmt: skip
         """What the state says of the report, by the state that `was` before; keeps a raw one."""
         before = State.of(was)
@@ -122,26 +219,27 @@ class ReportTransfer:
             raw = self.keep(paths.RAW)
             self.stays = raw is not None
             raw = raw or "clusterprof collect makes the report of the %s that is kept" % paths.RAW
-        end = "" if status == 0 else " (the program ended with status %d)" % status
         if before is State.LOST:
             return []  # the agent has given its reason
-        if was.get("reason") and (troubles or problem):
-            troubles.insert(0, was["reason"])  # why the window was cut stays beside what failed
+        # why the window was cut stays beside what failed
+        cut = [was["reason"]] if was.get("reason") and (troubles or problem) else []
+        end = "" if status == 0 else " (the program ended with status %d)" % status
+        closed = "the program ended while its window was closed" + end
+        killed = status > 128 and not {"closed", "reason"} & set(was)
+        by_report: Dict[Optional[State], str] = {
+            State.CAPTURING: "the program ended inside the window" + end,
+            State.FINISHING: closed if killed else "",
+        }
         if problem is None:
-            killed = status > 128 and not {"closed", "reason"} & set(was)
-            if before is State.CAPTURING:
-                troubles.append("the program ended inside the window" + end)
-            elif before is State.FINISHING and killed:
-                troubles.append("the program ended while its window was closed" + end)
+            last = by_report.get(before, "")
         elif raw:
-            troubles.append("%s; %s" % (self.import_trouble, raw))
+            last = "%s; %s" % (self.import_trouble, raw)
         elif not opened and before in (State.ARMED, State.WAITING):
-            troubles.append("the program ended before the window began" + end)
-        elif self.stays:
-            troubles.append(problem)
+            last = "the program ended before the window began" + end
         else:
-            troubles.append("%s; nsys printed: %s" % (problem, self.last_line()))
-        return troubles
+            printed = "" if self.stays else "; nsys printed: %s" % self.last_line()
+            last = problem + printed
+        return [*cut, *troubles, *filter(None, [last])]
 
     def leave_torn(self) -> None:
         """Where nsys was ended while it wrote the report, go back to what it made it of."""
@@ -199,27 +297,26 @@ class ReportTransfer:
         """
         if not os.path.exists(self.made):
             return "nsys wrote no report"
-        if self.reducing is not None and self.reducing.order.keep_reports != "gather":
-            if beside and not self.place_known:  # until then it is on the node alone
-                self.place_known = True
-                with contextlib.suppress(OSError):
-                    states.advance(self.folder, None, report_at=self.made)
-            trouble = self.reduce(self.reducing, beside)
+        reducing = self.reducing
+        if reducing is not None and reducing.order.keep_reports != "gather":
+            trouble = self.reduce(reducing, beside)
             if trouble is None:
                 return "its tables are not made yet"
             if not trouble:
-                self.brought, self.stays = True, self.reducing.order.keep_reports == "node"
+                self.brought, self.stays = True, reducing.order.keep_reports == "node"
                 return None
         problem = self.keep(paths.REPORT)
         self.brought, self.stays = problem is None, problem is not None
-        if self.brought and self.reducing is not None:
-            self.reducing.report = os.path.join(self.folder, paths.REPORT)
-            if self.reducing.at_once:
-                self.reducing.start(self.reducing.report, self.folder)
+        if self.brought and reducing is not None:
+            reducing.gathered(os.path.join(self.folder, paths.REPORT))
         return problem
 
     def reduce(self, reducing: Reducing, beside: bool) -> Optional[str]:
         """Make the report's tables where it is; "", or why there are none, or None: still open."""
+        if beside and not self.place_known:  # until then it is on the node alone
+            self.place_known = True
+            with contextlib.suppress(OSError):
+                states.advance(self.folder, None, report_at=self.made)
         if beside and not reducing.at_once:
             return None
         with contextlib.suppress(OSError):  # then its tables cannot be written either
@@ -263,9 +360,14 @@ class ReportTransfer:
 
 def ends_whole(report: str) -> bool:
     """Whether nsys has written this report to its end."""
-    try:
-        with open(report, "rb") as file:
-            file.seek(-len(_END), os.SEEK_END)
-            return file.read() == _END
-    except OSError:
-        return False
+    with contextlib.suppress(OSError), open(report, "rb") as file:
+        file.seek(-len(_END), os.SEEK_END)
+        return file.read() == _END
+    return False
+
+
+def last_line(printed: IO[bytes]) -> str:
+    """The last line that a program has printed to this file; "nothing" for none."""
+    printed.seek(max(0, printed.seek(0, os.SEEK_END) - 65536))
+    lines = printed.read().decode("utf-8", "replace").splitlines()
+    return ([line.strip() for line in lines if line.strip()] or ["nothing"])[-1][:400]

@@ -9,12 +9,14 @@ import contextlib
 import fcntl
 import functools
 import glob
+import itertools
 import math
 import os
 import signal
+import stat
 import subprocess
 import tempfile
-from typing import Dict, Iterator, List, Mapping, Optional
+from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
 
 from .. import nsys as profiler
 from ..contracts import files, identity, processes
@@ -22,7 +24,6 @@ from ..contracts.outbox import Outbox
 from ..contracts.plan import LOOK_NS, MB, NsysPlan
 from ..contracts.states import State
 from ..contracts.timing import REAL, Clock
-from . import size
 from .report_transfer import ReportTransfer
 
 #: nsys starting on an overloaded machine fails now and then when several start at once (about 4%
@@ -72,7 +73,7 @@ class Session:
         sees_gpu = gpus and os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1")
         trace = nsys.trace["gpu" if sees_gpu else "cpu"]  # without one: the OS runtime
         self.values = {"output": transfer.report, "session": name, "trace": trace}
-        self.files = size.NsysFiles(transfer.private, self.processes)
+        self.files = NsysFiles(transfer.private, self.processes)
         #: what nsys did not do, in words
         self.troubles: List[str] = []
         #: how long the program waited for nsys to begin to collect, and whether it has begun
@@ -231,14 +232,15 @@ class Session:
     def limit(self) -> None:
         """A step that does not end, or a stop, must not fill the disk: else the agent stops it."""
         held, free, trouble = self.files.bytes(), profiler.free_bytes(self.scratch), ""
+        too_large = 0 < 1.25 * self.most < held
         if not self.stops:
             # What was captured is written a second time when the report is made.
             if free < profiler.LEAST_FREE_B + held:
                 trouble = "closed early: " + no_space(self.scratch, free)
-            elif 0 < 1.25 * self.most < held and self.too_large:
+            elif too_large and self.too_large:
                 trouble = "closed inside a step: the capture had %d MB" % (held // MB)
             # The agent, which closes between two steps, learns of it at its next look.
-            self.too_large = 0 < 1.25 * self.most < held
+            self.too_large = too_large
             self.outbox.say("held", size=held)
         elif free < profiler.LEAST_FREE_B // 4:
             trouble = "ended while it wrote: " + no_space(self.scratch, free)
@@ -247,15 +249,14 @@ class Session:
             trouble = "nsys stop did not end, and the capture grew to %d MB" % (held // MB)
         if trouble:
             self.note(trouble)
-            (self.abandon if self.stops else self.stop)()
-
-    def abandon(self) -> None:
-        """End nsys under a program that goes on; its launcher stays, and knows how that ends."""
-        self.look_at = 0
-        self.transfer.torn = True
-        for pid in processes.of_session(self.name):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        if trouble and not self.stops:
+            self.stop()
+        elif trouble:  # nsys is ended; its launcher stays, and knows how the program ends
+            self.look_at = 0
+            self.transfer.torn = True
+            for pid in processes.of_session(self.name):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
 
     def command(self, verb: str) -> List[str]:
         """nsys with the plan's arguments for `verb`, {output} and its like filled in."""
@@ -293,12 +294,88 @@ def one_at_a_time(clock: Clock = REAL) -> Iterator[None]:
             lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             held.callback(os.close, lock)
             files.check_ours(os.fstat(lock), path)  # another user may hold it for ever
-            clock.until(lambda: _locked(lock), LOCK_S)
+
+            def locked() -> bool:
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    return True
+                return False
+
+            clock.until(locked, LOCK_S)
         yield
 
 
-def _locked(lock: int) -> bool:
-    with contextlib.suppress(BlockingIOError):
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    return False
+# -- how large a capture has become, so that a window can be closed before it fills the disk ------
+
+
+class NsysFiles:
+    """What one session of nsys holds on this node by now."""
+
+    def __init__(self, private: str, nsys_pids: Callable[[], List[int]]) -> None:
+        self.private = private
+        self.nsys_pids = nsys_pids
+        self.pids: List[int] = []
+        #: anonymous memory of each of nsys' processes when it was first looked at
+        self.before: Dict[int, int] = {}
+
+    def begin(self) -> None:
+        """The session starts to collect: what its processes are now is not its records."""
+        self.pids = self.nsys_pids()
+        self.before = {pid: anonymous(pid) for pid in self.pids}
+
+    def bytes(self) -> int:
+        """All that it holds: files, shared memory, and how much its processes have grown.
+
+        Files: those of `written`, and what its processes hold open for writing, deleted or not.
+        Memory: since `begin`, for versions that keep records there until they stop.
+        """
+        if not self.pids:
+            self.pids = self.nsys_pids()  # reads all of /proc: once
+        open_files = itertools.chain.from_iterable(map(opened, self.pids))
+        grown = [anonymous(pid) - before for pid, before in self.before.items()]
+        held = taken(itertools.chain(below(self.private), open_files))
+        return held + sum(max(0, growth) for growth in grown)
+
+    def written(self) -> int:
+        """Bytes below its own TMPDIR.
+
+        There nsys streams into `nsys-report-*.qdstrm` and the program puts what it records into
+        `nvidia/nsight_systems/quadd_session_*` (measured with 2022.4, 2023.4 and 2024.2).
+        """
+        return taken(below(self.private))
+
+
+def below(folder: str) -> Iterator[str]:
+    """All files of a folder."""
+    for parent, _, names in os.walk(folder):
+        yield from (os.path.join(parent, name) for name in names)
+
+
+def opened(pid: int) -> Iterator[str]:
+    """The ways in /proc to the files that a process holds open for writing."""
+    for path in glob.iglob("/proc/%d/fd/*" % pid):
+        with contextlib.suppress(OSError):
+            if os.lstat(path).st_mode & stat.S_IWUSR:
+                yield path
+
+
+def taken(paths: Iterable[str]) -> int:
+    """Bytes that these files take; one that is there twice counts once."""
+    held: Dict[Tuple[int, int], int] = {}
+    for path in paths:
+        with contextlib.suppress(OSError):  # ended, or removed meanwhile
+            # One in the tree may be a link to what others share; one in /proc is always a link.
+            status = os.stat(path) if path.startswith("/proc/") else os.lstat(path)
+            if stat.S_ISREG(status.st_mode):
+                # Blocks: files are made larger than what is in them.
+                held[status.st_dev, status.st_ino] = status.st_blocks * 512
+    return sum(held.values())
+
+
+def anonymous(pid: int) -> int:
+    """Bytes of memory that are the process's own and no file's; 0 where it is gone."""
+    with contextlib.suppress(OSError, ValueError), open("/proc/%d/status" % pid, "rb") as file:
+        for line in file:
+            if line.startswith(b"RssAnon:"):
+                return int(line.split()[1]) * 1024
+    return 0

@@ -15,7 +15,7 @@ import math
 import os
 import threading
 from collections import deque
-from typing import Deque, Iterable, List, Optional, Tuple
+from typing import Deque, Dict, Iterable, List, Tuple
 
 from ..contracts import files, paths
 
@@ -36,8 +36,10 @@ GRADE = 1_000
 #: A step hangs that lasts so many times the usual, which is the median of so many steps.
 TIMES = 20
 _KNOWN = 1_000
-STEPS = "step,begin_ns,end_ns\n"
-PACE = "first_step,count,begin_ns,end_ns,median_ns,q1_ns,q3_ns,longest_ns\n"
+HEADS = {
+    paths.STEPS: "step,begin_ns,end_ns\n",
+    paths.PACE: "first_step,count,begin_ns,end_ns,median_ns,q1_ns,q3_ns,longest_ns\n",
+}
 #: Begin and end of a step by the monotonic clock, ns.
 Step = Tuple[int, int]
 Row = Tuple[int, ...]
@@ -64,8 +66,8 @@ class StepLog:
         self._lock = threading.Lock()
         #: the latest steps, whichever
         self.latest: Deque[Row] = deque(maxlen=LATEST)
-        #: rows of steps.csv and pace.csv that are in the file already; None: it is to be made
-        self._written: List[Optional[int]] = [None, None]
+        #: how many rows are in a file already; it is to be made where it is not in here
+        self._written: Dict[str, int] = {}
         self._count_written = 0
 
     def add(self, first: int, steps: Iterable[Step]) -> None:
@@ -98,15 +100,15 @@ class StepLog:
         """
         with self._lock:
             self.walls = [wall for wall in self.walls if wall[0] < since] + [(since, wall_ns)]
-            self._written = [None, None]
+            self._written = {}
 
     def claim(self) -> None:
         """Make steps.csv, or steps.2.csv where this rank has one already. Raises OSError."""
         while True:
             self.number += 1
             with contextlib.suppress(FileExistsError), open(self.path(paths.STEPS), "x") as file:
-                file.write(STEPS)
-                self._written[0] = 0
+                file.write(HEADS[paths.STEPS])
+                self._written[paths.STEPS] = 0
                 return
 
     def path(self, name: str) -> str:
@@ -122,37 +124,33 @@ class StepLog:
             old = self._block[-1][1] - self._block[0][0] if self._block else 0
             if all_of_it or old >= BLOCK_NS << len(self.blocks) // GRADE:
                 self._close()
-            progress = self.count != self._count_written
-            kept, self._count_written = (list(self.steps), list(self.blocks)), self.count
-            written = self._written
-            self._written = [len(kept[index]) or written[index] for index in (0, 1)]
-            walls = self.walls
-        done = False
+            progress, self._count_written = self.count != self._count_written, self.count
+            written, new_lines = dict(self._written), {}
+            for name, rows in ((paths.STEPS, self.steps), (paths.PACE, self.blocks)):
+                if new_rows := rows[written.get(name, 0) :]:
+                    new_lines[name] = "".join(line(row, self.walls) for row in new_rows)
+                    self._written[name] = len(rows)
         try:
-            for index, (name, head) in enumerate(((paths.STEPS, STEPS), (paths.PACE, PACE))):
-                before = written[index] or 0
-                lines = [line(row, wall_of(row, walls)) for row in kept[index][before:]]
-                if lines and written[index] is None:
-                    files.write(self.path(name), head + "".join(lines))
-                elif lines:
-                    # Not made anew: a run directory that was deleted stays deleted.
-                    log = os.open(self.path(name), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-                    with open(log, "w", encoding="ascii") as file:
-                        file.writelines(lines)
-                done = done or bool(lines)
-            if progress and not done:  # the file's time shows that the rank runs
+            for name, lines in new_lines.items():
+                if name not in written:
+                    files.write(self.path(name), HEADS[name] + lines)
+                    continue
+                # Not made anew: a run directory that was deleted stays deleted.
+                log = os.open(self.path(name), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+                with open(log, "w", encoding="ascii") as file:
+                    file.write(lines)
+            if progress and not new_lines:  # the file's time shows that the rank runs
                 os.utime(self.path(paths.STEPS))
         except OSError:
             with self._lock:  # what is in the files cannot be known: next time as a whole
-                self._written = [None, None]
+                self._written = {}
             raise
 
     def write_latest(self, name: str) -> None:
         """Write the latest steps to the file `name` beside the log. Raises OSError."""
         with self._lock:
-            rows, walls = list(self.latest), self.walls
-        lines = [line(row, wall_of(row, walls)) for row in rows]
-        files.write(self.path(name), STEPS + "".join(lines))
+            lines = [line(row, self.walls) for row in self.latest]
+        files.write(self.path(name), HEADS[paths.STEPS] + "".join(lines))
 
     def _close(self) -> None:
         """Make a row of the steps that are in no row yet."""
@@ -172,13 +170,9 @@ def summary(first: int, steps: List[Step]) -> Row:
     )  # fmt: skip
 
 
-def wall_of(row: Row, walls: List[Tuple[int, int]]) -> int:
-    """The difference of the two clocks by which this row's times are."""
-    return next(wall_ns for since, wall_ns in reversed(walls) if row[0] >= since)
-
-
-def line(row: Row, wall_ns: int) -> str:
-    """A row as it is in its file, its two times by the wall clock."""
+def line(row: Row, walls: List[Tuple[int, int]]) -> str:
+    """A row as it is in its file, its two times by the wall clock: `walls` as of a `StepLog`."""
+    wall_ns = next(wall_ns for since, wall_ns in reversed(walls) if row[0] >= since)
     first = 1 if len(row) == 3 else 2
     cells = (*row[:first], row[first] + wall_ns, row[first + 1] + wall_ns, *row[first + 2 :])
     return ",".join(map(str, cells)) + "\n"

@@ -31,8 +31,7 @@ from ..contracts.plan import Reduction
 from ..contracts.states import State
 from ..contracts.timing import REAL, Clock
 from . import step_log
-from .reducing import Reducing
-from .report_transfer import ReportTransfer
+from .report_transfer import Reducing, ReportTransfer
 
 #: How often the step log is written, where the plan says nothing else; the first time after a part
 #: of it that differs by rank.
@@ -199,7 +198,15 @@ class Writer:
         peer.log = step_log.StepLog(folder, (window[0], window[1]), wall_ns)
         # The ranks of a job begin together, and are not to write together.
         self.log_at = self.clock.now() + self.log_s * random.uniform(0.2, 1)
-        self.jobs.put(functools.partial(self.make, peer, peer.log))
+
+        def make(log: step_log.StepLog = peer.log) -> None:
+            try:
+                states.make(folder)
+                log.claim()
+            except OSError as error:
+                peer.answer(trouble="the run directory cannot be written: %s" % error)
+
+        self.jobs.put(make)
 
     def do_expect(self, peer: Peer, every_s: float) -> None:
         """An order for a later window is to come soon: it is chosen by what was logged by now."""
@@ -222,7 +229,15 @@ class Writer:
     def do_folder(self, peer: Peer) -> None:
         """Make a folder on the node for the rank to write to."""
         peer.answer(begun=True)
-        self.on_node.put(functools.partial(self.make_folder, peer))
+
+        def make() -> None:
+            try:
+                self.made.append(tempfile.mkdtemp(prefix="clusterprof-"))
+                peer.answer(folder=self.made[-1])
+            except OSError as error:
+                peer.answer(folder="", no_folder=str(error))
+
+        self.on_node.put(make)
 
     def do_held(self, peer: Peer, size: int) -> None:
         """What nsys has on the node by now; its rank may have to close the window."""
@@ -272,14 +287,6 @@ class Writer:
             peer.log.attend(order.steps)
             peer.answer(**{"%s%d" % (outbox.WINDOW, order.number): order.to_json()})
 
-    def make(self, peer: Peer, log: step_log.StepLog) -> None:
-        """See `do_begin`."""
-        try:
-            states.make(self.folder)
-            log.claim()
-        except OSError as error:
-            peer.answer(trouble="the run directory cannot be written: %s" % error)
-
     def do_state(
         self, peer: Peer, state: Optional[str], reason: Optional[str], at_ns: int,
         facts: Dict[str, Any],
@@ -309,14 +316,6 @@ class Writer:
         if peer.log is not None:
             peer.log.write_latest(paths.WATCH_STEPS)
 
-    def make_folder(self, peer: Peer) -> None:
-        """See `do_folder`."""
-        try:
-            self.made.append(tempfile.mkdtemp(prefix="clusterprof-"))
-            peer.answer(folder=self.made[-1])
-        except OSError as error:
-            peer.answer(folder="", no_folder=str(error))
-
     def do_trace(self, peer: Peer, path: str, facts: Optional[Dict[str, Any]]) -> None:
         """Transfer a trace from the node; with `facts`, the rank has captured then."""
         try:
@@ -331,9 +330,7 @@ class Writer:
                 states.advance(self.folder, State.CAPTURED, None, **facts)
                 reducing = self.reducing.get(self.folder)
                 if reducing is not None:
-                    reducing.report = os.path.join(self.folder, paths.TRACE)
-                    if reducing.at_once:
-                        reducing.start(reducing.report, self.folder)
+                    reducing.gathered(os.path.join(self.folder, paths.TRACE))
         finally:
             with contextlib.suppress(OSError):
                 os.unlink(path)
@@ -351,8 +348,8 @@ class Writer:
 
     def do_finish(self, peer: Peer) -> None:
         """Write all there is, and answer when that is done."""
-        if peer.log is not None:
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            if peer.log is not None:
                 peer.log.write(all_of_it=True)
         self.clean()
         self.reduce(peer, REDUCE_S)
