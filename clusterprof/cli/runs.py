@@ -18,7 +18,7 @@ from clusterprof.arguments import path, shortest
 from clusterprof.cli import Parser, verb_parser
 from clusterprof.console import say
 from clusterprof.errors import ReportError, RunDirectoryError, UsageError
-from clusterprof.launch.earlier_runs import runs_in
+from clusterprof.launch.planning import runs_in
 from clusterprof.run_directory import Manifest, Window, bytes_of
 
 SCHEMA_VERSION = 1

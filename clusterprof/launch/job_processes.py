@@ -35,9 +35,6 @@ STALLED_S = 7.0
 #: how long the task may take before the file systems are asked, and between two questions
 ASK_S = 1.0
 
-_PR_SET_PDEATHSIG = 1
-_FAULT = 125
-
 #: Called before a signal is handed on, with a function that returns whether to stop waiting;
 #: returns the signals to hand on.
 Before = Callable[[int, Callable[[], bool]], Sequence[int]]
@@ -97,10 +94,10 @@ class Foreground:
             self._listen(0.1)
             return job.poll() is not None or any(sent in ENDING for sent in self._arrived)
 
-        numbers = self.before(number, stop_waiting) if self.before else [number]
-        for index, sent in enumerate(numbers):
-            if index:
-                self.clock.sleep(0.1)  # two of a kind at once would be one
+        first, *others = self.before(number, stop_waiting) if self.before else [number]
+        job.send_signal(first)
+        for sent in others:
+            self.clock.sleep(0.1)  # two of a kind at once would be one
             job.send_signal(sent)
 
     def _listen(self, seconds: float) -> None:
@@ -198,23 +195,19 @@ class Witness:
     def received(self, number: int) -> bool:
         """Whether this signal, which has just reached us, was sent to the whole group."""
         deadline = self._clock.now() + self.WITHIN_S
-        while True:
-            if self._clock.now() - self._received_at.get(number, -1e9) < self.ONE_S:
-                return True
+        while self._clock.now() - self._received_at.get(number, -1e9) >= self.ONE_S:
             left = deadline - self._clock.now()
             if left <= 0 or not self._read(left):
-                return self._has_yet_to_say(number)
-
-    def _has_yet_to_say(self, number: int) -> bool:
-        """Whether the kernel holds this signal for it: on a machine that stalls it may not run."""
-        if self._process is None:
-            return False
-        try:
-            status = Path(f"/proc/{self._process.pid}/status").read_text()
-            pending = int(status.partition("\nShdPnd:")[2].split()[0], 16)
-        except (OSError, ValueError, IndexError):
-            return False
-        return bool(pending >> (number - 1) & 1)
+                break
+        else:
+            return True
+        # On a machine that stalls it may not run yet: then the kernel holds the signal for it.
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            if self._process is not None:
+                status = Path(f"/proc/{self._process.pid}/status").read_text()
+                pending = int(status.partition("\nShdPnd:")[2].split()[0], 16)
+                return bool(pending >> (number - 1) & 1)
+        return False
 
     def _read(self, seconds: float) -> bool:
         """Read the signals that it reports within `seconds`; whether there were any."""
@@ -236,11 +229,10 @@ def unless_stalled(task: Callable[[], int], folder: Path, clock: Clock = REAL) -
 
     The task runs and prints in a process of its own, which ends with us.
     """
-    places = (folder, Path(tempfile.gettempdir()))
 
     def ask() -> int:
         # Setting a folder's times is a harmless write; reads may still work on a stalled one.
-        for asked_folder in places:
+        for asked_folder in (folder, Path(tempfile.gettempdir())):
             with contextlib.suppress(OSError):
                 os.utime(asked_folder)
         return 0
@@ -264,9 +256,10 @@ class Apart:
         sys.stdout.flush()
         self._pid = os.fork()
         if self._pid == 0:
-            status = _FAULT
+            status = 125
             try:
-                ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+                pr_set_pdeathsig = 1
+                ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
                 status = task()
                 sys.stdout.flush()
             except KeyboardInterrupt:

@@ -61,16 +61,14 @@ def usable(
     hosts = [remote for remote in remotes if not remote.reason]
     bad = [remote for remote in remotes if remote.reason]
     if len(hosts) < job.fewest:
-        fixed = job.fewest == len(job.hosts)
+        fewer = "; --nnodes MIN:MAX continues with fewer" if job.fewest == len(job.hosts) else ""
         raise HostError(
             f"{len(bad)} of {len(job.hosts)} hosts cannot be used, nothing was started",
             *(f"{host.name}: {host.reason}" for host in bad),
-            "fix that or leave the host out of --hosts"
-            + ("; --nnodes MIN:MAX continues with fewer" if fixed else ""),
+            f"fix that or leave the host out of --hosts{fewer}",
         )
-    for host in bad:
-        say(f"{host.name} is left out: {host.reason}")
-    for line in remarks(hosts, plan.capture.path):
+    left_out = [f"{host.name} is left out: {host.reason}" for host in bad]
+    for line in (*left_out, *remarks(hosts, plan.capture.path)):
         say(line)
     port = hosts[0].description.port
     if job.port is not None and port != job.port:
@@ -237,10 +235,10 @@ class Running:
                     host.status, host.reason = 255, "it did not end when asked to"
                 elif command.wait(0.5 / len(self.hosts)):
                     lost, host.status = command.lost, command.status()
-                    if lost:
+                    if lost and host.ssh.connected:
+                        host.reason = "our helper there was killed"
+                    elif lost:
                         host.reason = "the connection was lost while the job ran"
-                        if host.ssh.connected:
-                            host.reason = "our helper there was killed"
         return max(host.status or 0 for host in self.hosts)
 
     def forward_signals(self, commands: Sequence[RemoteCommand]) -> None:
@@ -300,8 +298,8 @@ def printing(job: OverSsh) -> Iterator[Callable[[str], tuple[Prefixed, Prefixed]
             prefix = f"{name}: " if job.prefix else ""
             stdout = Prefixed(sys.stdout.buffer, prefix, lock)
             stderr = Prefixed(sys.stderr.buffer, prefix, lock)
-            at_the_end.callback(stdout.finish)
-            at_the_end.callback(stderr.finish)
+            for stream in (stdout, stderr):
+                at_the_end.callback(stream.finish)
             return stdout, stderr
 
         yield output

@@ -76,7 +76,7 @@ class CapturePlan:
 
 
 class EarlierRun(Protocol):
-    """A merged run of the same program: see `clusterprof.launch.earlier_runs`."""
+    """A merged run of the same program: see `clusterprof.launch.planning`."""
 
     def was_launch_bound(self) -> bool:
         """Whether nsys slows the program."""
@@ -99,7 +99,7 @@ def choose(asked: argparse.Namespace, earlier: EarlierRun | None = None) -> Capt
             f"--profiler {wanted} does not exist", f"choose one of {', '.join(PROFILERS)}"
         )
     because = f"--profiler {wanted}"
-    remarks: tuple[str, ...] = ()
+    remarks: list[str] = []
     if wanted == "nsys":
         return _with_nsys(asked, because, earlier)
     for_nsys = [name for name in _FOR_NSYS if getattr(asked, name)]
@@ -115,14 +115,13 @@ def choose(asked: argparse.Namespace, earlier: EarlierRun | None = None) -> Capt
             if any(needs) or earlier is None or not earlier.was_launch_bound():
                 return capture
             because = f"auto: launch-bound in {earlier}"
-            remark = (
+            remarks.append(
                 f"captured by torch.profiler, since {earlier}, the last merged run of this "
                 "program, was launch-bound: nsys would slow it until it ends (--profiler nsys "
                 "takes it all the same)"
             )
-            remarks = (remark,)
     # nothing has to be found: the program brings its own torch
-    capture = CapturePlan("torch", "the program's own", because, remarks)
+    capture = CapturePlan("torch", "the program's own", because, tuple(remarks))
     if wanted == "none":
         capture = CapturePlan("none", "", "no rank is profiled")
     if for_nsys:
@@ -134,9 +133,8 @@ def choose(asked: argparse.Namespace, earlier: EarlierRun | None = None) -> Capt
 
 
 def find(wanted: Path | None = None) -> Nsys:
-    """The nsys named, or on PATH, or where installers put it.
-
-    Raises ProfilerError where there is none, it does not run, or it is too old.
+    """The nsys named, or on PATH, or where installers put it. Raises ProfilerError where there is
+    none, it does not run, or it is too old.
     """
     candidates = [Nsys(str(wanted))] if wanted is not None else installed()
     if not candidates:
@@ -150,9 +148,15 @@ def find(wanted: Path | None = None) -> Nsys:
 def _with_nsys(asked: argparse.Namespace, because: str, earlier: EarlierRun | None) -> CapturePlan:
     """The nsys part of a launch. Raises ProfilerError (missing, too old, refuses a flag)."""
     nsys = find(path(asked.nsys) if asked.nsys else None)
-    flags = _flags(nsys, asked)
-    start_s, start_remark = _seconds_to_start()
-    remarks = [start_remark]
+    flags, remarks = _flags(nsys, asked), list[str]()
+    given, start_s = os.environ.get(START_VARIABLE, ""), NsysPlan._field_defaults["start_s"]
+    if re.fullmatch("[0-9]{1,3}", given) and 1 <= int(given) <= MOST_START_S:
+        start_s = int(given)
+    elif given:
+        remarks.append(
+            f"{START_VARIABLE}={given[:40]!r} is not a number of seconds from 1 to {MOST_START_S}: "
+            f"nsys has {start_s} s to start a program"
+        )
     if _can_add(nsys, flags, NODES) and earlier is not None and earlier.had_graphs():
         flags.append(NODES)
         remarks.append(
@@ -182,21 +186,11 @@ def _with_nsys(asked: argparse.Namespace, because: str, earlier: EarlierRun | No
         start_s=start_s,
     )  # fmt: skip
     return CapturePlan(
-        "nsys", nsys.version, because, tuple(filter(None, remarks)), commands,
+        "nsys", nsys.version, because, tuple(remarks), commands,
         # A session by default: nsys' own stop then runs beside the training (docs/nsys.md).
         window_by="cuda" if asked.window_by == "cuda" else "session",
         emit_nvtx=asked.pytorch == "emit-nvtx",
     )  # fmt: skip
-
-
-def _seconds_to_start() -> tuple[int, str]:
-    """The seconds that the user's environment gives nsys to start, or a remark on what it says."""
-    given = os.environ.get(START_VARIABLE, "")
-    if re.fullmatch("[0-9]{1,3}", given) and 1 <= int(given) <= MOST_START_S:
-        return int(given), ""
-    wrong = f"{START_VARIABLE}={given[:40]!r} is not a number of seconds from 1 to {MOST_START_S}"
-    default_s: int = NsysPlan._field_defaults["start_s"]
-    return default_s, f"{wrong}: nsys has {default_s} s to start a program" if given else ""
 
 
 def _can_add(nsys: Nsys, flags: Sequence[str], option: str) -> bool:
@@ -206,9 +200,7 @@ def _can_add(nsys: Nsys, flags: Sequence[str], option: str) -> bool:
 
 
 def _flags(nsys: Nsys, asked: argparse.Namespace) -> list[str]:
-    """The user's own flags, and ours. Raises ProfilerError for one that this nsys does not know,
-    and for what it does not trace.
-    """
+    """The user's own flags, and ours. Raises ProfilerError for what this nsys does not know."""
     see = f"see: {nsys.path} profile --help"
     for name in asked.trace.split(",") if asked.trace is not None else ():
         if not nsys.offers("profile", name):
@@ -241,19 +233,18 @@ KEEP_REPORTS = ("gather", "node", "none")
 #: with more profiled ranks, merging reads for longer than one waits for at a terminal
 MANY_RANKS = 8
 
-#: The working directory is not looked for modules, nor PYTHONPATH: the job's.
-_START_REDUCING = (
-    "import sys; sys.path[0] = sys.argv.pop(1); "
-    "from clusterprof import priority; priority.end_with_parent(); priority.step_aside(); "
-    "from clusterprof.ingest.reduce import main; sys.exit(main(sys.argv[1:]))"
-)
-
 
 def reducing_command() -> tuple[str, ...]:
     """What makes the tables of a report: this Python, where a node has it under the same path."""
+    # The working directory is not looked for modules, nor PYTHONPATH: the job's.
+    start = (
+        "import sys; sys.path[0] = sys.argv.pop(1); "
+        "from clusterprof import priority; priority.end_with_parent(); priority.step_aside(); "
+        "from clusterprof.ingest.reduce import main; sys.exit(main(sys.argv[1:]))"
+    )
     home = str(Path(clusterprof.__file__).resolve().parents[1])
     # -B: on a full disk half a module would be left for the next start
-    return (sys.executable, "-EB", "-c", _START_REDUCING, home)
+    return (sys.executable, "-EB", "-c", start, home)
 
 
 def reduction_for(when: str, keep_reports: str, profiler: str) -> Reduction | None:

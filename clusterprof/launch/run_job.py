@@ -7,7 +7,7 @@ import datetime as dt
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from clusterprof.jobs import find_program
 from clusterprof.launch.job_processes import Foreground, beside_job, unless_stalled
 from clusterprof.launch.look_first import look_first
 from clusterprof.launch.planning import GATE_FAILED, PROFILE_FAILED, LaunchPlan
-from clusterprof.launch.stop import BeforeSrunKills, TimeLimit
+from clusterprof.launch.stop import BeforeSrunKills, close_before_limit
 from clusterprof.launch.watch import watch_hangs, watch_lateness
 from clusterprof.results import RANKS
 from clusterprof.run_directory import Manifest, Window
@@ -61,24 +61,20 @@ def launch(launcher: str, plan: LaunchPlan, run: Window, manifest: Manifest) -> 
     longer_s = plan.for_agent.nsys.longer_s if plan.for_agent.nsys else 0
     before = BeforeSrunKills(run, plan.expected, longer_s) if srun else None
     job = Foreground([launcher, *plan.job.command[1:]], plan.environment, before)
-    # First those that fork.
+    asked, every_s = plan.arguments, plan.for_agent.watch_s
+    watching: tuple[tuple[object, Callable[[], None], str], ...] = (
+        (asked.hang_after, lambda: watch_hangs(run), "a job that hangs is not noticed any more"),
+        (plan.for_agent.looks_first, lambda: look_first(plan, run), "no second window is captured"),
+        (every_s, lambda: watch_lateness(run, every_s, asked.metrics),
+         "who is late is not said any more"),
+        (asked.time_margin != 0,
+         lambda: close_before_limit(run, plan.expected, asked.time_margin),
+         "windows are not closed before the time limit any more"),
+    )  # fmt: skip
     with contextlib.ExitStack() as beside:
-        if plan.arguments.hang_after:
-            watching = beside_job(
-                lambda: watch_hangs(run), "a job that hangs is not noticed any more"
-            )
-            beside.callback(watching.end)
-        if plan.for_agent.looks_first:
-            looking = beside_job(lambda: look_first(plan, run), "no second window is captured")
-            beside.callback(looking.end)
-        if plan.for_agent.watch_s:
-            every_s, metrics = plan.for_agent.watch_s, plan.arguments.metrics
-            looks = beside_job(
-                lambda: watch_lateness(run, every_s, metrics), "who is late is not said any more"
-            )
-            beside.callback(looks.end)
-        limit = TimeLimit(run, plan.expected, plan.arguments.time_margin)
-        beside.callback(limit.close)
+        for is_wanted, watch, otherwise in watching:
+            if is_wanted:
+                beside.callback(beside_job(watch, otherwise).end)
         status = job.run()
     # At a single SIGINT srun prints how far its tasks are, and continues: status 0.
     in_haste = bool(job.end_signals) and status != 0
@@ -168,9 +164,10 @@ def conclude(
         if plan.arguments.debug:
             traceback.print_exc()
         console.error(*failure(error, shortest(run.path)))
-    for number in captured_later(run):
-        say(f"window {number} was captured later: clusterprof collect "
-            f"{shortest(run.directory.path)} --window {number}")  # fmt: skip
+    for later in run.directory.later_windows():
+        if (later.path / paths.ORDER).exists() and not later.is_auto and not later.html.exists():
+            say(f"window {later.number} was captured later: clusterprof collect "
+                f"{shortest(run.directory.path)} --window {later.number}")  # fmt: skip
     if plan.arguments.fail_on and not merged:
         say("--fail-on could not be checked: nothing was merged")
     return final_status(plan, status, complete=complete, passed=passed)
@@ -186,20 +183,13 @@ def collected(
     expected = plan.expected if deep == run else deep.expected_ranks()
     run, outcomes = collect_attempts(deep, expected, patience_s=patience_s, finishing_s=finishing_s)
     if plan.for_agent.looks_first and run.number == 1 and not outcomes:
-        say("the job ended before a second window was ordered: no rank was captured"
-            + advice(run.states().values()))  # fmt: skip
+        # its ranks' states say it where no step was counted
+        counted = any(state.get("steps", 1) for state in run.states().values())
+        advice = "; train for longer, or choose --ranks and earlier --steps" if counted else ""
+        say(f"the job ended before a second window was ordered: no rank was captured{advice}")
     if plan.job.closed and not run.ranks():
         outcomes = [replace(outcome, reason=plan.job.closed) for outcome in outcomes]
     return run, outcomes
-
-
-def captured_later(run: Window) -> list[int]:
-    """The windows that were ordered while the job ran, and have no result yet."""
-    return [
-        later.number
-        for later in run.directory.later_windows()
-        if (later.path / paths.ORDER).exists() and not later.is_auto and not later.html.exists()
-    ]
 
 
 def failure(error: Exception, where: str) -> list[str]:
@@ -214,15 +204,6 @@ def failure(error: Exception, where: str) -> list[str]:
         f"this is a bug in clusterprof; the reports are in {where}",
         f"to see where: clusterprof merge --debug {where}",
     ]
-
-
-def advice(states: Iterable[Mapping[str, Any]]) -> str:
-    """What to change where a job ended before a window began; its ranks' states say it where no
-    step was counted.
-    """
-    if any(state.get("steps", 1) for state in states):
-        return "; train for longer, or choose --ranks and earlier --steps"
-    return ""
 
 
 def first_members(plan: LaunchPlan) -> dict[str, Any]:

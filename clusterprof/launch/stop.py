@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -98,55 +97,39 @@ def all_captured(run: Window, expected: Sequence[int] | None) -> bool:
     chosen = expected or [rank for rank, state in states_of.items() if state.get("chosen")]
     windows = [State.of(states_of.get(rank, {})) for rank in chosen]
     over = [state and (state.has_captured or state is State.LOST) for state in windows]
-    return bool(windows) and all(over)
+    return bool(over) and all(over)
 
 
-class TimeLimit:
-    """Closes the windows shortly before the job's time limit.
+def close_before_limit(
+    run: Window, expected: Sequence[int] | None, margin_s: float | None, clock: Clock = REAL
+) -> None:
+    """Close the windows shortly before the job's time limit; `margin_s`: None for `margin`'s.
 
     At the limit Slurm sends SIGTERM and, KillWait later, SIGKILL: a report that is being written
     then is lost. Slurm is asked repeatedly how much time is left, since a limit can be changed.
     """
-
-    def __init__(
-        self, run: Window, expected: Sequence[int] | None, margin_s: float | None,
-        clock: Clock = REAL,
-    ) -> None:  # fmt: skip
-        """`margin_s`: None for the default, see `margin`."""
-        self.run = run
-        self.expected = expected
-        self.margin_s = margin_s
-        self._clock = clock
-        self._over = threading.Event()
-        if margin_s != 0:
-            threading.Thread(target=self._watch, daemon=True).start()
-
-    def close(self) -> None:
-        """The job has ended."""
-        self._over.set()
-
-    def _watch(self) -> None:
-        job: str | None = None
-        wait_s = 1.0
-        while not self._clock.happens(self._over, wait_s):
-            if all_captured(self.run, self.expected):
-                return  # no window is open, nor will be
-            job = job or slurm_job(self.run, self.expected)
-            answer = time_left(job) if job else None
-            if answer is None:  # not yet, or not now
-                wait_s = min(2 * wait_s, 60.0)
-                continue
-            left_s, limit_s = answer
-            if left_s is None:
-                return
-            margin_s = margin(limit_s) if self.margin_s is None else self.margin_s
-            if left_s <= margin_s:
-                say(f"closing the windows: the job's time limit is in {left_s:.0f} s")
-                request_stop(self.run.path, "the job's time limit is near")
-                return
-            # Half of what is left, so that a limit that is changed meanwhile is seen in time.
-            often = 60.0 if unsaved(self.run, self.expected) else 300.0
-            wait_s = min(max((left_s - margin_s) / 2, 1.0), often)
+    job: str | None = None
+    wait_s = 1.0
+    while True:
+        clock.sleep(wait_s)
+        if all_captured(run, expected):
+            return  # no window is open, nor will be
+        job = job or slurm_job(run, expected)
+        answer = time_left(job) if job else None
+        if answer is None:  # not yet, or not now
+            wait_s = min(2 * wait_s, 60.0)
+            continue
+        left_s, limit_s = answer
+        if left_s is None:
+            return
+        before_s = margin(limit_s) if margin_s is None else margin_s
+        if left_s <= before_s:
+            say(f"closing the windows: the job's time limit is in {left_s:.0f} s")
+            request_stop(run.path, "the job's time limit is near")
+            return
+        # Half of what is left, so that a limit that is changed meanwhile is seen in time.
+        often = 60.0 if unsaved(run, expected) else 300.0
+        wait_s = min(max((left_s - before_s) / 2, 1.0), often)
 
 
 def margin(limit_s: float | None) -> float:

@@ -46,10 +46,10 @@ START_S = 60.0
 END_S = 10.0
 #: A task that has had nothing to read for so long ends: the first one may have been lost.
 IDLE_S = 3600
-#: Messages of a few bytes are out within a moment.
-DISMISS_S = 2.0
-#: how often it is seen whether the merge waits no longer
-_LOOK_S = 0.5
+
+
+#: Does the verb's work by an engine, and returns the exit status.
+Work = Callable[["Engine"], int]
 
 
 class Task(NamedTuple):
@@ -57,10 +57,6 @@ class Task(NamedTuple):
 
     rank: int
     size: int
-
-
-#: Does the verb's work by an engine, and returns the exit status.
-Work = Callable[["Engine"], int]
 
 
 def task(environ: Mapping[str, str]) -> Task | None:
@@ -145,12 +141,7 @@ class _Child:
         self.calls, theirs = Pipe()
         #: whether the tasks have command lines of their own
         self.differ = False
-
-        def with_mpi() -> NoReturn:
-            self.calls.close()
-            _with_mpi(own_task, list(line), theirs)
-
-        self.process = Apart(with_mpi)
+        self.process = Apart(lambda: _with_mpi(own_task, list(line), theirs, self.calls))
         theirs.close()
 
     def started(self) -> str:
@@ -173,8 +164,11 @@ class _Child:
         return ""
 
 
-def _with_mpi(own_task: Task, line: list[str], calls: Connection) -> NoReturn:
+def _with_mpi(
+    own_task: Task, line: list[str], calls: Connection, of_parent: Connection
+) -> NoReturn:
     """Move messages until all is over; the task itself says what is wrong."""
+    of_parent.close()
     end_with_parent()
     try:
         from mpi4py import MPI
@@ -193,8 +187,8 @@ def _with_mpi(own_task: Task, line: list[str], calls: Connection) -> NoReturn:
                     if executor is not None:
                         _hand_out(executor, calls, own_task.size)
         else:
-            known_tasks = f"it knows {comm.Get_size()} of {own_task.size} tasks"
-            calls.send(f"{known_tasks}; srun may need --mpi=pmix")
+            calls.send(f"it knows {comm.Get_size()} of {own_task.size} tasks; "
+                       "srun may need --mpi=pmix")  # fmt: skip
         MPI.Finalize()
     finally:
         os._exit(0)
@@ -211,14 +205,15 @@ def _hand_out(executor: Any, calls: Connection, tasks: int) -> None:
             for place, source in enumerate(sources):
                 places[executor.submit(_read, read, *source)] = place
             while places and not calls.poll():
-                for future in wait(places, _LOOK_S, FIRST_COMPLETED).done:
+                # it is seen as often whether the merge waits no longer
+                for future in wait(places, 0.5, FIRST_COMPLETED).done:
                     calls.send((places.pop(future), _come(future, folder)))
     if places:  # end the tasks that are there: the executor would wait for a lost one
         for future in places:
             future.cancel()
         for _ in range(tasks):
             executor.submit(os._exit, 0)
-        REAL.sleep(DISMISS_S)
+        REAL.sleep(2.0)  # messages of a few bytes are out within a moment
         os._exit(0)
 
 

@@ -77,7 +77,7 @@ def test_a_report_that_is_written_is_waited_for_as_long_as_nsys_may_take(
     start_s: int, finishing_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nsys = NsysPlan("nsys", "2022.4", None, {}, [], [], [], [], start_s)
-    arguments = argparse.Namespace(hang_after=0, time_margin=None, strict=False, fail_on=[])
+    arguments = argparse.Namespace(hang_after=0, time_margin=0, strict=False, fail_on=[])
     job = SimpleNamespace(command=["mpirun"], launcher="mpirun")
     plan = cast(
         "LaunchPlan",

@@ -275,9 +275,7 @@ def test_the_windows_are_closed_before_the_time_limit(
     began = clock.now()
     monkeypatch.setattr(stop, "slurm_job", lambda run, expected: "1")
     monkeypatch.setattr(stop, "time_left", lambda job: (began + 600 - clock.now(), 600.0))
-    limit = stop.TimeLimit(run, [0], 0, clock)  # without a thread
-    limit.margin_s = margin_s
-    limit._watch()
+    stop.close_before_limit(run, [0], margin_s, clock)
     assert clock.now() - began == pytest.approx(closed_at, abs=1.0)
     assert states.stop_requested(str(run.path)) == "the job's time limit is near"
 

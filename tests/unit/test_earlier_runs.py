@@ -17,7 +17,7 @@ from clusterprof.agent import nsys
 from clusterprof.agent.contracts import paths
 from clusterprof.arguments import parse_ranks
 from clusterprof.cli import main
-from clusterprof.launch.earlier_runs import latest, runs_in
+from clusterprof.launch.planning import latest, runs_in
 from clusterprof.report import results_json
 from clusterprof.results import NODES, RANKS, CaptureCost, Finding
 from clusterprof.run_directory import Window
