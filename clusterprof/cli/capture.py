@@ -182,7 +182,7 @@ def comes_late(run: Window, share: float, every_s: int, clock: Clock = REAL) -> 
 
 def with_peers(run: Window, late: Sequence[watched.Late]) -> Selection:
     """The ranks that are late, each with a peer of each of its groups."""
-    from clusterprof.launch.look_first import chosen
+    from clusterprof.launch.watch import chosen
     from clusterprof.merge_run import look
 
     looked = look(live_windows.current(run))

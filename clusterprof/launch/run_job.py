@@ -26,10 +26,9 @@ from clusterprof.console import command as show_command, say
 from clusterprof.errors import ClusterprofError, RunDirectoryTaken
 from clusterprof.jobs import find_program
 from clusterprof.launch.job_processes import Foreground, beside_job, unless_stalled
-from clusterprof.launch.look_first import look_first
 from clusterprof.launch.planning import GATE_FAILED, PROFILE_FAILED, LaunchPlan
 from clusterprof.launch.stop import BeforeSrunKills, close_before_limit
-from clusterprof.launch.watch import watch_hangs, watch_lateness
+from clusterprof.launch.watch import look_first, watch_hangs, watch_lateness
 from clusterprof.results import RANKS
 from clusterprof.run_directory import Manifest, Window
 

@@ -1,36 +1,47 @@
-"""The job while it runs: who is late (`--watch`), and which ranks hang.
+"""The job while it runs: whom to capture (`--ranks auto`), who is late, and which ranks hang.
 
-With `--watch` every rank saves its flight recorder at the same times (`agent.rank.watching`). What
-a look at all of them shows is added to `watched.csv`, what changes is said in a line, and the
-present is written for Prometheus. That no step ends each rank's writer notices by itself, and
-leaves what there is to be read here: since when, where, and what the rank waits for.
+With `--ranks auto` the first window is captured on no rank: each leaves its steps, clock and flight
+recorder. Once they are there, the ranks of a second window are chosen, and ordered as `clusterprof
+capture` does. With `--watch` every rank saves its flight recorder at the same times
+(`agent.rank.watching`). What a look at all of them shows is added to `watched.csv`, what changes is
+said in a line, and the present is written for Prometheus. That no step ends each rank's writer
+notices by itself, and leaves what there is to be read here: since when, where, and what the rank
+waits for.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterprof import priority, watched, words
-from clusterprof.agent.contracts import files, paths
-from clusterprof.agent.contracts.later_window import look_s
+from clusterprof.agent.contracts import files, later_window, paths
 from clusterprof.agent.contracts.timing import REAL, Clock
+from clusterprof.arguments import Selection, StepWindow, parse_ranks
 from clusterprof.collect import live_windows
-from clusterprof.collect.outcomes import flights
+from clusterprof.collect.outcomes import flights, flights_over
 from clusterprof.console import say
 from clusterprof.errors import ClusterprofError, ReportError
-from clusterprof.results import HangResults
+from clusterprof.results import HangResults, Suspect
 from clusterprof.run_directory import Window
 from clusterprof.watched import Row
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from clusterprof.launch.planning import LaunchPlan
+    from clusterprof.merge_run import Look
+
+#: So many ranks are captured: as many as one reads reports of, and as a job should have stalled for
+#: it.
+MOST = 8
+#: So often the second window is ordered, where the orders before came too late.
+TRIES = 3
 #: One rank is named by chance in a hundred hours of equal ranks, looked at once a minute.
 CHANCE = 0.01 / 6_000
 #: A clock tells who is late only where it is wrong by less than this part of a step: away from the
@@ -38,10 +49,139 @@ CHANCE = 0.01 / 6_000
 CLOCK_FRAC = 0.02
 #: A look has so many steps at least, of which some were in the look before where few are new.
 LEAST = 50
-#: So long after the first new dump the others' are waited for.
+#: So long after the first new dump the others' are waited for, and after the latest that a first
+#: window leaves.
 PATIENCE_S = 10.0
 #: How often it is looked whether ranks hang.
 HANG_LOOK_S = 5.0
+
+
+# -- the look at all ranks after the first window ------------------------------------------------
+
+
+def look_first(plan: LaunchPlan, run: Window, clock: Clock = REAL) -> None:
+    """Wait for the first window's end, look at all ranks, and order the second window: again where
+    the order came too late, since steps got shorter or the run directory is slow.
+    """
+    size = wait_for_ranks(plan, run, clock)
+    if size == 0:
+        return
+    from clusterprof import merge_run
+
+    run = live_windows.current(run)
+    looked = merge_run.look(run)
+    why = sentence(looked)
+    armed = {rank for rank, state in run.states().items() if "path" in state.get("nsys", {})}
+    stages = parse_ranks("stages", pp=plan.arguments.pp or 1).stage_ranks(size)
+    look_s = later_window.look_s(size)
+    for _ in range(TRIES):
+        ranks = chosen(looked, armed, stages)
+        possible = live_windows.possible(run, look_s, clock.wall_ns() / 1e9)
+        steps = StepWindow(possible.first, possible.first + len(plan.window))
+        selection = Selection(",".join(map(str, ranks)), "ranks", tuple(ranks))
+        window = live_windows.order(run, steps, selection, "torch", auto=True)
+        began = clock.now()
+        wait_s = max(0.0, possible.at_s(steps.first) - clock.wall_ns() / 1e9)
+        say(f"{why}; capturing {words.ranks(ranks)} in steps {steps}, "
+            f"in about {words.age(wait_s)}")  # fmt: skip
+        late, reached = wait_for_order(window, ranks, look_s, wait_s + later_window.SOON_S, clock)
+        if not late:
+            return
+        # The next one may be on its way for as long. An nsys that has it captures no other.
+        look_s = max(look_s, clock.now() - began)
+        looked, armed = without(looked, armed & reached), armed - reached
+        why = f"the order came too late for {words.ranks(late)}"
+    say(f"{why}, the last of {TRIES}: the result is that of the look at all ranks")
+
+
+def wait_for_order(
+    window: Window, ranks: Sequence[int], every_s: float, seconds: float, clock: Clock = REAL
+) -> tuple[list[int], set[int]]:
+    """Wait until the ranks to be captured have the order, or one had it too late.
+
+    Returns those that had it too late, and those that had it in time.
+    """
+    until, complete = clock.now() + seconds, False
+    while True:
+        clock.sleep(every_s)
+        states = dict(live_windows.current(window).states_of(ranks))
+        late = [rank for rank in states if states[rank].get("late")]
+        # A rank's first state comes a moment before the one that says so.
+        if late or complete or clock.now() > until:
+            return late, {*states} - {*late}
+        complete = len(states) == len(ranks)
+
+
+def wait_for_ranks(plan: LaunchPlan, run: Window, clock: Clock = REAL) -> int:
+    """Wait until all ranks have left what is to be looked at, or most have and the others are
+    not coming; returns how many ranks there are, 0 where one is captured already.
+    """
+    came: set[int] = set()
+    came_at = clock.now()
+    size, every_s = plan.job.world_size, 1.0
+    while True:
+        clock.sleep(every_s)
+        now = live_windows.current(run)
+        states = now.states()
+        if any(state.get("chosen") for state in states.values()):
+            return 0
+        sizes = [state.get("world_size") for state in states.values()]
+        size = next((known_size for known_size in sizes if isinstance(known_size, int)), size)
+        # Those of a job of unknown size may all be there the next moment.
+        every_s = later_window.look_s(size or 1)
+        over = flights_over(now, states)
+        if not over <= came:
+            came, came_at = came | over, clock.now()
+        if size is not None and len(over) >= size:
+            return size
+        if came and clock.now() > came_at + PATIENCE_S + every_s:
+            return size or len(over)
+
+
+def sentence(looked: Look) -> str:
+    """What was seen, in words."""
+    if not looked.ranks:
+        return f"no rank can be looked at ({'; '.join(looked.warnings[:1])})"
+    if not looked.suspects:
+        return "no rank delays the other ranks, by their flight recorders"
+    suspect = looked.suspects[0]
+    late = words.ms(suspect["lateness_ns"])
+    if not suspect["delays"]:
+        return f"the other ranks wait {late} per step for rank {suspect['rank']}"
+    some = words.in_some(suspect["late_steps"], looked.steps)
+    delays = f"rank {suspect['rank']} delays the other ranks by {late} per step"
+    return f"{delays}, {some}" if some else delays
+
+
+def chosen(
+    looked: Look, armed: Iterable[int], stages: Iterable[int], limit: int = MOST
+) -> list[int]:
+    """The ranks to capture: suspects, each with a peer in each of its groups; at most `limit`.
+
+    Where no rank stands out these are rank 0 and the first rank of each stage, `stages` where the
+    look shows none. Those that are `armed` are taken as peers before others, and up to the limit.
+    """
+    armed = sorted({*armed})
+    suspects = [suspect["rank"] for suspect in looked.suspects]
+    suspects = suspects or [0, *([min(stage) for stage in looked.stages] or stages)]
+    ranks: list[int] = []
+    for suspect in suspects:
+        ranks.append(suspect)
+        for members in looked.groups:
+            if suspect in members:
+                peers = [rank for rank in members if rank not in suspects]
+                # of those that are captured anyway, if there is one
+                ranks += [rank for rank in peers if rank in (*ranks, *armed)][:1] or peers[:1]
+    return list(dict.fromkeys([*ranks, *armed]))[:limit]
+
+
+def without(looked: Look, spent: Collection[int]) -> Look:
+    """The same, where these ranks are no peers."""
+    groups = [tuple(r for r in members if r not in spent) for members in looked.groups]
+    return looked._replace(groups=groups)
+
+
+# -- the looks at all ranks of --watch -----------------------------------------------------------
 
 
 def watch_lateness(
@@ -53,10 +193,10 @@ def watch_lateness(
     """
     # the launching host may be one that trains
     priority.step_aside()
-    table = watched.path_of(run.directory.path)
-    newest = dict[int, int]()
-    rows, silent, lacked = list[Row](), list[int](), set[int]()
-    unwritten, why_none, is_explained = dict[Path, str](), "", False
+    table, unwritten = watched.path_of(run.directory.path), dict[Path, str]()
+    newest, rows = dict[int, int](), list[Row]()
+    silent, lacked = list[int](), set[int]()
+    why_none, is_explained = "", False
     while True:
         clock.sleep(every_s - clock.wall_ns() / 1e9 % every_s)
         now = live_windows.current(run)
@@ -70,10 +210,10 @@ def watch_lateness(
             continue
         # one that comes late to a look is there in the next
         was_silent, silent = silent, [r for r in now.ranks() if newest.get(r) == before.get(r)]
-        if (lacking := {*silent} & {*was_silent}) - lacked:
-            say(f"{words.ranks(lacking)} left no flight recorder for two looks: groups with them "
+        was_lacking, lacked = lacked, {*silent} & {*was_silent}
+        if lacked - was_lacking:
+            say(f"{words.ranks(lacked)} left no flight recorder for two looks: groups with them "
                 "cannot be compared")  # fmt: skip
-        lacked = lacking
         late = watched.lateness(rows)
         try:
             added = look(now, clock.wall_ns(), rows)
@@ -88,8 +228,7 @@ def watch_lateness(
             continue
         for sentence in watched.news(late, watched.lateness(rows)):
             say(f"step {rows[-1].last_step}, {words.wall_time(rows[-1].wall_ns)}: {sentence}")
-        was_unwritten = unwritten
-        unwritten = _unwritten(table, watched.write, rows)
+        was_unwritten, unwritten = unwritten, _unwritten(table, watched.write, rows)
         if metrics is not None:
             unwritten |= _unwritten(metrics, files.write, gauges(now, rows))
         for path in unwritten.keys() - was_unwritten.keys():
@@ -113,7 +252,7 @@ def wait_for_dumps(
     Returns when each rank's newest dump was written (ns); as `before` where none is new.
     """
     ranks = run.ranks()
-    wait_s, began_s = look_s(len(ranks)), clock.now()
+    wait_s, began_s = later_window.look_s(len(ranks)), clock.now()
     while True:
         clock.sleep(min(wait_s, every_s / 4))
         saved = {rank: path.stat().st_mtime_ns for path, rank in _dumps(run)}
@@ -137,9 +276,6 @@ def look(run: Window, wall_ns: int, before: Sequence[Row] = ()) -> list[Row]:
 
     Of the steps after those of the looks `before`, or of the last `LEAST` where fewer are new.
     """
-    import numpy as np
-
-    from clusterprof.analysis.model.shallow import lengthened, mean_step
     from clusterprof.merge_run import all_ranks
 
     steps = _steps(run)
@@ -151,21 +287,30 @@ def look(run: Window, wall_ns: int, before: Sequence[Row] = ()) -> list[Row]:
     if compared is None or not compared.results["steps"]:
         return []
     results = compared.results
-    first, last = results["steps"][0], results["steps"][-1]
-    of_look = (wall_ns, first, last, len(results["steps"]))
-    rows = []
-    for late in results["suspects"]:
-        since = first if late["since_step"] is None else late["since_step"]
-        until = last if late["until_step"] is None else late["until_step"]
-        step_ns = round(mean_step(steps, np.arange(since, until + 1)))
-        of_rank = late["rank"], late["host"] or "", late["group"]
-        much = late["lateness_ns"], late["bound_ns"], int(late["delays"])
-        if not late["delays"] and (healthy := _healthy(late["rank"], first, since, before)):
-            # what its lateness delays is how much longer steps are since it began
-            longer = lengthened(steps, healthy, range(since, until + 1), CHANCE)
-            much = (*longer, 1) if longer is not None else much
-        rows.append(Row(*of_look, step_ns, *of_rank, *much, since, until))
-    return rows or [Row(*of_look, results["step_ns"])]
+    first, last, count = results["steps"][0], results["steps"][-1], len(results["steps"])
+    of_look = Row(wall_ns, first, last, count, results["step_ns"])
+    return [_row(late, of_look, steps, before) for late in results["suspects"]] or [of_look]
+
+
+def _row(late: Suspect, of_look: Row, steps: Mapping[int, pa.Table], before: Sequence[Row]) -> Row:
+    """The row of one rank that is late by a look, of which `of_look` has no rank yet."""
+    import numpy as np
+
+    from clusterprof.analysis.model.shallow import lengthened, mean_step
+
+    first, last = of_look.first_step, of_look.last_step
+    since = first if late["since_step"] is None else late["since_step"]
+    until = last if late["until_step"] is None else late["until_step"]
+    much = late["lateness_ns"], late["bound_ns"], int(late["delays"])
+    if not late["delays"] and (healthy := _healthy(late["rank"], first, since, before)):
+        # what its lateness delays is how much longer steps are since it began
+        longer = lengthened(steps, healthy, range(since, until + 1), CHANCE)
+        much = (*longer, 1) if longer is not None else much
+    step_ns = round(mean_step(steps, np.arange(since, until + 1)))
+    return Row(
+        of_look.wall_ns, first, last, of_look.steps, step_ns,
+        late["rank"], late["host"] or "", late["group"], *much, since, until,
+    )  # fmt: skip
 
 
 def _healthy(rank: int, first: int, since: int, before: Sequence[Row]) -> range:
@@ -186,9 +331,7 @@ def gauges(run: Window, rows: Sequence[Row]) -> str:
     last = rows[-1:]
     late = [now for now in watched.lateness(rows) if now.until_step is None]
     labels = [{"rank": now.rank, "host": now.host} for now in late]
-    hanging = sum(
-        state.get("hangs", {}).get("until_ns", 0) is None for state in run.states().values()
-    )
+    hanging = len([*_hanging(run, run.ranks())])
     return rendered(
         [
             Gauge("look_timestamp_seconds", "When all ranks were last looked at.",

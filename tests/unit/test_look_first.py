@@ -22,9 +22,9 @@ from clusterprof.agent.guard.step_log import StepLog
 from clusterprof.arguments import StepWindow, parse_ranks
 from clusterprof.cli import launch
 from clusterprof.jobs import Job
-from clusterprof.launch import look_first, planning, run_job, settings
-from clusterprof.launch.look_first import MOST, chosen
+from clusterprof.launch import planning, run_job, settings, watch
 from clusterprof.launch.profiling import CapturePlan
+from clusterprof.launch.watch import MOST, chosen
 from clusterprof.merge_run import Look
 from clusterprof.results import Suspect
 from clusterprof.run_directory import Window
@@ -61,16 +61,16 @@ def test_to_train_for_longer_is_no_advice_where_no_step_was_counted() -> None:
 
 def test_a_rank_whose_lateness_may_cost_nothing_is_not_said_to_delay_others() -> None:
     found = look(13)
-    assert look_first.sentence(found) == "rank 13 delays the other ranks by 40.0 ms per step"
+    assert watch.sentence(found) == "rank 13 delays the other ranks by 40.0 ms per step"
     found.suspects[0]["delays"] = False
-    assert look_first.sentence(found) == "the other ranks wait 40.0 ms per step for rank 13"
+    assert watch.sentence(found) == "the other ranks wait 40.0 ms per step for rank 13"
 
 
 def test_a_rank_that_is_late_in_some_steps_is_said_to_be_so_in_these() -> None:
     found = look(13)._replace(steps=[*range(10, 22)])
     found.suspects[0]["late_steps"] = [12, 15, 18, 21]
     sentence = "rank 13 delays the other ranks by 40.0 ms per step, in 4 of 12 steps"
-    assert look_first.sentence(found) == sentence
+    assert watch.sentence(found) == sentence
 
 
 def test_armed_ranks_are_captured_up_to_the_limit() -> None:
@@ -151,7 +151,7 @@ def test_an_order_that_came_too_late_is_repeated_a_few_times(
     plan = SimpleNamespace(
         job=SimpleNamespace(world_size=2), arguments=ARGUMENTS, window=StepWindow(10, 15)
     )
-    look_first.look_first(cast("planning.LaunchPlan", plan), run, clock)
+    watch.look_first(cast("planning.LaunchPlan", plan), run, clock)
     assert [each.number for each in run.directory.later_windows()] == windows
     assert end in capsys.readouterr().err.splitlines()[-1]
     steps = [each.window() for each in run.directory.later_windows()]
@@ -164,7 +164,7 @@ def test_ranks_of_a_job_of_unknown_size_are_looked_for_until_they_come(
 ) -> None:
     clock.plan(2.5, lambda: Ranks(run, 0, clock))
     plan = SimpleNamespace(job=SimpleNamespace(world_size=None))
-    assert look_first.wait_for_ranks(cast("planning.LaunchPlan", plan), run, clock) == 2
+    assert watch.wait_for_ranks(cast("planning.LaunchPlan", plan), run, clock) == 2
     assert clock.slept == [1.0, 1.0, 1.0]
 
 
@@ -177,14 +177,14 @@ def test_ranks_that_leave_their_recorders_one_after_the_other_are_waited_for(
         clock.plan(9.0 * rank, come)
     began = clock.now()
     plan = SimpleNamespace(job=SimpleNamespace(world_size=4))
-    assert look_first.wait_for_ranks(cast("planning.LaunchPlan", plan), run, clock) == 4
+    assert watch.wait_for_ranks(cast("planning.LaunchPlan", plan), run, clock) == 4
     assert len(run.ranks()) == 3
     waited_s = clock.now() - began
-    assert 27 + look_first.PATIENCE_S < waited_s < 30 + look_first.PATIENCE_S
+    assert 27 + watch.PATIENCE_S < waited_s < 30 + watch.PATIENCE_S
 
 
 def test_a_rank_whose_nsys_has_captured_is_no_peer_of_a_later_order() -> None:
-    found = look_first.without(look(13, groups=DATA), {1, 5})
+    found = watch.without(look(13, groups=DATA), {1, 5})
     assert chosen(found, [], [0]) == [13, 9]
 
 

@@ -10,7 +10,7 @@ from clusterprof.agent.contracts.identity import Identity
 from clusterprof.agent.contracts.plan import Plan, Selection
 from clusterprof.arguments import parse_ranks
 from clusterprof.errors import UsageError
-from clusterprof.launch import look_first, profiling
+from clusterprof.launch import profiling, watch
 
 
 def plan(when: str, keep: str, ranks: str, pp: int | None = None) -> Plan:
@@ -59,7 +59,7 @@ def test_how_many_ranks_are_profiled_is_known_to_the_rank() -> None:
 def test_a_second_window_is_reduced_by_the_ranks_that_it_captures() -> None:
     first = plan("auto", "gather", "auto")
     assert reduces(first, 1024) is None
-    assert look_first.MOST <= profiling.MANY_RANKS  # so what --ranks auto orders is not reduced
+    assert watch.MOST <= profiling.MANY_RANKS  # so what --ranks auto orders is not reduced
     for count, decided in ((8, None), (9, "node")):
         ordered = Selection("", "ranks", tuple(range(count)))  # as `obey` does
         assert reduces(first._replace(selection=ordered), 1024) == decided
