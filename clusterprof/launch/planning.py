@@ -281,10 +281,7 @@ def to_arm(
 
 
 def checked(arguments: argparse.Namespace) -> tuple[Selection, StepWindow]:
-    """The ranks and the steps to profile, and how much of them may be captured within limits.
-
-    Raises UsageError.
-    """
+    """The ranks and the steps to profile, within limits. Raises UsageError."""
     sizes = {name: getattr(arguments, name) for name in ("pp", "tp", "cp", "dp")}
     selection = parse_ranks(arguments.ranks, **sizes)
     steps, limit, step_on = parse_steps(arguments.steps), arguments.max_steps, arguments.step_on

@@ -153,10 +153,8 @@ def sentence(looked: Look) -> str:
     return f"{delays}, {some}" if some else delays
 
 
-def chosen(
-    looked: Look, armed: Iterable[int], stages: Iterable[int], limit: int = MOST
-) -> list[int]:
-    """The ranks to capture: suspects, each with a peer in each of its groups; at most `limit`.
+def chosen(looked: Look, armed: Iterable[int], stages: Iterable[int]) -> list[int]:
+    """The ranks to capture: suspects, each with a peer in each of its groups; at most `MOST`.
 
     Where no rank stands out these are rank 0 and the first rank of each stage, `stages` where the
     look shows none. Those that are `armed` are taken as peers before others, and up to the limit.
@@ -172,7 +170,7 @@ def chosen(
                 peers = [rank for rank in members if rank not in suspects]
                 # of those that are captured anyway, if there is one
                 ranks += [rank for rank in peers if rank in (*ranks, *armed)][:1] or peers[:1]
-    return list(dict.fromkeys([*ranks, *armed]))[:limit]
+    return list(dict.fromkeys([*ranks, *armed]))[:MOST]
 
 
 def without(looked: Look, spent: Collection[int]) -> Look:

@@ -212,7 +212,11 @@ class Guard:
             return self.left_s() <= 0
         self.looked_at = now
         pids = self.session.processes()
-        return (nsys_ended and not self.session.at_work(pids)) or self.session.hangs(pids)
+        # The daemon of a killed nsys writes when the program ends; without it no `nsys stop` does.
+        writers = {*pids} - {stop.pid for stop in self.session.stops}
+        # An import may have ended since we looked: its report has no name yet.
+        is_written = nsys_ended and self.session.importing is None and not writers
+        return is_written or self.session.hangs(pids)
 
     def left_s(self) -> float:
         """What nsys may still take after the program's end: what its start left of the budget."""

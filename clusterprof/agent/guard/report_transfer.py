@@ -214,11 +214,7 @@ class ReportTransfer:
     ) -> List[str]:  # fmt: skip
         """What the state says of the report, by the state that `was` before; keeps a raw one."""
         before = State.of(was)
-        raw = None
-        if problem and not self.stays and os.path.exists(self.raw) and os.path.getsize(self.raw):
-            raw = self.keep(paths.RAW)
-            self.stays = raw is not None
-            raw = raw or "clusterprof collect makes the report of the %s that is kept" % paths.RAW
+        raw = self.kept_raw() if problem and not self.stays else ""
         if before is State.LOST:
             return []  # the agent has given its reason
         # why the window was cut stays beside what failed
@@ -240,6 +236,14 @@ class ReportTransfer:
             printed = "" if self.stays else "; nsys printed: %s" % self.last_line()
             last = problem + printed
         return [*cut, *troubles, *filter(None, [last])]
+
+    def kept_raw(self) -> str:
+        """Keep what nsys left instead of a report; says where, "" where there is none."""
+        if not os.path.exists(self.raw) or not os.path.getsize(self.raw):
+            return ""
+        problem = self.keep(paths.RAW)
+        self.stays = problem is not None
+        return problem or "clusterprof collect makes the report of the %s that is kept" % paths.RAW
 
     def leave_torn(self) -> None:
         """Where nsys was ended while it wrote the report, go back to what it made it of."""

@@ -138,14 +138,6 @@ class Session:
         """The `nsys stop`s and the import that we have started and that run."""
         return [child for child in (*self.stops, self.importing) if child and child.poll() is None]
 
-    def at_work(self, pids: List[int]) -> bool:
-        """Whether anything of `pids` (see `processes`) could still write the report.
-
-        The daemon of a killed nsys does, when the program ends; without it no `nsys stop` does.
-        """
-        # An import may have ended since we looked: its report has no name yet.
-        return self.importing is not None or bool({*pids} - {stop.pid for stop in self.stops})
-
     def hangs(self, pids: List[int]) -> bool:
         """Whether nsys, with its `pids`, will do no more: it does not run, or writes nothing."""
         alive = {*pids, *(helper.pid for helper in self.helpers())}
