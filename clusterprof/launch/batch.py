@@ -148,12 +148,9 @@ class Submission:
 
 
 def decide(
-    parser: argparse.ArgumentParser,
-    arguments: argparse.Namespace,
-    options: Sequence[str],
-    program: Sequence[str],
-    own: Sequence[str] = (),
-) -> Submission:
+    parser: argparse.ArgumentParser, arguments: argparse.Namespace, options: Sequence[str],
+    program: Sequence[str], own: Sequence[str] = (),
+) -> Submission:  # fmt: skip
     """Understand a command line, `own` as it was given; nothing is written or run.
 
     Raises UsageError, RunDirectoryError. Errors are found here, not after hours in the queue.
@@ -193,9 +190,8 @@ def decide(
         "program": bash_array(words),
         "folder": quoted(clusterprof.__path__[0]),
     }
-    if not merging:
-        return Submission(options, filled(name, values), run, by_job, None)
-    merge_options = [*for_merge(options, arguments.merge_nodes), *arguments.merge_arg]
+    for_merging = [*for_merge(options, arguments.merge_nodes), *arguments.merge_arg]
+    merge_options = for_merging if merging else None
     return Submission(options, filled(name, values), run, by_job, merge_options)
 
 
@@ -241,9 +237,8 @@ def fitting(wanted: str | None, program: Sequence[str]) -> tuple[str, list[str]]
 
 
 def run_path(arguments: argparse.Namespace, array: bool) -> str:
-    """The run directory, without the job's id at its end where that names it.
-
-    Raises RunDirectoryError.
+    """The run directory, without the job's id at its end where that names it. Raises UsageError,
+    RunDirectoryError.
     """
     if arguments.run_dir is None:
         return str(default_run("-"))[:-1]

@@ -95,14 +95,18 @@ class LaunchPlan:
         )
         return lines
 
+    @property
+    def ranks_text(self) -> str:
+        """Which ranks are profiled, in words."""
+        if self.selection.kind == "auto":
+            return f"{self.selection.text}: chosen after the window, captured in a second one"
+        if self.selection.kind == "ranks" or self.expected is None:
+            return self.selection.text
+        return f"{self.selection.text} ({','.join(map(str, self.expected))})"
+
     def settings(self) -> list[tuple[str, str, str]]:
         """Each setting, its value, and where that came from."""
         plan, job, came_from = self.for_agent, self.job, self.origins
-        which = self.selection.text
-        if self.selection.kind == "auto":
-            which += ": chosen after the window, captured in a second one"
-        elif self.expected is not None and self.selection.kind != "ranks":
-            which += f" ({','.join(map(str, self.expected))})"
         # why this profiler, or what named it where that is no option
         profiler_from, because = came_from["profiler"], self.capture.because
         if profiler_from in ("default", "--profiler") or because.startswith("auto"):
@@ -111,7 +115,7 @@ class LaunchPlan:
             ("run directory", str(self.run), came_from["run_dir"]),
             ("world", f"{job.world_size} ranks" if job.world_size else "known only to the ranks",
              job.size_source),
-            ("ranks", which, came_from["ranks"]),
+            ("ranks", self.ranks_text, came_from["ranks"]),
             ("under nsys", plan.armed.text if plan.armed else "", came_from.get("arm", "")),
             ("steps", str(self.window), came_from["steps"]),
             ("steps counted by", plan.step_on or "torch optimizer steps", came_from["step_on"]),
@@ -161,13 +165,9 @@ WATCH_S = 600
 
 
 def make_plan(
-    verb: str,
-    arguments: argparse.Namespace,
-    origins: Mapping[str, str],
-    options: Sequence[str],
-    program: Sequence[str],
-    turn: int = 1,
-) -> LaunchPlan:
+    verb: str, arguments: argparse.Namespace, origins: Mapping[str, str], options: Sequence[str],
+    program: Sequence[str], turn: int = 1,
+) -> LaunchPlan:  # fmt: skip
     """Decide everything; nothing is written or run. Raises UsageError, ProfilerError.
 
     `turn`: the run directory is a different one for each of several runs in the same second.

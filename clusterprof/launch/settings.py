@@ -19,7 +19,7 @@ import importlib
 import os
 import stat
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,6 @@ _NOT_IN_FILES = {"help", "color", "debug", "force", "dry_run"}
 _TEXTS = {"ranks", "arm", "steps", "step_on", "trace", "fail_on"}
 #: in the user's own file alone: options whose values are no secrets (`masking.harmless`)
 _HARMLESS = "harmless"
-_MOST_BYTES = 1 << 20
 
 
 def settle(
@@ -125,8 +124,11 @@ def read(
     settings: dict[str, tuple[Any, Path]] = {}
     for file in places:
         content, is_own = _content(file), file == _own()
-        if is_own:
-            masking.harmless.update(_names(file, content.pop(_HARMLESS, [])))
+        harmless = content.pop(_HARMLESS, []) if is_own else []
+        if not documents.fits(harmless, [str]):
+            what = f"{_HARMLESS} is a list of options"
+            raise _refused(file, what, f'write {_HARMLESS} = ["lr"]')
+        masking.harmless.update(name.lstrip("-").replace("_", "-") for name in harmless)
         tables = {name: value for name, value in content.items() if isinstance(value, dict)}
         general = {name: value for name, value in content.items() if name not in tables}
         if unknown := tables.keys() - {*launchers.names()}:
@@ -190,16 +192,9 @@ def _content(file: Path) -> dict[str, Any]:
             if others or status.st_uid not in (0, os.geteuid()):
                 say(f"{shortest(file)} is not read: others can write it")
                 return {}
-            return dict(toml.loads(opened.read(_MOST_BYTES).decode()))
+            return dict(toml.loads(opened.read(1 << 20).decode()))
     except (OSError, ValueError, RecursionError) as error:  # TOML's own error is a ValueError
         raise _refused(file, str(error), "its form: https://toml.io") from None
-
-
-def _names(file: Path, value: Any) -> Iterator[str]:
-    """The options that are harmless, as masking compares them. Raises UsageError."""
-    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise _refused(file, f"{_HARMLESS} is a list of options", f'write {_HARMLESS} = ["lr"]')
-    yield from (name.lstrip("-").replace("_", "-") for name in value)
 
 
 def _refused(file: Path, problem: str, *details: str) -> UsageError:

@@ -86,13 +86,9 @@ def first_speaks(own_task: Task | None) -> Iterator[Callable[[], None]]:
 
 
 def over(
-    choice: str,
-    own_task: Task | None,
-    processes: Processes,
-    line: Sequence[str],
-    work: Work,
+    choice: str, own_task: Task | None, processes: Processes, line: Sequence[str], work: Work,
     speak: Callable[[], None],
-) -> int:
+) -> int:  # fmt: skip
     """Do `work` once for all tasks, by the engine of this `choice`; the exit status.
 
     `processes` are this host's processes; `line` is the command line: tasks whose lines differ have
@@ -107,61 +103,53 @@ def over(
             )
         speak()
         return work(processes)
-    child = _Child(own_task, line)
-    if why := child.started():
+    from multiprocessing import Pipe
+
+    # The task's child has MPI. Whatever becomes of it the task goes on.
+    calls, theirs = Pipe()
+    child = Apart(lambda: _with_mpi(own_task, list(line), theirs, calls))
+    theirs.close()
+    lines_differ = _started(child, calls)
+    if isinstance(lines_differ, str):
         if own_task.rank:
             return 0  # the first task's status is the job's
-        say(f"MPI does not start ({why}): processes of this host alone read the reports")
+        say(f"MPI does not start ({lines_differ}): processes of this host alone read the reports")
         return work(processes)
-    if child.differ:
+    if lines_differ:
         speak()
         return work(processes)
     if own_task.rank:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first task has it as well
-        child.process.ends_within(math.inf)
+        child.ends_within(math.inf)
         return 0
     from clusterprof.ingest.engines import Tasks
 
     try:  # the first task merges, whatever becomes of its child and of the others
-        return work(Tasks(child.calls, processes))
+        return work(Tasks(calls, processes))
     finally:
-        child.calls.close()  # which ends it, and by it all tasks
-        child.process.end(2 * END_S)
+        calls.close()  # which ends it, and by it all tasks
+        child.end(2 * END_S)
+
+
+def _started(child: Apart, calls: Connection) -> bool | str:
+    """Wait for MPI: whether the tasks' command lines differ, or why it has not started."""
+    try:
+        if not calls.poll(START_S):
+            child.end()
+            return f"not within {START_S:.0f} s"
+        message: bool | str = calls.recv()
+    except (EOFError, OSError):
+        child.ends_within(math.inf)
+        return f"its process {ended(child.status or 0)}"
+    except BaseException:
+        child.end()
+        raise
+    if isinstance(message, str):
+        child.end(END_S)
+    return message
 
 
 # -- the process that has MPI --------------------------------------------------------------------
-
-
-class _Child:
-    """A task's child, which has MPI. Whatever becomes of it the task goes on."""
-
-    def __init__(self, own_task: Task, line: Sequence[str]) -> None:
-        from multiprocessing import Pipe
-
-        self.calls, theirs = Pipe()
-        #: whether the tasks have command lines of their own
-        self.differ = False
-        self.process = Apart(lambda: _with_mpi(own_task, list(line), theirs, self.calls))
-        theirs.close()
-
-    def started(self) -> str:
-        """Wait for MPI. Empty, or why it has not started."""
-        try:
-            if not self.calls.poll(START_S):
-                self.process.end()
-                return f"not within {START_S:.0f} s"
-            message = self.calls.recv()
-        except (EOFError, OSError):
-            self.process.ends_within(math.inf)
-            return f"its process {ended(self.process.status or 0)}"
-        except BaseException:
-            self.process.end()
-            raise
-        if isinstance(message, str):
-            self.process.end(END_S)
-            return message
-        self.differ = message
-        return ""
 
 
 def _with_mpi(

@@ -31,7 +31,7 @@ from clusterprof.agent.guard import session, writer
 from clusterprof.agent.guard.report_transfer import Reducing, ReportTransfer
 from clusterprof.agent.rank import probing
 from clusterprof.agent.remote import prober
-from clusterprof.launch import job_processes, over_hosts, stop
+from clusterprof.launch import job_processes, over_hosts, run_job
 from clusterprof.launch.job_processes import Foreground, Witness
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -250,10 +250,10 @@ def run(tmp_path: Path) -> run_directory.Window:
 def test_a_signal_waits_for_reports_no_longer_than_it_may(
     run: run_directory.Window, clock: ManualClock, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = stop.BeforeSrunKills(run, [0], longer_s=4, clock=clock)
+    before = run_job.BeforeSrunKills(run, [0], longer_s=4, clock=clock)
     began = clock.now()
     assert before(signal.SIGTERM, lambda: clock.sleep(0.1) or False) == [signal.SIGTERM]
-    assert clock.now() - began == pytest.approx(stop.SAVING_S + 4, abs=0.11)
+    assert clock.now() - began == pytest.approx(run_job.SAVING_S + 4, abs=0.11)
     assert "saving 1 report, at most 10 s" in capsys.readouterr().err
 
 
@@ -261,7 +261,7 @@ def test_a_signal_waits_for_reports_no_longer_than_it_may(
 def test_two_interrupts_kill_where_they_come_within_a_second(
     run: run_directory.Window, clock: ManualClock, apart_s: float, kills: bool
 ) -> None:
-    before = stop.BeforeSrunKills(run, [0], clock=clock)
+    before = run_job.BeforeSrunKills(run, [0], clock=clock)
     before(signal.SIGINT, lambda: True)
     clock.sleep(apart_s)
     assert len(before(signal.SIGINT, lambda: True)) == (2 if kills else 1)
@@ -273,9 +273,9 @@ def test_the_windows_are_closed_before_the_time_limit(
     margin_s: float | None, closed_at: float,
 ) -> None:  # fmt: skip
     began = clock.now()
-    monkeypatch.setattr(stop, "slurm_job", lambda run, expected: "1")
-    monkeypatch.setattr(stop, "time_left", lambda job: (began + 600 - clock.now(), 600.0))
-    stop.close_before_limit(run, [0], margin_s, clock)
+    monkeypatch.setattr(run_job, "slurm_job", lambda run, expected: "1")
+    monkeypatch.setattr(run_job, "time_left", lambda job: (began + 600 - clock.now(), 600.0))
+    run_job.close_before_limit(run, [0], margin_s, clock)
     assert clock.now() - began == pytest.approx(closed_at, abs=1.0)
     assert states.stop_requested(str(run.path)) == "the job's time limit is near"
 

@@ -53,12 +53,6 @@ def test_a_suspect_is_captured_with_one_peer_of_each_of_its_groups() -> None:
     assert chosen(look(13, 12, groups=[*TENSOR, *DATA]), [15], [0]) == [13, 15, 1, 12, 0]
 
 
-def test_to_train_for_longer_is_no_advice_where_no_step_was_counted() -> None:
-    assert "train for longer" in run_job.advice([{"steps": 9}, {"steps": 0}])
-    assert "train for longer" in run_job.advice([{"steps": 0}, {}])
-    assert run_job.advice([{"steps": 0}, {"steps": 0}]) == ""
-
-
 def test_a_rank_whose_lateness_may_cost_nothing_is_not_said_to_delay_others() -> None:
     found = look(13)
     assert watch.sentence(found) == "rank 13 delays the other ranks by 40.0 ms per step"
@@ -127,6 +121,29 @@ def run(tmp_path: Path) -> Window:
          "world_size": 2, "began": "2026-01-02T03:04:05+00:00", "ended": None}
     )  # fmt: skip
     return made
+
+
+@pytest.mark.parametrize(
+    ("facts", "advised"),
+    [
+        (({"steps": 9}, {"steps": 0}), True),
+        (({"steps": 0}, {}), True),
+        (({"steps": 0}, {"steps": 0}), False),
+    ],
+)
+def test_to_train_for_longer_is_no_advice_where_no_step_was_counted(
+    run: Window, facts: tuple[dict[str, int], ...], advised: bool,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    for rank, of_rank in enumerate(facts):
+        states.advance(str(run.rank(rank)), "counted", **of_rank)
+    plan = SimpleNamespace(
+        job=SimpleNamespace(closed=""), expected=(), for_agent=SimpleNamespace(looks_first=True)
+    )
+    run_job.collected(cast("planning.LaunchPlan", plan), run, 0, 0)
+    printed = capsys.readouterr().err
+    assert "the job ended before a second window was ordered" in printed
+    assert ("train for longer" in printed) == advised
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from clusterprof.agent.contracts.plan import NsysPlan, Plan, Selection
 from clusterprof.agent.guard import report_transfer, session
 from clusterprof.agent.rank import window
 from clusterprof.agent.rank.steps import Counter
-from clusterprof.launch.stop import request_stop
+from clusterprof.launch.run_job import request_stop
 
 WHY = "the job's time limit is near"
 

@@ -12,8 +12,8 @@ from clusterprof.agent.contracts import states
 from clusterprof.agent.contracts.plan import NsysPlan
 from clusterprof.arguments import StepWindow, parse_ranks
 from clusterprof.collect import live_windows
-from clusterprof.launch import stop
-from clusterprof.launch.stop import BeforeSrunKills
+from clusterprof.launch import run_job
+from clusterprof.launch.run_job import BeforeSrunKills
 from clusterprof.run_directory import Window
 
 
@@ -36,8 +36,8 @@ def test_only_open_windows_and_reports_that_are_being_written_are_waited_for(
     rank_is(run, 2, "finishing")
     rank_is(run, 3, "finishing", report=True)
     rank_is(run, 4, "captured")
-    assert stop.unsaved(run, None) == [1, 2]
-    assert stop.unsaved(run, [2, 3, 9]) == [2]
+    assert run_job.unsaved(run, None) == [1, 2]
+    assert run_job.unsaved(run, [2, 3, 9]) == [2]
 
 
 def test_windows_that_were_ordered_later_are_waited_for_too(run: Window) -> None:
@@ -46,7 +46,7 @@ def test_windows_that_were_ordered_later_are_waited_for_too(run: Window) -> None
     for rank in range(4):
         rank_is(run, rank, "counting")
         states.advance(str(later.rank(rank)), "capturing" if rank == 3 else "counting")
-    assert stop.unsaved(run, ()) == [3]
+    assert run_job.unsaved(run, ()) == [3]
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGQUIT"])
@@ -68,7 +68,7 @@ def test_srun_gets_its_signal_once_the_reports_are_home_and_the_ranks_are_told_w
 
 def test_reports_may_take_as_much_longer_as_nsys_may(run: Window) -> None:
     by_nsys = NsysPlan("nsys", "2022.4", None, {}, [], [], [], [], start_s=60)
-    assert BeforeSrunKills(run, [0], by_nsys.longer_s).saving_s == stop.SAVING_S + 54
+    assert BeforeSrunKills(run, [0], by_nsys.longer_s).saving_s == run_job.SAVING_S + 54
     assert by_nsys._replace(start_s=1).longer_s == 0
 
 
@@ -100,20 +100,20 @@ def test_the_second_interrupt_within_a_second_is_the_one_that_kills(run: Window)
     ],
 )  # fmt: skip
 def test_what_slurm_says_of_a_time_limit_is_understood(text: str, expected: float | None) -> None:
-    assert stop.seconds(text) == expected
+    assert run_job.seconds(text) == expected
 
 
 def test_a_short_limit_leaves_most_of_its_time_to_the_window() -> None:
-    assert [stop.margin(limit) for limit in (None, 86400.0, 300.0, 60.0)] == [60, 60, 30, 6]
+    assert [run_job.margin(limit) for limit in (None, 86400.0, 300.0, 60.0)] == [60, 60, 30, 6]
 
 
 def test_the_job_is_the_one_around_us_or_the_one_that_a_rank_names(
     run: Window, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    assert stop.slurm_job(run, [3]) is None
+    assert run_job.slurm_job(run, [3]) is None
     states.advance(str(run.rank(3)), "waiting", chosen=True, slurm_job="4711")
-    assert stop.slurm_job(run, [3]) == "4711"
-    assert stop.slurm_job(run, None) == "4711"
+    assert run_job.slurm_job(run, [3]) == "4711"
+    assert run_job.slurm_job(run, None) == "4711"
     monkeypatch.setenv("SLURM_JOB_ID", "12")
-    assert stop.slurm_job(run, [3]) == "12"
+    assert run_job.slurm_job(run, [3]) == "12"
