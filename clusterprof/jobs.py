@@ -89,8 +89,9 @@ CONTAINERS = ("apptainer", "singularity", "docker", "podman", "enroot", "charlie
 
 
 def find_program(name: str) -> str:
-    """The program: on PATH, or beside our own Python (an environment that is not activated). Raises
-    LaunchError where it is in neither.
+    """The program: on PATH, or beside our own Python (an environment that is not activated).
+
+    Raises LaunchError where it is in neither.
     """
     if program := shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent)):
         return program

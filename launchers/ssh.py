@@ -238,8 +238,9 @@ def fabric() -> Any:
 
 
 def ssh_configuration(path: Path | None) -> Any:
-    """Fabric's configuration, with the user's ssh configuration, or with `path` instead. Raises
-    LaunchError (no Fabric), HostError (the file cannot be read).
+    """Fabric's configuration, with the user's ssh configuration, or with `path` instead.
+
+    Raises LaunchError (no Fabric), HostError (the file cannot be read).
     """
     configuration = fabric().Config(runtime_ssh_path=None if path is None else str(path), lazy=True)
     try:

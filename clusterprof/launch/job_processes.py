@@ -17,7 +17,6 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from clusterprof.agent.contracts import descriptors
 from clusterprof.agent.contracts.timing import REAL, Clock
@@ -113,25 +112,28 @@ class Foreground:
         Yields a function to call once the launcher has started: it takes the signals that nohup
         and `&` have us ignore, which the launcher must inherit as ignored.
         """
+        ignored = [number for number in _HANDED_ON if signal.getsignal(number) == signal.SIG_IGN]
+        at_once = [signal.SIGCHLD, *(number for number in _HANDED_ON if number not in ignored)]
         self._reader, writer = os.pipe()
         os.set_blocking(writer, False)
-        wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        before: dict[int, Any] = {}
+        with contextlib.ExitStack() as taken:
+            taken.callback(os.close, writer)
+            taken.callback(os.close, self._reader)
+            wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+            taken.callback(signal.set_wakeup_fd, wakeup)
+            taken.enter_context(handled(at_once, lambda *_: None))
+            yield lambda: taken.enter_context(handled(ignored, lambda *_: None))
 
-        def listen(*numbers: int) -> None:
-            for number in numbers:
-                before[number] = signal.signal(number, lambda *_: None)
 
-        ignored = [number for number in _HANDED_ON if signal.getsignal(number) == signal.SIG_IGN]
-        try:
-            listen(signal.SIGCHLD, *(number for number in _HANDED_ON if number not in ignored))
-            yield lambda: listen(*ignored)
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            signal.set_wakeup_fd(wakeup)
-            os.close(self._reader)
-            os.close(writer)
+@contextlib.contextmanager
+def handled(numbers: Sequence[int], handler: Callable[[int, object], None]) -> Iterator[None]:
+    """Have `handler` called at each of these signals, and afterwards what was called before."""
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)
 
 
 #: What a witness runs. Its command line holds none of our names: a `pkill -f` of one of them does

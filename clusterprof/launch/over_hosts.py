@@ -31,6 +31,7 @@ from clusterprof.collect.over_ssh import RemoteHost
 from clusterprof.console import command as show_command, say
 from clusterprof.errors import HostError
 from clusterprof.jobs import Host, OverSsh
+from clusterprof.launch.job_processes import handled
 from clusterprof.launch.planning import LaunchPlan
 from clusterprof.launch.run_job import begin, conclude
 from clusterprof.launchers import ssh as launcher
@@ -130,7 +131,8 @@ def run_on(hosts: list[RemoteHost], job: OverSsh, plan: LaunchPlan) -> int:
     """Run the job on its hosts, fetch the reports, merge."""
     run, manifest = begin(plan)
     running = Running(hosts)
-    with signals(running):
+    numbers = [getattr(signal, f"SIG{name}") for name in _HANDED_ON]
+    with handled(numbers, running.note):
         try:
             deliver_to_all(hosts, job, plan)
             manifest.record(**members(hosts, job))
@@ -241,6 +243,10 @@ class Running:
                         host.reason = "the connection was lost while the job ran"
         return max(host.status or 0 for host in self.hosts)
 
+    def note(self, number: int, _frame: object) -> None:
+        """Handle a signal, which `run` forwards."""
+        self.signals.append(signal.Signals(number).name.removeprefix("SIG"))
+
     def forward_signals(self, commands: Sequence[RemoteCommand]) -> None:
         """Forward signals to the hosts; the second one that ends the job kills it."""
         while self.signals:
@@ -270,22 +276,6 @@ def start(host: RemoteHost, job: OverSsh, argv: Sequence[str], output: Output) -
     if not host.command.write(json.dumps(request).encode() + b"\n") and not host.command.wait(1):
         host.command.close()
         host.status, host.reason = 255, "it does not accept its command"
-
-
-@contextlib.contextmanager
-def signals(running: Running) -> Iterator[None]:
-    """Forward our signals to the hosts; a second signal to end kills the job there."""
-
-    def note(number: int, _frame: object) -> None:
-        running.signals.append(signal.Signals(number).name.removeprefix("SIG"))
-
-    numbers = [getattr(signal, f"SIG{name}") for name in _HANDED_ON]
-    before = {number: signal.signal(number, note) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

@@ -133,8 +133,9 @@ def choose(asked: argparse.Namespace, earlier: EarlierRun | None = None) -> Capt
 
 
 def find(wanted: Path | None = None) -> Nsys:
-    """The nsys named, or on PATH, or where installers put it. Raises ProfilerError where there is
-    none, it does not run, or it is too old.
+    """The nsys named, or on PATH, or where installers put it.
+
+    Raises ProfilerError where there is none, it does not run, or it is too old.
     """
     candidates = [Nsys(str(wanted))] if wanted is not None else installed()
     if not candidates:
