@@ -232,16 +232,20 @@ class Running:
         ]:
             self.forward_signals([command for _, command in running])
             for host, command in running:
-                if self._clock.now() > self._patience:
-                    command.close()
-                    host.status, host.reason = 255, "it did not end when asked to"
-                elif command.wait(0.5 / len(self.hosts)):
-                    lost, host.status = command.lost, command.status()
-                    if lost and host.ssh.connected:
-                        host.reason = "our helper there was killed"
-                    elif lost:
-                        host.reason = "the connection was lost while the job ran"
+                self.wait_for(host, command)
         return max(host.status or 0 for host in self.hosts)
+
+    def wait_for(self, host: RemoteHost, command: RemoteCommand) -> None:
+        """Wait a moment for a host's command, and note how it ended."""
+        if self._clock.now() > self._patience:
+            command.close()
+            host.status, host.reason = 255, "it did not end when asked to"
+        elif command.wait(0.5 / len(self.hosts)):
+            lost, host.status = command.lost, command.status()
+            if lost and host.ssh.connected:
+                host.reason = "our helper there was killed"
+            elif lost:
+                host.reason = "the connection was lost while the job ran"
 
     def note(self, number: int, _frame: object) -> None:
         """Handle a signal, which `run` forwards."""

@@ -149,15 +149,9 @@ def find(wanted: Path | None = None) -> Nsys:
 def _with_nsys(asked: argparse.Namespace, because: str, earlier: EarlierRun | None) -> CapturePlan:
     """The nsys part of a launch. Raises ProfilerError (missing, too old, refuses a flag)."""
     nsys = find(path(asked.nsys) if asked.nsys else None)
-    flags, remarks = _flags(nsys, asked), list[str]()
-    given, start_s = os.environ.get(START_VARIABLE, ""), NsysPlan._field_defaults["start_s"]
-    if re.fullmatch("[0-9]{1,3}", given) and 1 <= int(given) <= MOST_START_S:
-        start_s = int(given)
-    elif given:
-        remarks.append(
-            f"{START_VARIABLE}={given[:40]!r} is not a number of seconds from 1 to {MOST_START_S}: "
-            f"nsys has {start_s} s to start a program"
-        )
+    flags = _flags(nsys, asked)
+    start_s, start_remark = _seconds_to_start()
+    remarks = [start_remark]
     if _can_add(nsys, flags, NODES) and earlier is not None and earlier.had_graphs():
         flags.append(NODES)
         remarks.append(
@@ -187,11 +181,21 @@ def _with_nsys(asked: argparse.Namespace, because: str, earlier: EarlierRun | No
         start_s=start_s,
     )  # fmt: skip
     return CapturePlan(
-        "nsys", nsys.version, because, tuple(remarks), commands,
+        "nsys", nsys.version, because, tuple(filter(None, remarks)), commands,
         # A session by default: nsys' own stop then runs beside the training (docs/nsys.md).
         window_by="cuda" if asked.window_by == "cuda" else "session",
         emit_nvtx=asked.pytorch == "emit-nvtx",
     )  # fmt: skip
+
+
+def _seconds_to_start() -> tuple[int, str]:
+    """The seconds that the user's environment gives nsys to start, or a remark on what it says."""
+    given = os.environ.get(START_VARIABLE, "")
+    if re.fullmatch("[0-9]{1,3}", given) and 1 <= int(given) <= MOST_START_S:
+        return int(given), ""
+    wrong = f"{START_VARIABLE}={given[:40]!r} is not a number of seconds from 1 to {MOST_START_S}"
+    default_s: int = NsysPlan._field_defaults["start_s"]
+    return default_s, f"{wrong}: nsys has {default_s} s to start a program" if given else ""
 
 
 def _can_add(nsys: Nsys, flags: Sequence[str], option: str) -> bool:

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clusterprof import __version__, console, gate, installed_nsys, masking, run_directory, words
 from clusterprof.agent.contracts import files, paths, states
@@ -37,6 +37,9 @@ from clusterprof.launch.planning import GATE_FAILED, PROFILE_FAILED, LaunchPlan
 from clusterprof.launch.watch import look_first, watch_hangs, watch_lateness
 from clusterprof.results import RANKS
 from clusterprof.run_directory import Manifest, Window
+
+if TYPE_CHECKING:
+    from clusterprof.study import Study
 
 #: seconds for late files of a job that got a signal to end: its reports were waited for before
 HASTY_S = 1.0
@@ -153,22 +156,17 @@ def conclude(
     """
     ended = now_text()
     installed_nsys.prefer(plan.capture.path)
-    complete, merged, passed = False, False, not plan.arguments.fail_on
+    complete, study, passed = False, None, not plan.arguments.fail_on
     try:
         run, outcomes = collected(plan, run, patience_s, finishing_s)
         complete = print_outcomes(run, outcomes)
         if run.path.is_dir():
             shown = [outcome.as_json() for outcome in outcomes]
             manifest.record(ended=ended, exit_status=status, attempt=run.attempt, outcomes=shown)
-        reported = any(outcome.report for outcome in outcomes) or bool(flights(run.results)[0])
-        to_merge = reported and not plan.arguments.no_merge
-        if to_merge and in_haste:
-            say(f"not merged, because of the signal: clusterprof collect {shortest(run.path)}")
-        elif to_merge:
-            from clusterprof.merge_run import merge_run, tell_results
+        study = merged(plan, run, outcomes, in_haste)
+        if study is not None:
+            from clusterprof.merge_run import tell_results
 
-            study = merge_run(run, outcomes)
-            merged = True
             with console.harmless():
                 tell_results(study, run)
             passed = not gate.fails(plan.arguments.fail_on, study.results["findings"])
@@ -181,7 +179,7 @@ def conclude(
         if (later.path / paths.ORDER).exists() and not later.is_auto and not later.html.exists():
             say(f"window {later.number} was captured later: clusterprof collect "
                 f"{shortest(run.directory.path)} --window {later.number}")  # fmt: skip
-    if plan.arguments.fail_on and not merged:
+    if plan.arguments.fail_on and study is None:
         say("--fail-on could not be checked: nothing was merged")
     return final_status(plan, status, complete=complete, passed=passed)
 
@@ -203,6 +201,21 @@ def collected(
     if plan.job.closed and not run.ranks():
         outcomes = [replace(outcome, reason=plan.job.closed) for outcome in outcomes]
     return run, outcomes
+
+
+def merged(
+    plan: LaunchPlan, run: Window, outcomes: Sequence[Outcome], in_haste: bool
+) -> Study | None:
+    """The study of what was collected; None where nothing is merged."""
+    reported = any(outcome.report for outcome in outcomes) or bool(flights(run.results)[0])
+    if not reported or plan.arguments.no_merge:
+        return None
+    if in_haste:
+        say(f"not merged, because of the signal: clusterprof collect {shortest(run.path)}")
+        return None
+    from clusterprof.merge_run import merge_run
+
+    return merge_run(run, outcomes)
 
 
 def failure(error: Exception, where: str) -> list[str]:

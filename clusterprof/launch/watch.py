@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -201,8 +202,7 @@ def watch_lateness(
         before, newest = newest, wait_for_dumps(now, newest, every_s, clock)
         if newest == before:
             # it may be that ranks hang, and no step ends
-            if metrics is not None:
-                _unwritten(metrics, files.write, gauges(now, rows))
+            _unwritten(metrics, partial(write_gauges, run=now, rows=rows))
             if not newest and not why_none and (why_none := flights(now)[1]):
                 say(f"who is late cannot be determined so far: {why_none}")
             continue
@@ -215,30 +215,31 @@ def watch_lateness(
         late = watched.lateness(rows)
         try:
             added = look(now, clock.wall_ns(), rows)
-            if not added and not is_explained:
-                say("ranks cannot be compared in this look: they have too few steps in common, or "
-                    "no durations of collectives (gloo) and clocks that are not known to a "
-                    "fiftieth of a step")  # fmt: skip
-            is_explained, rows = is_explained or not added, [*rows, *added]
         except (ClusterprofError, OSError) as error:
             # one look that fails does not end the watch: a file system may answer again
             say(f"all ranks could not be looked at: {str(error).splitlines()[0]}")
             continue
+        if not added and not is_explained:
+            say("ranks cannot be compared in this look: they have too few steps in common, or "
+                "no durations of collectives (gloo) and clocks that are not known to a "
+                "fiftieth of a step")  # fmt: skip
+        is_explained, rows = is_explained or not added, [*rows, *added]
         for sentence in watched.news(late, watched.lateness(rows)):
             say(f"step {rows[-1].last_step}, {words.wall_time(rows[-1].wall_ns)}: {sentence}")
-        was_unwritten, unwritten = unwritten, _unwritten(table, watched.write, rows)
-        if metrics is not None:
-            unwritten |= _unwritten(metrics, files.write, gauges(now, rows))
+        was_unwritten = unwritten
+        unwritten = _unwritten(table, partial(watched.write, rows=rows))
+        unwritten |= _unwritten(metrics, partial(write_gauges, run=now, rows=rows))
         for path in unwritten.keys() - was_unwritten.keys():
             say(f"{path} cannot be written: {unwritten[path]}; tried again after each look")
 
 
-def _unwritten(path: Path, write: Callable[[Path, Any], None], content: Any) -> dict[Path, str]:
-    """Write a file; returns why it could not be written, nothing where it was."""
-    try:
-        write(path, content)
-    except OSError as error:
-        return {path: error.strerror or repr(error)}
+def _unwritten(path: Path | None, write: Callable[[Path], None]) -> dict[Path, str]:
+    """Write a file, if it is asked for; returns why it could not be written."""
+    if path is not None:
+        try:
+            write(path)
+        except OSError as error:
+            return {path: error.strerror or repr(error)}
     return {}
 
 
@@ -320,6 +321,11 @@ def _healthy(rank: int, first: int, since: int, before: Sequence[Row]) -> range:
     last = [row for row in before if row.wall_ns == before[-1].wall_ns]
     was_late = any(row.rank == rank and row.until_step == row.last_step for row in last)
     return range(0) if was_late else range(last[0].first_step, first)
+
+
+def write_gauges(path: Path, run: Window, rows: Sequence[Row]) -> None:
+    """Write the present for Prometheus. Raises OSError."""
+    files.write(path, gauges(run, rows))
 
 
 def gauges(run: Window, rows: Sequence[Row]) -> str:
