@@ -297,7 +297,7 @@ def beside_job(task: Callable[[], None], otherwise: str) -> Apart:
     """
 
     def beside() -> int:
-        for number in ENDING:
+        for number in _HANDED_ON:
             signal.signal(number, signal.SIG_IGN)  # those are the job's
         descriptors.release(descriptors.inherited())
         try:

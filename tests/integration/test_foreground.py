@@ -157,10 +157,12 @@ def test_what_is_done_beside_a_job_outlives_signals_and_ends_with_it(workdir: Pa
     running.wait_until(lambda: "beside" in running.printed(), "beside")
     beside = int(running.printed().split()[1])
     waiting = Path(f"/proc/{beside}/status")
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+    ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    numbers = (*ending, signal.SIGUSR1, signal.SIGUSR2)
+    for number in numbers:
         os.kill(beside, number)
     ignored = int(waiting.read_text().partition("SigIgn:")[2].split()[0], 16)
-    assert all(ignored & 1 << number - 1 for number in (1, 2, 3, 15))
+    assert all(ignored & 1 << number - 1 for number in numbers)
     (workdir / "end").touch()
     assert running.ends() == 0, running.printed()
     assert not waiting.exists()
