@@ -1,6 +1,6 @@
 """The job while it runs: who is late (`--watch`), and which ranks hang.
 
-With `--watch` every rank saves its flight recorder at the same times (`agent.rank.watching`). What
+With `--watch` every rank saves its flight recorder at the same times (`agent.rank.recorder`). What
 a look at all of them shows is added to `watched.csv`, what changes is said in a line, and the
 present is written for Prometheus. That no step ends each rank's writer notices by itself, and
 leaves what there is to be read here: since when, where, and what the rank waits for.

@@ -15,7 +15,7 @@ from clusterprof.agent.contracts import outbox as outboxes, paths
 from clusterprof.agent.contracts.outbox import Outbox
 from clusterprof.agent.contracts.plan import Plan, Selection
 from clusterprof.agent.rank import recorder
-from clusterprof.agent.rank.recorder import Recorder, UnavailableError, check_size, version_of
+from clusterprof.agent.rank.recorder import Recorder, UnavailableError, check_size
 from clusterprof.agent.rank.steps import Counter
 from clusterprof.agent.rank.window import Window
 
@@ -196,7 +196,7 @@ def test_what_torch_does_by_default_goes_by_its_version(
     version: str, environ: dict[str, str], on: bool
 ) -> None:
     try:
-        check_size(environ, version_of(version), version)
+        check_size(environ, version)
     except UnavailableError:
         assert not on
     else:

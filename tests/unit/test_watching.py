@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from lab.clock import ManualClock
 
-from clusterprof.agent.rank.watching import Watching
+from clusterprof.agent.rank.recorder import Watching
 
 S = 1_000_000_000
 

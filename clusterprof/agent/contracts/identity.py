@@ -57,6 +57,14 @@ def profiled(environ: Mapping[str, str]) -> str:
     return fields(environ).get(PROFILED, "")
 
 
+def other_profiler(environ: Mapping[str, str]) -> Optional[str]:
+    """What profiles this process already, by its environment; None where nothing is seen."""
+    if "NSYS_PROFILING_SESSION_ID" in environ or "QUADD_INJECTION_CONFIG" in environ:
+        return "an nsys that was started around it"
+    injected = environ.get("CUDA_INJECTION64_PATH")
+    return "%s (CUDA_INJECTION64_PATH)" % injected if injected else None
+
+
 def set_field(environ: MutableMapping[str, str], name: str, value: Optional[str]) -> None:
     """Set a field of PLAN, or take it away (None); nothing where there is no plan."""
     if PLAN not in environ:

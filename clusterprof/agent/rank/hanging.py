@@ -26,7 +26,6 @@ from .window import first_line
 
 #: One wait for the writer; there is always another one. poll(2) takes 24 days at most.
 _DAY_S = 86_400.0
-_NAMES = {paths.FLIGHT: paths.HANG, paths.FLIGHT_PICKLE: paths.HANG_PICKLE}
 #: What torch imports to name the lines of a stack; that takes seconds.
 _NAMING = "torch._inductor.codecache"
 #: CU_STREAM_CAPTURE_MODE_THREAD_LOCAL of the CUDA driver API
@@ -97,7 +96,7 @@ class Hanging:
         source = self.recorder.find(stacks=self.plan.stacks or _NAMING in sys.modules)
         if sys.modules["torch"].cuda.is_initialized():
             spare_captures()
-        hand_over(source, _NAMES[source.name], members(), self.own)
+        hand_over(source, (paths.HANG, paths.HANG_PICKLE), members(), self.own)
 
     def destroy(self) -> None:
         """The program is about to destroy process groups, to whose CUDA events a dump refers."""

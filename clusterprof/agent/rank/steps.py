@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
 from ..contracts.timing import REAL, Clock
 from . import hooks
-from .entry import entry
+from .hooks import entry
 
 if TYPE_CHECKING:
     from ..contracts.outbox import Outbox

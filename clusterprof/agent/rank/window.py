@@ -18,8 +18,8 @@ from ..contracts.identity import profiled
 from ..contracts.outbox import Outbox
 from ..contracts.plan import Plan
 from ..contracts.states import State
-from . import own_profilers, probing, profilers
-from .entry import entry
+from . import probing, profilers
+from .hooks import entry
 from .steps import Counter, ended_before
 
 #: How long a window that opens waits for word whether it was ordered closed already.
@@ -63,7 +63,7 @@ class Window:
         #: holds an `_AtEnd` of the thread that opened the window, which alone can close it
         self.local = _local()
         if by_nsys and profiled(os.environ).startswith("cuda:"):
-            own_profilers.cuda_range()
+            profilers.cuda_range()
 
     def at(self, count: int) -> int:
         """A step has just ended, and the window begins or ends here; when to come back."""
@@ -94,7 +94,7 @@ class Window:
             self.counter.anchor(0 if self.number == 1 else self.first)
             probing.notify("open")
             self.switches = self.make_switches()
-            own = own_profilers.kineto.program
+            own = profilers.kineto.program
             if self.excludes(own):
                 return self.not_opened("the program's own %s is on; choose other steps with --steps"
                                        % own)  # fmt: skip
@@ -107,7 +107,7 @@ class Window:
             return self.not_opened(first_line(error))
         self.is_open = True
         self.local.at_end = _AtEnd(self.thread_ends)
-        own_profilers.kineto.comes = self.give_way
+        profilers.kineto.comes = self.give_way
         self.opened_ns = self.counter.clock.now_ns()
         with contextlib.suppress(Exception):
             self.readings.append(clocks.reading("opened", mark=True))
@@ -184,7 +184,7 @@ class Window:
         `whole`: all is captured that is to be; another attempt of the job need not capture again.
         """
         self.is_open = False
-        own_profilers.kineto.comes = None
+        profilers.kineto.comes = None
         self.outbox.say("ignore")
         self.counter.flush()
         self.garbage.stop()
@@ -223,7 +223,7 @@ class Window:
                 switch.stop()
             except Exception as error:
                 problem = first_line(error)
-                if isinstance(error, own_profilers.OtherThreadError):
+                if isinstance(error, profilers.OtherThreadError):
                     continue
             self.running.remove(switch)
         return problem
@@ -238,7 +238,7 @@ class Window:
             self.outbox.state(State.LOST, ended_before(*where), steps=count)
         else:
             deprived = None
-            if profiled(os.environ) and own_profilers.kineto.used and profilers.uses_cuda():
+            if profiled(os.environ) and profilers.kineto.used and profilers.uses_cuda():
                 deprived = ("the program's own torch.profiler saw no GPU beside nsys; it is left "
                             "whole by --profiler torch")  # fmt: skip
             self.outbox.state(None, deprived, steps=count)
