@@ -7,6 +7,7 @@ clock's distance from true time; marks relate the report's times to it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -16,10 +17,6 @@ from . import documents, files, paths
 
 #: a range of this name, and a number, stands in the report where a clock was read
 MARK = "clusterprof:clock:"
-
-_NANOSECONDS = 0x2000  # STA_NANO: offset is in ns and not in µs
-_UNSYNCHRONISED = 0x0040  # STA_UNSYNC
-_ERROR = 5  # TIME_ERROR
 
 
 def kernel() -> Optional[Dict[str, Any]]:
@@ -40,11 +37,12 @@ def kernel() -> Optional[Dict[str, Any]]:
         return None
     # the first members of struct timex: modes, offset, freq, maxerror, esterror, status
     _, offset, frequency, most, estimated, status = struct.unpack_from("@Illlli", timex)
+    in_ns, unsynchronised, time_error = 0x2000, 0x0040, 5  # STA_NANO, STA_UNSYNC, TIME_ERROR
     return {
-        "offset_ns": offset if status & _NANOSECONDS else offset * 1000,
+        "offset_ns": offset if status & in_ns else offset * 1000,
         "maxerror_ns": most * 1000,
         "esterror_ns": estimated * 1000,
-        "synchronised": state != _ERROR and not status & _UNSYNCHRONISED,
+        "synchronised": state != time_error and not status & unsynchronised,
         "frequency_ppm": frequency / 65536.0,
     }
 
@@ -96,18 +94,16 @@ def marks(number: int) -> List[Dict[str, Any]]:
     torch = sys.modules.get("torch")
     if torch is None:
         return []
-    ways: List[Any] = [lambda name: torch.profiler.record_function(name)]
+    ways: List[Any] = [lambda name: torch.profiler.record_function(name)] * 2
     if torch.cuda.is_initialized():
-        ways.append(lambda name: torch.cuda.nvtx.range(name))
+        ways += [lambda name: torch.cuda.nvtx.range(name)] * 2
     kept: List[Dict[str, Any]] = []
-    for way in (marker for marker in ways for _ in range(2)):
+    for way in ways:
         name = "%s%d" % (MARK, number + len(kept))
-        try:
+        with contextlib.suppress(Exception):  # a torch without this one, or one that is torn down
             around = way(name)
             before = time.time_ns()
             with around:
                 pass
             kept.append({"name": name, "before_ns": before, "after_ns": time.time_ns()})
-        except Exception:  # a torch without this one, or one that is being torn down
-            pass
     return kept

@@ -61,14 +61,16 @@ def fits(value: Any, form: Any) -> bool:
             for key, member in form.items()
             for name in [key.rstrip("?")]
         )
-    if form is None:
-        return value is None
+    if form is None or isinstance(form, (range, type)):
+        return _is_plain(value, form)
+    return bool(form(value))
+
+
+def _is_plain(value: Any, form: Any) -> bool:
+    if form is None or form is bool or isinstance(value, bool):
+        return value is None if form is None else form is type(value)
     if isinstance(form, range):
-        return type(value) is int and value in form
-    if not isinstance(form, type):
-        return bool(form(value))
-    if form is bool or isinstance(value, bool):
-        return isinstance(value, bool) and form is bool
+        return isinstance(value, int) and value in form
     return isinstance(value, form) and not (isinstance(value, int) and abs(value) >= FARTHEST)
 
 

@@ -13,7 +13,6 @@ import contextlib
 import hashlib
 import hmac
 import os
-import secrets
 import socket
 import struct
 import time
@@ -31,12 +30,10 @@ ASK_AGAIN_S = 0.1
 #: two clocks drift apart by no more than this while they are measured (see align/clock/bounds.py)
 DRIFT_LIMIT_PPM = 150
 
-_MAC = 16
-_REQUEST = struct.Struct("!4sI")
-_ANSWER = struct.Struct("!4sIqq")
-_ASK, _REPLY = b"clp?", b"clp!"
-_SEEK, _FOUND = b"clp-", b"clp+"
-_LARGEST = 8192
+#: bytes of a proof, and of the largest datagram
+_MAC, _LARGEST = 16, 8192
+_REQUEST, _ANSWER = struct.Struct("!4sI"), struct.Struct("!4sIqq")
+_ASK, _REPLY, _SEEK, _FOUND = b"clp?", b"clp!", b"clp-", b"clp+"
 #: Where hosts share a secret and no folder, the answerer listens on one of so many ports that
 #: follow from the secret, below those that systems give away by themselves.
 _MEETING_PORTS, _FIRST_PORT, _PORTS = 3, 20_000, 12_000
@@ -199,7 +196,7 @@ def announce(path: str, address: str) -> Endpoint:
 
     Raises OSError.
     """
-    endpoint = Endpoint(address, secrets.token_bytes(32))
+    endpoint = Endpoint(address, os.urandom(32))
     try:
         host, port = endpoint.socket.getsockname()[:2]
         fields = {"address": host, "port": port, "secret": endpoint.secret.hex()}
@@ -220,8 +217,8 @@ def announced(path: str, ours: bool) -> Answerer:
     form = {"address": str, "port": range(1, 65536), "secret": str, "machine": str}
     if not documents.fits(fields, form):
         raise ValueError("%s announces no answerer" % path)
-    contents = {name: fields[name] for name in form}
-    return Answerer(**{**contents, "secret": bytes.fromhex(contents["secret"])})
+    address, port, secret, machine = map(fields.get, form)
+    return Answerer(address, port, bytes.fromhex(secret), machine)
 
 
 def answer(endpoint: Endpoint) -> Optional[Tuple[bytes, Any]]:

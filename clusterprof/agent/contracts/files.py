@@ -19,9 +19,6 @@ if TYPE_CHECKING:  # the first annotation that is compiled takes an interpreter 
     #: a file's path; bytes that are no UTF-8 are surrogates, as everywhere in Python
     Path = Union[str, os.PathLike[str]]
 
-#: the kernel's number for a user who has none here
-_UNMAPPED = 65534
-
 #: how the name of an unfinished file ends: who lists a folder leaves it out
 UNFINISHED = ".tmp"
 
@@ -52,7 +49,8 @@ def new(path: Path, mode: Optional[int] = None) -> Iterator[IO[bytes]]:
     stem = os.fsdecode(os.fsencode(name)[:128])
     beside = os.path.join(folder, ".%s.%s%s" % (stem, os.urandom(8).hex(), UNFINISHED))
     final = 0o666 & ~umask() if mode is None else mode
-    with open(beside, "xb", opener=_for_its_owner) as file:
+    flags = os.O_NOFOLLOW
+    with open(beside, "xb", opener=lambda name, given: os.open(name, given | flags, 0o600)) as file:
         try:
             yield file
             file.flush()
@@ -88,10 +86,6 @@ def remove_left(path: Path, after_s: float = 0.0) -> None:
                 remove(left)
 
 
-def _for_its_owner(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
-
-
 def opened(path: Path, links: bool = False, ours: bool = False) -> IO[bytes]:
     """Open a file for reading: the one way for whatever somebody else may have laid there.
 
@@ -101,9 +95,14 @@ def opened(path: Path, links: bool = False, ours: bool = False) -> IO[bytes]:
     OSError.
     """
     flags = os.O_NONBLOCK | os.O_NOCTTY | (0 if links else os.O_NOFOLLOW)
+    try:
+        file = open(path, "rb", opener=lambda name, given: os.open(name, given | flags))
+    except OSError as error:
+        if error.errno == errno.ELOOP and not links:
+            error.strerror = "it is a link, and no file of a run is one"
+        raise
     with contextlib.ExitStack() as stack:
-        file = open(path, "rb", opener=lambda name, given: _descriptor(name, given | flags))
-        stack.enter_context(file)
+        stack.callback(file.close)
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is no regular file (a pipe or a device)", file.name)
@@ -111,15 +110,6 @@ def opened(path: Path, links: bool = False, ours: bool = False) -> IO[bytes]:
             check_ours(status, path)
         stack.pop_all()
     return file
-
-
-def _descriptor(path: str, flags: int) -> int:
-    try:
-        return os.open(path, flags)
-    except OSError as error:
-        if error.errno == errno.ELOOP and flags & os.O_NOFOLLOW:
-            raise OSError(errno.ELOOP, "it is a link, and no file of a run is one", path) from None
-        raise
 
 
 def content(path: Path, most: int, links: bool = False, ours: bool = False) -> bytes:
@@ -141,8 +131,8 @@ def check_ours(status: os.stat_result, path: Path) -> None:
     there, and root on a file system that squashes it, are the unmapped user, who alone believes
     their files.
     """
-    owner = status.st_uid
-    if owner != os.geteuid() and (owner == _UNMAPPED or owner not in (0, os.stat(__file__).st_uid)):
+    owner, unmapped = status.st_uid, 65534
+    if owner != os.geteuid() and (owner == unmapped or owner not in (0, os.stat(__file__).st_uid)):
         raise PermissionError(errno.EPERM, "it is another user's (%d)" % owner, os.fspath(path))
 
 

@@ -100,13 +100,9 @@ def read(folder: str, ours: bool = False) -> Dict[str, Any]:
         state = documents.load(os.path.join(folder, paths.STATE), ours)
     except (OSError, ValueError):
         return {}
-    if not isinstance(state, dict):
-        return {}
-    return {
-        name: value
-        for name, value in state.items()
-        if name not in _FORM or documents.fits(value, _FORM[name])
-    }
+    members = state.items() if isinstance(state, dict) else ()
+    return {name: value for name, value in members
+            if name not in _FORM or documents.fits(value, _FORM[name])}  # fmt: skip
 
 
 @contextlib.contextmanager

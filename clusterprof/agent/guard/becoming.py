@@ -14,7 +14,7 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Callable, List, NoReturn
 
-from ..contracts import beside, identity, messages, starter
+from ..contracts import beside, identity, messages
 from ..contracts.plan import Plan
 from ..contracts.timing import REAL
 
@@ -34,7 +34,7 @@ def become(plan: Plan, rank: int, program: List[str], start_prober: Callable[[],
     except Exception as error:  # the training comes first
         messages.complain("rank %d runs without nsys: %s" % (rank, error))
         run_alone(program)
-    starter.show_as("guard")
+    beside.show_as("guard")
     end(guard)
 
 
