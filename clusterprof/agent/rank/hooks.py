@@ -28,10 +28,6 @@ Handler = Callable[[int, Any], Any]
 
 #: all code of ours is below
 _FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep
-#: of which these call the program's
-_CALLING = ("called_later", "call_those_that_came")
-#: more than any system's `struct sigaction`
-_ACTION_B = 512
 #: calls that we, and torch for us, may nest: the program may be as deep as its limit lets it
 _DEEPER = 500
 
@@ -98,7 +94,8 @@ def _call_for(number: int, handler: Handler) -> None:
     """
     import ctypes
 
-    libc, action = ctypes.CDLL(None), ctypes.create_string_buffer(_ACTION_B)
+    # more than any system's `struct sigaction`
+    libc, action = ctypes.CDLL(None), ctypes.create_string_buffer(512)
     libc.sigaction(number, None, action)
     try:
         _signal.signal(number, handler)
@@ -113,8 +110,8 @@ def is_the_program_s(error: Exception) -> bool:
         last = last.tb_next
     if last is None:
         return False
-    code = last.tb_frame.f_code
-    return not code.co_filename.startswith(_FOLDER) or code.co_name in _CALLING
+    code, calling = last.tb_frame.f_code, ("called_later", "call_those_that_came")
+    return not code.co_filename.startswith(_FOLDER) or code.co_name in calling
 
 
 class Entry:
@@ -211,11 +208,10 @@ class AfterImport:
         finders = (finder for finder in later if hasattr(finder, "find_spec"))
         specs = (finder.find_spec(fullname, path, target) for finder in finders)
         spec: Any = next((spec for spec in specs if spec is not None), None)
-        if spec is None or spec.loader is None or not hasattr(spec.loader, "exec_module"):
+        if not hasattr(getattr(spec, "loader", None), "exec_module"):
             return None
         # Whoever asks for a spec need not import the module.
-        acting: Any = _Acting(spec.loader, lambda module: self.act(fullname, module))
-        spec.loader = acting
+        spec.loader = _Acting(spec.loader, lambda module: self.act(fullname, module))
         return spec
 
     def act(self, name: str, module: ModuleType) -> None:
@@ -291,14 +287,13 @@ def wrap(
 
 def _kind(owner: Any, name: str) -> Optional[Callable[[Any], Any]]:
     """What a class has to keep a function in for it to be called as the one of this name is."""
-    for base in getattr(owner, "__mro__", ()) if isinstance(owner, type) else ():
-        if name in vars(base):
-            member = vars(base)[name]
-            if isinstance(member, classmethod):
-                return classmethod
-            binds = hasattr(member, "__get__") and not isinstance(member, staticmethod)
-            return None if binds else staticmethod
-    return staticmethod if isinstance(owner, type) else None
+    if not isinstance(owner, type):
+        return None
+    member = next((vars(base)[name] for base in owner.__mro__ if name in vars(base)), None)
+    if isinstance(member, classmethod):
+        return classmethod
+    binds = hasattr(member, "__get__") and not isinstance(member, staticmethod)
+    return None if binds else staticmethod
 
 
 class _Stepped(ModuleType):

@@ -7,6 +7,7 @@ or comes out empty. CUPTI, below it and below nsys, has one user as well.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import _socket
 import contextlib
 import functools
@@ -35,8 +36,7 @@ FOLDER_S = 1.0
 #: How long after the rank's own start its writer may begin, where 32 ranks on each core do.
 BEGIN_S = 30.0
 #: the program's own profilers
-TORCH = "torch.profiler"
-NVTX = "emit_nvtx"
+TORCH, NVTX = "torch.profiler", "emit_nvtx"
 
 
 def torch() -> Any:
@@ -60,9 +60,7 @@ def drain() -> None:
 def initialised() -> Any:
     """torch.distributed where the program has a process group; None where it has none."""
     dist = sys.modules.get("torch.distributed")
-    if dist is None or not dist.is_available() or not dist.is_initialized():
-        return None
-    return dist
+    return dist if dist and dist.is_available() and dist.is_initialized() else None
 
 
 def shortest_timeout_s() -> Optional[float]:
@@ -129,12 +127,11 @@ class Kineto:
             identity.lend(os.environ, "TEARDOWN_CUPTI", "1")
 
     def _begins(self, profiler: str) -> None:
-        if self._ours == get_ident():
-            return
-        first, self.program = self.program is None, profiler
-        self.used = self.used or profiler == TORCH
-        if first and self.comes is not None:
-            self.comes(profiler)
+        if self._ours != get_ident():
+            first, self.program = self.program is None, profiler
+            self.used = self.used or profiler == TORCH
+            if first and self.comes is not None:
+                self.comes(profiler)
 
     def _ended(self) -> None:
         if self._ours != get_ident():
@@ -172,9 +169,7 @@ class Switch:
         return 0
 
     def stall_s(self, done: int, left: int) -> float:
-        """How long its start or stop stalls the training, about: `done` of its steps have ended,
-        `left` have not.
-        """
+        """How long it stalls the training, where `done` steps have ended and `left` have not."""
         return 0.0
 
     def save(self) -> None:
@@ -259,7 +254,7 @@ class EmitNvtx(OfOneThread):
     """`--pytorch emit-nvtx`: an NVTX range around every operator, by torch itself."""
 
     def start(self) -> None:
-        """From now on every operator pushes and pops a range."""
+        """Ranges from now on."""
         self.thread = get_native_id()
         self.context: Any = torch().autograd.profiler.emit_nvtx()
         with kineto.ours():
@@ -363,8 +358,6 @@ def end_with_the_guard(address: str) -> None:
     A launcher that loses patience kills the process that it knows, which is the guard: the program
     runs in a session of its own and would live on, holding its GPU.
     """
-    import signal
-
     pid = os.getpid()
     try:
         guard = descriptors.asked(address, "watch", 0)
@@ -381,7 +374,7 @@ def end_with_the_guard(address: str) -> None:
         except OSError:
             gone = True
         if gone and os.getpid() == pid:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, _signal.SIGKILL)
 
     start_new_thread(wait, ())
 
@@ -398,9 +391,7 @@ def spare_children() -> None:
     import ctypes
 
     libc = ctypes.CDLL(None)
-    on_exit, flush, end = (getattr(libc, name, None) for name in ("on_exit", "fcloseall", "_exit"))
-    if on_exit is None or flush is None or end is None:
-        return  # not glibc
-
-    # The last one registered is called first, with the status.
-    os.register_at_fork(after_in_child=lambda: (on_exit(end, None), on_exit(flush, None)))
+    with contextlib.suppress(AttributeError):  # not glibc
+        on_exit, flush, end = libc.on_exit, libc.fcloseall, libc._exit
+        # The last one registered is called first, with the status.
+        os.register_at_fork(after_in_child=lambda: (on_exit(end, None), on_exit(flush, None)))

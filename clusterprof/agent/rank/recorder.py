@@ -103,8 +103,7 @@ class Recorder:
         if not self.was_open:
             self.open()
             return max(self.end, count + 1)
-        if not self.ended_s:
-            self.close()
+        self.close()
         by_nccl = self.source is not None and self.source.backend == "nccl"
         if by_nccl and self.outbox.clock.now() < self.ended_s + SETTLE_S:
             return count + 1
@@ -127,9 +126,10 @@ class Recorder:
 
     def close(self) -> None:
         """The window's last step has ended."""
-        self.ended_s = self.outbox.clock.now()
-        if self.window is None:
-            self.read_clock("close")
+        if not self.ended_s:
+            self.ended_s = self.outbox.clock.now()
+            if self.window is None:
+                self.read_clock("close")
 
     def hurry(self) -> None:
         """The program destroys a process group: save what may be gone with it."""
@@ -141,7 +141,14 @@ class Recorder:
         """Hand the dump to the writer, or say in the rank's state why there is none."""
         self.is_open = False
         try:
-            source = self.at_the_end()
+            try:
+                source = self.find()
+            except UnavailableError:
+                # NCCL's entries refer to CUDA events of its process groups, which may be gone with
+                # them; gloo's refer to nothing.
+                if self.source is None or self.source.backend != "gloo" or initialised():
+                    raise
+                source = self.source
             self.members = members() or self.members
             hand_over(source, (paths.FLIGHT, paths.FLIGHT_PICKLE), self.members, self.outbox)
             self.saved = True
@@ -153,8 +160,7 @@ class Recorder:
     def finish(self, count: int) -> None:
         """The program ends after `count` steps: what there is of a window that is open."""
         if self.is_open:
-            if not self.ended_s:
-                self.close()
+            self.close()
             self.save()
         elif not self.was_open:
             self.missing(ended_before(count, self.first, self.end))
@@ -163,19 +169,6 @@ class Recorder:
         """Have the rank's state say why there is no dump, if there is none."""
         if not self.saved:
             self.outbox.state(None, flight=why)
-
-    def at_the_end(self) -> Source:
-        """What dumps now. Raises UnavailableError.
-
-        NCCL's entries refer to CUDA events of its process groups, which may be gone with them;
-        gloo's refer to nothing.
-        """
-        try:
-            return self.find()
-        except UnavailableError:
-            if self.source is None or self.source.backend != "gloo" or initialised() is not None:
-                raise
-            return self.source
 
     def can_dump(self) -> bool:
         """Whether the recorder of this process can be dumped."""
@@ -191,10 +184,10 @@ class Recorder:
         `stacks`: with the Python stack of each call; None for what the plan says.
         """
         stacks = self.stacks if stacks is None else stacks
-        torch = sys.modules.get("torch")
+        torch: Any = sys.modules.get("torch")
+        dist = initialised()
         if torch is None:
             raise UnavailableError("the program has not imported torch")
-        dist = initialised()
         if dist is None:
             raise UnavailableError("torch.distributed is not initialised")
         backend, release = backend_of(dist, torch), str(torch.__version__)
@@ -246,8 +239,7 @@ def members() -> Dict[str, Any]:
     """The process groups of this rank with their ranks, in the form of a dump's `pg_config`."""
     with contextlib.suppress(Exception):  # a torch that names them otherwise
         dist = initialised()
-        names = dist.distributed_c10d._world.pg_names
-        ranks = dist.get_process_group_ranks
+        names, ranks = dist.distributed_c10d._world.pg_names, dist.get_process_group_ranks
         return {str(names[group]): {"ranks": ranks(group)} for group in groups()}
     return {}
 

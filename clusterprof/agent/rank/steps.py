@@ -24,17 +24,13 @@ if TYPE_CHECKING:
 
 #: A step that ends this long after the last time hands the new ones to the writer.
 FLUSH_NS = 2_000_000_000
-
 #: So many steps are handed over at once, however short they are.
 MOST_PENDING = 10_000
-
 #: A wall clock that was set by less is left as it is in the log: steps take milliseconds.
 SET_NS = 100_000
-
 #: So many steps of one other optimizer without one of the counted, or on one other thread without
 #: one on the counted: the program has moved on.
 GIVEN_UP = 16
-
 #: Optimizers beside the counted one that are remembered: a program may make new ones for ever.
 MOST_OTHERS = 4096
 

@@ -94,17 +94,15 @@ class Window:
             self.counter.anchor(0 if self.number == 1 else self.first)
             probing.notify("open")
             self.switches = self.make_switches()
-            own = profilers.kineto.program
-            if self.excludes(own):
-                return self.not_opened("the program's own %s is on; choose other steps with --steps"
-                                       % own)  # fmt: skip
             self.foresee(0)
             for switch in self.switches:
                 switch.start()
                 self.running.append(switch)
         except Exception as error:  # torch, CUDA and nsys raise what they like
             self.stop()
-            return self.not_opened(first_line(error))
+            why = "the window could not be opened at step %d: %s" % (self.first, first_line(error))
+            self.outbox.state(State.LOST, why)
+            return False
         self.is_open = True
         self.local.at_end = _AtEnd(self.thread_ends)
         profilers.kineto.comes = self.give_way
@@ -113,12 +111,6 @@ class Window:
             self.readings.append(clocks.reading("opened", mark=True))
         self.garbage.start()
         return True
-
-    def not_opened(self, why: str) -> bool:
-        """There will be no report; False."""
-        why = "the window could not be opened at step %d: %s" % (self.first, why)
-        self.outbox.state(State.LOST, why)
-        return False
 
     def look(self, count: int) -> int:
         """Inside the window: close it if it has become too large, or if that was ordered.
@@ -157,13 +149,9 @@ class Window:
                 if self.tells:
                     messages.complain(stall)
 
-    def excludes(self, profiler: Optional[str]) -> bool:
-        """Whether a profiler that the program has on, or begins, cannot be beside our window."""
-        return any(profiler in switch.excludes for switch in self.switches)
-
     def give_way(self, profiler: str) -> None:
         """The program's own profiler is about to begin: ours ends first."""
-        if self.is_open and self.excludes(profiler):
+        if self.is_open and any(profiler in switch.excludes for switch in self.switches):
             self.close_early("the program's own %s began" % profiler)
 
     def thread_ends(self) -> None:
@@ -245,23 +233,27 @@ class Window:
         self.stop()
 
     def make_switches(self) -> List[Any]:
-        """What opens and closes this window, outermost first."""
+        """What opens and closes this window, outermost first. Raises RuntimeError."""
         mode, _, address = profiled(os.environ).partition(":")
         if not self.by_nsys and address and profilers.uses_cuda():
             raise RuntimeError("nsys, under which this rank runs, has the GPU's tracing to itself, "
                                "and captures one window only")  # fmt: skip
-        if not self.by_nsys or not address:
-            return [profilers.TorchProfiler(self.outbox, alone=True)]
-        session = profilers.CudaProfiler if mode == "cuda" else profilers.NsysSession
-        start_s = self.plan.nsys.begin_s if self.plan.nsys else plans.MOST_BEGIN_S
-        nsys = session(address, self.outbox, start_s, self.number)
-        if "torch" not in sys.modules:
-            return [nsys]
-        if not profilers.uses_cuda():
+        switches: List[Any] = []
+        if self.by_nsys and address:
+            session = profilers.CudaProfiler if mode == "cuda" else profilers.NsysSession
+            start_s = self.plan.nsys.begin_s if self.plan.nsys else plans.MOST_BEGIN_S
+            switches.append(session(address, self.outbox, start_s, self.number))
+        if not switches or ("torch" in sys.modules and not profilers.uses_cuda()):
             # Without CUDA nsys sees neither gloo nor the operators: torch.profiler does.
-            return [nsys, profilers.TorchProfiler(self.outbox, alone=False)]
-        # On CUDA the two exclude each other: both need CUPTI.
-        return [nsys, profilers.EmitNvtx()] if self.plan.emit_nvtx else [nsys]
+            switches.append(profilers.TorchProfiler(self.outbox, alone=not switches))
+        elif "torch" in sys.modules and self.plan.emit_nvtx:
+            # On CUDA the two exclude each other: both need CUPTI.
+            switches.append(profilers.EmitNvtx())
+        own = profilers.kineto.program
+        if any(own in switch.excludes for switch in switches):
+            why = "the program's own %s is on; choose other steps with --steps"
+            raise RuntimeError(why % own)
+        return switches
 
     def hand_over_readings(self) -> None:
         """Have the clocks' readings since the last time written."""

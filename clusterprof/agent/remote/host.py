@@ -49,7 +49,7 @@ def look(request: Dict[str, Any]) -> Dict[str, Any]:
         "program": program is None or os.path.exists(os.path.join(folder, program)),
         "nsys": not nsys or shutil.which(nsys) is not None,
         "other_nsys": shutil.which(os.path.basename(nsys)) if nsys else None,
-        "port": free_port(request.get("port")),
+        "port": None if request.get("port") is None else free_port(request["port"]),
     }
 
 
@@ -60,10 +60,8 @@ def machine() -> str:
     return ""
 
 
-def free_port(wanted: Optional[int]) -> Optional[int]:
-    """`wanted` where it is free here, else another that is; None where none is wanted."""
-    if wanted is None:
-        return None
+def free_port(wanted: int) -> int:
+    """`wanted` where it is free here, else another that is."""
     for port in (wanted, 0):
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
