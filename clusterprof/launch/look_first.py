@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from clusterprof import words
-from clusterprof.agent.contracts import later_window
+from clusterprof.agent.contracts import plan as plans
 from clusterprof.agent.contracts.timing import REAL, Clock
 from clusterprof.arguments import Selection, StepWindow, parse_ranks
 from clusterprof.collect import live_windows
@@ -44,7 +44,7 @@ def look_first(plan: LaunchPlan, run: Window, clock: Clock = REAL) -> None:
     why = sentence(looked)
     armed = {rank for rank, state in run.states().items() if "path" in state.get("nsys", {})}
     stages = parse_ranks("stages", pp=plan.arguments.pp or 1).stage_ranks(size)
-    look_s = later_window.look_s(size)
+    look_s = plans.look_s(size)
     for _ in range(TRIES):
         ranks = chosen(looked, armed, stages)
         possible = live_windows.possible(run, look_s, clock.wall_ns() / 1e9)
@@ -55,7 +55,7 @@ def look_first(plan: LaunchPlan, run: Window, clock: Clock = REAL) -> None:
         wait_s = max(0.0, possible.at_s(steps.first) - clock.wall_ns() / 1e9)
         say(f"{why}; capturing {words.ranks(ranks)} in steps {steps}, "
             f"in about {words.age(wait_s)}")  # fmt: skip
-        late, reached = wait_for_order(window, ranks, look_s, wait_s + later_window.SOON_S, clock)
+        late, reached = wait_for_order(window, ranks, look_s, wait_s + plans.SOON_S, clock)
         if not late:
             return
         # The next one may be on its way for as long. An nsys that has it captures no other.
@@ -99,7 +99,7 @@ def wait_for_ranks(plan: LaunchPlan, run: Window, clock: Clock = REAL) -> int:
         sizes = [state.get("world_size") for state in states.values()]
         size = next((known_size for known_size in sizes if isinstance(known_size, int)), size)
         # Those of a job of unknown size may all be there the next moment.
-        every_s = later_window.look_s(size or 1)
+        every_s = plans.look_s(size or 1)
         over = flights_over(now, states)
         if not over <= came:
             came, came_at = came | over, clock.now()

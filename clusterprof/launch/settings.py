@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterprof import launchers, masking
-from clusterprof.agent.contracts import documents, files as contents
+from clusterprof.agent.contracts import files as contents
 from clusterprof.arguments import path, shortest
 from clusterprof.console import say
 from clusterprof.errors import UsageError
@@ -169,7 +169,7 @@ def _value(
     if option is None:
         return parser.parse_args([flag])  # which says that there is none, and what may be meant
     texts = ([str],) if isinstance(option.default, list) else ()
-    if not documents.fits(value, bool if option.nargs == 0 else (str, int, float, *texts)):
+    if not contents.fits(value, bool if option.nargs == 0 else (str, int, float, *texts)):
         raise UsageError(
             "a flag is true or false, any other option has one value",
             "or a list of texts, where it may be repeated",

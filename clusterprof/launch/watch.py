@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterprof import priority, watched, words
 from clusterprof.agent.contracts import files, paths
-from clusterprof.agent.contracts.later_window import look_s
+from clusterprof.agent.contracts.plan import look_s
 from clusterprof.agent.contracts.timing import REAL, Clock
 from clusterprof.collect import live_windows
 from clusterprof.collect.outcomes import flights

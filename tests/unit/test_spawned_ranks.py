@@ -9,9 +9,8 @@ import pytest
 
 from clusterprof.agent.contracts import identity
 from clusterprof.agent.contracts.identity import PLAN, Identity
-from clusterprof.agent.contracts.later_window import LaterWindow
 from clusterprof.agent.contracts.outbox import Outbox
-from clusterprof.agent.contracts.plan import Plan, Selection
+from clusterprof.agent.contracts.plan import LaterWindow, Plan, Selection
 from clusterprof.agent.contracts.states import State
 from clusterprof.agent.rank import rank as ranks
 

@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any, Dict, List, Optional
 
-from . import documents, files, paths
+from . import files, paths
 
 #: a range of this name, and a number, stands in the report where a clock was read
 MARK = "clusterprof:clock:"
@@ -80,7 +80,7 @@ def reading(event: str, mark: bool = False) -> Dict[str, Any]:
 def add(folder: str, readings: List[Dict[str, Any]]) -> None:
     """Add readings to the clock.json of a rank's folder. Raises OSError, ValueError."""
     path = os.path.join(folder, paths.CLOCK)
-    earlier = documents.load(path) if os.path.exists(path) else {}
+    earlier = files.load(path) if os.path.exists(path) else {}
     every = [*earlier.get("readings", []), *readings]
     files.write_json(path, {"schema_version": 1, "machine": machine(), "readings": every})
 

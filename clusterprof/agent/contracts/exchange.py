@@ -18,7 +18,7 @@ import struct
 import time
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
-from . import clocks, documents, files
+from . import clocks, files
 from .timing import REAL, Clock
 
 #: how long one measurement may take, and how long it waits for a first answer
@@ -209,13 +209,13 @@ def announce(path: str, address: str) -> Endpoint:
 
 
 def announced(path: str, ours: bool) -> Answerer:
-    """The answerer that a file announces; `ours` as for `documents.load`.
+    """The answerer that a file announces; `ours` as for `files.load`.
 
     Raises OSError, ValueError.
     """
-    fields = documents.load(path, ours)
+    fields = files.load(path, ours)
     form = {"address": str, "port": range(1, 65536), "secret": str, "machine": str}
-    if not documents.fits(fields, form):
+    if not files.fits(fields, form):
         raise ValueError("%s announces no answerer" % path)
     address, port, secret, machine = map(fields.get, form)
     return Answerer(address, port, bytes.fromhex(secret), machine)

@@ -17,21 +17,12 @@ import time
 from types import ModuleType
 from typing import Any, Dict, List, Optional
 
-from ..contracts import (
-    clocks,
-    descriptors,
-    identity,
-    later_window,
-    outbox as outboxes,
-    paths,
-    states,
-)
+from ..contracts import clocks, descriptors, identity, outbox as outboxes, paths, plan as plans
 from ..contracts.identity import COUNTING, PROFILED, WAITING, WITHOUT_NSYS, Identity, profiled
-from ..contracts.later_window import LaterWindow
 from ..contracts.messages import complain
 from ..contracts.outbox import Outbox
-from ..contracts.plan import Plan
-from ..contracts.states import State
+from ..contracts.plan import LaterWindow, Plan
+from ..contracts.states import State, captured_before
 from . import hooks, probing, profilers
 from .hanging import Hanging
 from .hooks import entry
@@ -249,11 +240,11 @@ class Rank:
     def expect_order(self, count: int) -> int:
         """`--ranks auto`: the first window has ended, and an order for the second one may come."""
         counter.flush()
-        self.outbox.say("expect", every_s=later_window.look_s(self.me.world_size))
+        self.outbox.say("expect", every_s=plans.look_s(self.me.world_size))
         return -1
 
     def look_for_windows(self) -> None:
-        """Take part in the later windows whose orders have come; see `contracts.later_window`."""
+        """Take part in the later windows whose orders have come; see `contracts.plan`."""
         for content in self.outbox.windows():
             try:
                 order = LaterWindow.from_json(content, content["number"])
@@ -410,7 +401,7 @@ class Unnumbered(Rank):
             return
         own = self.guarded and me.rank == self.me.rank
         self.me, self.folder = me, paths.rank_folder(self.plan.run, me.rank)
-        self.picked = self.plan.profiles(me) and not states.captured_before(self.folder)
+        self.picked = self.plan.profiles(me) and not captured_before(self.folder)
         if not own:  # what profiles another rank is not ours
             self.guard = ""
             self.refused = identity.other_profiler(os.environ)
