@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
+import itertools
 import os
 import socket
 import struct
@@ -132,17 +133,14 @@ class Endpoint:
 
         They are not where a library shifts the clock of this process only.
         """
-        try:
+        with contextlib.suppress(OSError):
             self.socket.setsockopt(socket.SOL_SOCKET, _STAMPS, 1)
             before = time.time_ns()
             self.socket.sendto(b"self", self.socket.getsockname())
-            if not self.wait(0.2):
-                return False
-            _, ancillary, _, _ = self.socket.recvmsg(64, 64)
-            stamp = _stamp(ancillary)
-        except OSError:
-            return False
-        return stamp is not None and before <= stamp <= time.time_ns()
+            if self.wait(0.2):
+                stamp = _stamp(self.socket.recvmsg(64, 64)[1])
+                return stamp is not None and before <= stamp <= time.time_ns()
+        return False
 
     def send(self, body: bytes, to: Any) -> None:
         """One datagram with its proof; one that cannot be sent is lost, as any may be."""
@@ -260,19 +258,18 @@ def seek(
     """The answerer on one of `hosts`; None where none answers within `seconds`."""
     routes = [(host, route_to(host)) for host in hosts]
     ways = [(host, Endpoint(address, secret)) for host, address in routes if address is not None]
-    mark = os.urandom(8)
-    deadline = clock.now() + seconds
+    endpoints = [endpoint for _, endpoint in ways]
+    mark, deadline = os.urandom(8), clock.now() + seconds
     try:
         while ways and clock.now() < deadline:
-            for host, endpoint in ways:
-                for port in meeting_ports(secret):
-                    endpoint.send(_SEEK + mark, (host, port))
-            for body, sender, _ in received([way for _, way in ways], ASK_AGAIN_S, clock):
+            for (host, endpoint), port in itertools.product(ways, meeting_ports(secret)):
+                endpoint.send(_SEEK + mark, (host, port))
+            for body, sender, _ in received(endpoints, ASK_AGAIN_S, clock):
                 if body[:12] == _FOUND + mark:
                     machine = body[12:].decode("utf-8", "replace")
                     return Answerer(sender[0], sender[1], secret, machine)
     finally:
-        for _, endpoint in ways:
+        for endpoint in endpoints:
             endpoint.close()
     return None
 
@@ -290,12 +287,11 @@ def measure(endpoint: Endpoint, to: Answerer, clock: Clock = REAL) -> List[Excha
             if body[:4] != _REPLY or len(body) != _ANSWER.size:
                 continue
             _, replied_to, arrived, left = _ANSWER.unpack(body)
-            if replied_to != number:  # an answer that came too late
-                continue
-            if not exchanges:
-                deadline = clock.now() + SECONDS
-            exchanges.append(exchanged(sent, arrived, left, came))
-            break
+            if replied_to == number:  # no answer that came too late
+                if not exchanges:
+                    deadline = clock.now() + SECONDS
+                exchanges.append(exchanged(sent, arrived, left, came))
+                break
     return exchanges
 
 
@@ -314,10 +310,9 @@ def _address_towards(hosts: List[str]) -> str:
 
 def route_to(host: str) -> Optional[str]:
     """The local address from which `host` is reached; None where there is no way."""
-    try:
+    with contextlib.suppress(OSError):
         *kind, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(*kind) as probe:
             probe.connect(target)  # sends nothing: it only chooses the route
             return str(probe.getsockname()[0])
-    except OSError:
-        return None
+    return None

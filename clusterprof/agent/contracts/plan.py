@@ -74,14 +74,6 @@ class Selection(NamedTuple):
             return identity.rank in self.stage_ranks(identity.world_size)
         return identity.rank in self.ranks
 
-    def how_many(self, me: Identity, environ: Mapping[str, str]) -> int:
-        """How many ranks are profiled, as far as this rank knows."""
-        if self.kind == "one-per-node":
-            return nodes(me, environ)
-        if self.kind == "stages":
-            return len(self.stage_ranks(me.world_size))
-        return me.world_size or 0 if self.kind == "all" else len(self.ranks)
-
     def stage_ranks(self, world_size: Optional[int]) -> List[int]:
         """The first rank of each pipeline stage; [0] if the sizes do not fit.
 
@@ -215,10 +207,16 @@ class Plan(NamedTuple):
 
     def reduces(self, me: Identity, environ: Mapping[str, str]) -> Optional[Reduction]:
         """What becomes of this rank's report on its node; None: whoever merges reads it."""
-        order = self.reduction
-        if order is None or (order.beyond and self.selection.how_many(me, environ) <= order.beyond):
-            return None
-        return order
+        order, selection = self.reduction, self.selection
+        if order is None or not order.beyond:
+            return order
+        if selection.kind == "one-per-node":
+            profiled = nodes(me, environ)
+        elif selection.kind == "stages":
+            profiled = len(selection.stage_ranks(me.world_size))
+        else:
+            profiled = me.world_size or 0 if selection.kind == "all" else len(selection.ranks)
+        return order if profiled > order.beyond else None
 
     @property
     def looks_first(self) -> bool:

@@ -338,7 +338,7 @@ class Rank:
         self.pid = 0
         counter.flush()
         if self.hanging is not None:
-            self.hanging.finish()
+            self.hanging.own.interrupt()  # its thread ends with the program
         for recorder in reversed(self.recorders):
             if recorder.window is not None:
                 recorder.window.finish()
@@ -371,17 +371,16 @@ class Unnumbered(Rank):
         # A step without a process group: it is the only rank.
         counter.on_first = functools.partial(self.numbered, self.me) if self.alone else None
         os.register_at_fork(after_in_child=self.forked)
-        hooks.after_import({"torch.distributed.distributed_c10d": self.wait_for_a_group})
+        # the module whose functions all of torch's others have
+        hooks.after_import({
+            "torch.distributed.distributed_c10d":
+            lambda module: hooks.wrap(module, "init_process_group", self.has_a_group)
+        })  # fmt: skip
 
     def leave(self) -> None:
         """In a forked child: it may be a rank as well (mp.start_processes), but never alone."""
         super().leave()
         self.guarded, self.is_child, self.trains_ns = False, True, 0
-
-    def wait_for_a_group(self, module: ModuleType) -> None:
-        """`module` is the one whose functions all of torch's others have."""
-        with contextlib.suppress(AttributeError):
-            hooks.wrap(module, "init_process_group", self.has_a_group)
 
     def trains(self) -> None:
         """Which rank it is may not be known yet."""

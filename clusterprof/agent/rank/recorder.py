@@ -86,9 +86,7 @@ class Recorder:
         self.began_with = began_with
         self.window = window
         self.clock = clock
-        self.is_open = False
-        self.was_open = False
-        self.saved = False
+        self.is_open = self.was_open = self.saved = False
         #: when the window's last step ended (monotonic, s); 0 while it has not
         self.ended_s = 0.0
         self.source: Optional[Source] = None

@@ -22,8 +22,6 @@ from . import probing, profilers
 from .hooks import entry
 from .steps import Counter, ended_before
 
-#: How long a window that opens waits for word whether it was ordered closed already.
-ORDER_S = 0.25
 #: A shorter collection of garbage delays no rank; of the youngest generation there are thousands.
 LONG_NS = 20_000
 #: More are not kept: a program that collects so often says so in the first of them.
@@ -56,8 +54,7 @@ class Window:
         self.switches: List[Any] = []
         #: the switches that are on
         self.running: List[Any] = []
-        self.is_open = False
-        self.was_open = False
+        self.is_open = self.was_open = False
         #: a stall that is longer than the process groups' timeout was said
         self.warned = False
         #: holds an `_AtEnd` of the thread that opened the window, which alone can close it
@@ -81,7 +78,7 @@ class Window:
         self.was_open = True
         self.outbox.look().pop("order", None)  # of an earlier window
         self.outbox.say("watch")
-        order = self.outbox.wait("order", ORDER_S)
+        order = self.outbox.wait("order", 0.25)  # it may have been ordered closed already
         if order is not None:
             why = "the window was not opened at step %d: %s" % (self.first, order)
             self.outbox.state(State.LOST, why)
