@@ -1,4 +1,5 @@
-"""clock.json: readings of this host's clocks around the window.
+"""clock.json: readings of this host's clocks around the window; and the rank's side of its prober,
+which measures them against other hosts'.
 
 A list of readings: `open` before the profiler starts, `opened` after, `closing` before it stops,
 `close` after (`start`, of every rank, is in state.json). The kernel's estimate bounds the wall
@@ -7,13 +8,16 @@ clock's distance from true time; marks relate the report's times to it.
 
 from __future__ import annotations
 
+import _socket
 import contextlib
 import os
 import sys
 import time
 from typing import Any, Dict, List, Optional
 
-from . import files, paths
+from . import beside, files, identity, paths
+from .messages import complain
+from .plan import Plan
 
 #: a range of this name, and a number, stands in the report where a clock was read
 MARK = "clusterprof:clock:"
@@ -107,3 +111,43 @@ def marks(number: int) -> List[Dict[str, Any]]:
                 pass
             kept.append({"name": name, "before_ns": before, "after_ns": time.time_ns()})
     return kept
+
+
+def reference_rank(plan: Plan) -> int:
+    """The rank whose host's clock all others are measured against: the lowest profiled one."""
+    return min(plan.selection.ranks, default=0)
+
+
+def start_prober(plan: Plan, me: identity.Identity) -> None:
+    """Start this rank's prober, where the job's clocks are to be measured from beside it
+    (`--clock-probe`); its socket's name is in the field PROBE then.
+    """
+    mode, reference = plan.clock_probe, reference_rank(plan)
+    if mode == "off" or (mode == "auto" and identity.nodes(me, os.environ) < 2):
+        return
+    is_first = plan.profiles(me) if me.local_rank is None else me.local_rank == 0
+    if me.rank != reference and not is_first:
+        return
+    name = "clusterprof-" + os.urandom(16).hex()
+    facts = os.path.abspath(plan.run), me.rank, reference, os.getpid()
+    with contextlib.closing(_socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM)) as pipe:
+        try:
+            # By now: a window may open before the prober listens.
+            pipe.setsockopt(_socket.SOL_SOCKET, _socket.SO_PASSCRED, 1)
+            pipe.bind("\0" + name)
+            beside.start("prober", pipe, *map(str, facts))
+        except OSError as error:
+            complain("the clocks are not measured: %s" % (error,))
+        else:
+            identity.set_field(os.environ, identity.PROBE, name)
+
+
+def notify_prober(event: str) -> None:
+    """Announce to our prober, if there is one, that the window opens or closes; never waits."""
+    name = identity.fields(os.environ).get(identity.PROBE)
+    if name is not None:
+        with contextlib.suppress(OSError):
+            pipe = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM)
+            with contextlib.closing(pipe):
+                pipe.setblocking(False)
+                pipe.sendto(event.encode(), "\0" + name)

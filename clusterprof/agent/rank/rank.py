@@ -23,7 +23,7 @@ from ..contracts.messages import complain
 from ..contracts.outbox import Outbox
 from ..contracts.plan import LaterWindow, Plan
 from ..contracts.states import State, captured_before
-from . import hooks, probing, profilers
+from . import hooks, profilers
 from .hanging import Hanging
 from .hooks import entry
 from .recorder import Recorder, Watching
@@ -176,7 +176,7 @@ class Rank:
         )  # fmt: skip
         self.first_state(self.outbox, self.picked, self.plan.profiler)
         if not profiled(os.environ):
-            probing.start(self.plan, self.me)
+            clocks.start_prober(self.plan, self.me)
         if self.guard:
             profilers.end_with_the_guard(self.guard)
         self.attend()
@@ -219,7 +219,7 @@ class Rank:
         """The window with this number, by nsys where that waits for one."""
         by_nsys = self.armed or number == 1
         self.armed = False
-        tells = self.me.rank == probing.reference(plan)
+        tells = self.me.rank == clocks.reference_rank(plan)
         return Window(plan, outbox, counter, number, by_nsys, tells)
 
     def unless_seen(self, count: int) -> int:

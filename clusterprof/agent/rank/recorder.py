@@ -23,7 +23,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 from ..contracts import clocks, paths
 from ..contracts.outbox import Outbox
 from ..contracts.plan import Plan
-from . import hooks, probing
+from . import hooks
 from .profilers import initialised
 from .steps import Counter, ended_before
 from .window import Window, first_line
@@ -204,7 +204,7 @@ class Recorder:
 
     def read_clock(self, event: str) -> None:
         """What this host's clocks say at the window's ends, once on each node."""
-        probing.notify(event)
+        clocks.notify_prober(event)
         if self.clock:
             with contextlib.suppress(Exception):
                 self.readings.append(clocks.reading(event))

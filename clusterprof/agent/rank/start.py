@@ -73,10 +73,8 @@ def be_guarded(plan: Plan, me: Identity, line: List[str]) -> Optional[str]:
     refused = identity.other_profiler(os.environ)
     if refused is None and plan.profiler == "nsys":
         from ..guard import becoming
-        from . import probing
 
-        program = [sys.executable, *line[1:]]
-        becoming.become(plan, me.rank, program, lambda: probing.start(plan, me))
+        becoming.become(plan, me, [sys.executable, *line[1:]])
     return refused
 
 

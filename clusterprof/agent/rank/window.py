@@ -18,7 +18,7 @@ from ..contracts.identity import profiled
 from ..contracts.outbox import Outbox
 from ..contracts.plan import Plan
 from ..contracts.states import State
-from . import probing, profilers
+from . import profilers
 from .hooks import entry
 from .steps import Counter, ended_before
 
@@ -89,7 +89,7 @@ class Window:
             self.hand_over_readings()
             # The steps of the windows before have the clock of their own reports.
             self.counter.anchor(0 if self.number == 1 else self.first)
-            probing.notify("open")
+            clocks.notify_prober("open")
             self.switches = self.make_switches()
             self.foresee(0)
             for switch in self.switches:
@@ -178,7 +178,7 @@ class Window:
         problem = self.stop()
         with contextlib.suppress(Exception):
             self.readings.append(clocks.reading("close"))
-        probing.notify("close")
+        clocks.notify_prober("close")
         self.hand_over_readings()
         self.outbox.say("file", name=paths.GARBAGE, text=self.garbage.text())
         if problem is not None:
