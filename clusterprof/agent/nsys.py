@@ -95,24 +95,23 @@ class Nsys:
 
     def fitted(self, plan: NsysPlan, verbs: List[str]) -> Tuple[NsysPlan, List[str]]:
         """The verbs' arguments, each by a verb that has it here, and those that no verb has."""
-        if not all(self.help(verb) for verb in verbs):
-            return plan, []
         words: Dict[str, Any] = {verb: list(getattr(plan, verb)) for verb in verbs}
         left_out, trace = [], {}
-        given = [(verb, word) for verb in verbs for word in words[verb]]
-        for verb, word in given:
-            if word.startswith("--") and not self.offers(verb, word):
+        for verb in verbs:
+            for word in getattr(plan, verb):
+                if not word.startswith("--") or self.offers(verb, word):
+                    continue
                 words[verb].remove(word)
                 offering = next((other for other in verbs if self.offers(other, word)), None)
-                if offering is None:
-                    left_out.append(word.split("=", 1)[0])
-                else:
+                if offering:
                     words[offering].append(word)
+                else:
+                    left_out.append(word.split("=", 1)[0])
         for kind, text in plan.trace.items():
             names = self.trace(verbs[0], text).split(",")
-            offered = [name for name in names if self.offers(verbs[0], name)]
-            left_out += ["--trace=" + name for name in names if name not in offered]
-            trace[kind] = ",".join(offered) or "none"
+            unknown = [name for name in names if not self.offers(verbs[0], name)]
+            left_out += map("--trace={}".format, unknown)
+            trace[kind] = ",".join(name for name in names if name not in unknown) or "none"
         return plan._replace(trace=trace, **words), sorted(set(left_out))
 
 
@@ -128,7 +127,9 @@ def here(plan: NsysPlan, window_by: str) -> Tuple[NsysPlan, List[str]]:
         return (plan if path == plan.path else fitted), []
     differs = ["nsys is %s here, %s where it was launched" % (nsys.version, plan.version)]
     verbs = [verb for verb in plan.verbs(window_by) if verb != "stop"]
-    fitted, unknown = nsys.fitted(fitted, verbs)
+    unknown: List[str] = []
+    if all(map(nsys.help, verbs)):
+        fitted, unknown = nsys.fitted(fitted, verbs)
     if unknown:
         differs.append("it has no %s: left out" % ", ".join(unknown))
     return fitted, differs

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 # `signal` makes an enum of each, at its import too.
 import _signal  # type: ignore[import-not-found]
+import contextlib
 import functools
 import operator
 import os
@@ -184,10 +185,8 @@ class Entry:
         why = "this process runs without profiling from here on: %s" % reason
         complain(why)
         while self.undo:
-            try:
+            with contextlib.suppress(Exception):
                 self.undo.pop()(why)
-            except Exception:
-                pass
 
 
 #: This process's.

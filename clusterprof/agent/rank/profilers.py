@@ -25,10 +25,7 @@ from . import hooks
 
 #: How long the guard may take to answer, beyond what nsys takes.
 GUARD_S = 2.0
-#: How long opening an nsys session stalls a rank, four H200s of one host (docs/nsys.md); and what
-#: nsys' own range does, when it is closed.
-SESSION_S, RANGE_S = 1.6, 3.1
-#: How long torch.profiler stalls it at the end for each byte by which the process has grown: 31 ms
+#: How long torch.profiler stalls a rank at the end for each byte by which the process has grown: 31 ms
 #: of processor time for each MB (torch 2.13, CPU operators, 22 to 210 MB, one core).
 BYTE_S = 0.031 / MB
 #: How long a window that closes waits for a folder that was asked for when it opened.
@@ -163,6 +160,8 @@ class Switch:
 
     #: the profilers of the program's own that it cannot be open beside
     excludes: Tuple[str, ...] = ()
+    #: how long its start or stop stalls a rank, where that does not depend on what is captured
+    stalls_s = 0.0
 
     def size(self) -> int:
         """Bytes by now, to stop early by; 0 where they are in another switch's report."""
@@ -170,7 +169,7 @@ class Switch:
 
     def stall_s(self, done: int, left: int) -> float:
         """How long it stalls the training, where `done` steps have ended and `left` have not."""
-        return 0.0
+        return self.stalls_s
 
     def save(self) -> None:
         """Write the report, where it is not the guard that transfers it."""
@@ -180,8 +179,11 @@ class NsysSession(Switch):
     """The guard starts and stops a named nsys session.
 
     nsys has CUPTI from the program's start to its end, whether a window is open or not: to close
-    one gives the program's own profiler nothing (see `Window.deprived`).
+    one gives the program's own profiler nothing (see `Window.finish`).
     """
+
+    #: its start: it is stopped beside the training (four H200s of one host, docs/nsys.md)
+    stalls_s = 1.6
 
     def __init__(self, address: str, outbox: Outbox, start_s: float, window: int = 1) -> None:
         """`start_s`: what nsys may take to begin."""
@@ -205,10 +207,6 @@ class NsysSession(Switch):
         drain()
         descriptors.asked(self.address, "stop", 0).close()
 
-    def stall_s(self, done: int, left: int) -> float:
-        """Its start's: it is stopped beside the training."""
-        return SESSION_S
-
     def size(self) -> int:
         """Bytes that nsys has on the node's disk by the last answer; what it is now comes later."""
         descriptors.asked(self.address, "size", 0).close()
@@ -218,6 +216,9 @@ class NsysSession(Switch):
 class CudaProfiler(NsysSession):
     """nsys waits for cudaProfilerStart and -Stop (`--capture-range=cudaProfilerApi`)."""
 
+    #: its stop, which is the longer one
+    stalls_s = 3.1
+
     def start(self) -> None:
         """Begin the range that nsys waits for."""
         ours = cuda_range()
@@ -226,10 +227,6 @@ class CudaProfiler(NsysSession):
         begin, self.end = ours
         drain()
         torch().cuda.check_error(begin())
-
-    def stall_s(self, done: int, left: int) -> float:
-        """Its stop's, which is the longer one."""
-        return RANGE_S
 
     def stop(self) -> None:
         """End the range; nsys writes its report while the training goes on."""
@@ -369,11 +366,10 @@ def end_with_the_guard(address: str) -> None:
         return  # a guard that does not answer is no reason to end
 
     def wait() -> None:
-        try:
-            gone = guard.recv(1) == b""
-        except OSError:
-            gone = True
-        if gone and os.getpid() == pid:
+        received = b""
+        with contextlib.suppress(OSError):
+            received = guard.recv(1)
+        if not received and os.getpid() == pid:
             os.kill(pid, _signal.SIGKILL)
 
     start_new_thread(wait, ())

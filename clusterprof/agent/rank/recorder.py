@@ -114,7 +114,7 @@ class Recorder:
         if self.window is None:
             self.read_clock("open")
         with contextlib.suppress(Exception):  # it is said when the dump is due
-            self.source = self.find()
+            self.source = self.find(self.stacks)
             self.members = members()
             hooks.wrap(sys.modules["torch.distributed"], "destroy_process_group", None, self.hurry)
             if TIMING not in os.environ:
@@ -140,7 +140,7 @@ class Recorder:
         self.is_open = False
         try:
             try:
-                source = self.find()
+                source = self.find(self.stacks)
             except UnavailableError:
                 # NCCL's entries refer to CUDA events of its process groups, which may be gone with
                 # them; gloo's refer to nothing.
@@ -171,17 +171,16 @@ class Recorder:
     def can_dump(self) -> bool:
         """Whether the recorder of this process can be dumped."""
         try:
-            self.find()
+            self.find(self.stacks)
         except Exception:  # torch raises what it likes
             return False
         return True
 
-    def find(self, stacks: Optional[bool] = None) -> Source:
-        """What dumps the recorder of this process; UnavailableError where that is not safe.
+    def find(self, stacks: bool) -> Source:
+        """What dumps the recorder of this process, with the Python stack of each call if asked for.
 
-        `stacks`: with the Python stack of each call; None for what the plan says.
+        Raises UnavailableError where that is not safe.
         """
-        stacks = self.stacks if stacks is None else stacks
         torch: Any = sys.modules.get("torch")
         dist = initialised()
         if torch is None:

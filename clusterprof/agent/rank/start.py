@@ -31,18 +31,19 @@ def main() -> None:
         return
     plan = plans.read(identity.plan_path(environ))
     me = identity.identify(environ, plan.identity)
-    if me is not None and (me.source == identity.ALONE or not is_worker(line)):
-        prepare(plan.of_attempt(environ), me, line, fields)
+    if me is None or (is_worker(line) and me.source != identity.ALONE):
+        return
+    if me.source == identity.LIGHTNING and fields.get(PROFILED) and GIVEN not in fields:
+        # Begin again without the nsys of the rank that has started this one, and is followed here.
+        without = processes.environment_without(identity.FOLLOWED)
+        identity.set_field(without, PROFILED, None)
+        os.execve(sys.executable, [sys.executable, *line[1:]], without)
+    prepare(plan.of_attempt(environ), me, line, fields)
 
 
 def prepare(plan: Plan, me: Identity, line: List[str], fields: Dict[str, str]) -> None:
     """Be the rank `me`, or a process that may become one; `fields` as they came with the plan."""
     guarded, profiled, own = GIVEN in fields, fields.get(PROFILED), str(os.getpid())
-    if me.source == identity.LIGHTNING and profiled and not guarded:
-        # Begin again without the nsys of the rank that has started this one, and is followed here.
-        without = processes.environment_without(identity.FOLLOWED)
-        identity.set_field(without, PROFILED, None)
-        os.execve(sys.executable, [sys.executable, *line[1:]], without)
     alone = me.source == identity.ALONE
     is_child = alone and (is_worker(line) or fields.get(WAITING, own) != own)
     picked, refused = False, None
