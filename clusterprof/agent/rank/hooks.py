@@ -262,7 +262,7 @@ def wrap(
 ) -> None:
     """Call `after` whenever the function `dotted` of `module` returns, and `before` before it.
 
-    `dotted` is `Trainer.step` or `step`. `lets_wait`: the program's signal handlers, see `entry`;
+    `dotted` is `Trainer.step` or `step`. `lets_wait`: the program's signal handlers, see `Entry`;
     else both catch what goes wrong by themselves. Raises AttributeError where the module has none.
     """
     outer, _, name = dotted.rpartition(".")

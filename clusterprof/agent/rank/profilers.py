@@ -25,8 +25,8 @@ from . import hooks
 
 #: How long the guard may take to answer, beyond what nsys takes.
 GUARD_S = 2.0
-#: How long torch.profiler stalls a rank at the end for each byte by which the process has grown: 31 ms
-#: of processor time for each MB (torch 2.13, CPU operators, 22 to 210 MB, one core).
+#: How long torch.profiler stalls a rank at the end for each byte by which the process has grown:
+#: 31 ms of processor time for each MB (torch 2.13, CPU operators, 22 to 210 MB, one core).
 BYTE_S = 0.031 / MB
 #: How long a window that closes waits for a folder that was asked for when it opened.
 FOLDER_S = 1.0
