@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clusterprof import words
-from clusterprof.agent.contracts import clocks, documents, exchange, files, paths
+from clusterprof.agent.contracts import clocks, exchange, files, paths
 from clusterprof.agent.contracts.exchange import Answerer, Endpoint
 from clusterprof.agent.contracts.identity import Identity
 from clusterprof.agent.contracts.timing import REAL, Clock
@@ -129,7 +129,7 @@ def joined(measurements: Iterable[Measurement]) -> Measurement:
 def read(path: Path) -> Measurement:
     """Read a clock_probe.json. Raises ReportError for a file that is none."""
     try:
-        document = documents.load(path, links=True)
+        document = files.load(path, links=True)
     except OSError as error:
         raise ReportError(f"{path} cannot be read: {error.strerror or error}") from None
     except ValueError as error:
@@ -159,7 +159,7 @@ def parsed(document: Mapping[str, Any]) -> Measurement:
     )
     bounds, notes = [], [str(note) for note in notes]
     for row in rows:
-        if documents.fits(row, _NUMBERS) and row["low_ns"] <= row["high_ns"]:
+        if files.fits(row, _NUMBERS) and row["low_ns"] <= row["high_ns"]:
             members: dict[str, Any] = {name: row[name] for name in _NUMBERS}
             members.update((name, str(row.get(name) or "")) for name in _WORDS)
             bounds.append(Bound(**members))
@@ -219,7 +219,7 @@ def of_run(run: Window, ranks: Iterable[int]) -> dict[int, dict[str, Any]]:
 def _file_of_rank(path: Path) -> Any:
     """A small file of a rank; None where it is missing or broken: the rank's, not the merge's."""
     try:
-        return documents.load(path)
+        return files.load(path)
     except (OSError, ValueError):
         return None
 

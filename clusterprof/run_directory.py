@@ -21,9 +21,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from clusterprof.agent.contracts import documents, files, later_window, paths, states
-from clusterprof.agent.contracts.later_window import LaterWindow
-from clusterprof.agent.contracts.plan import Plan
+from clusterprof.agent.contracts import files, paths, plan as plans, states
+from clusterprof.agent.contracts.plan import LaterWindow, Plan
 from clusterprof.arguments import Selection, StepWindow, shortest
 from clusterprof.console import say
 from clusterprof.errors import RunDirectoryError, RunDirectoryTaken
@@ -74,7 +73,7 @@ class Manifest:
     def read(cls, path: Path) -> Manifest:
         """Raises RunDirectoryError where the file is missing, damaged or of another schema."""
         try:
-            content = documents.load(path)
+            content = files.load(path)
         except FileNotFoundError:
             raise RunDirectoryError(
                 f"{path.parent} is not a run directory: it has no run.json",
@@ -89,7 +88,7 @@ class Manifest:
             )
         manifest = cls(path, content)
         for key, form in _FORM.items():
-            if key in content and not documents.fits(content[key], form):
+            if key in content and not files.fits(content[key], form):
                 raise manifest.damaged(f"{key!r} is invalid")
         return manifest
 
@@ -155,8 +154,8 @@ class Manifest:
     def whole(self) -> list[str]:
         """The same with its values, where they are still known, and to this user."""
         with contextlib.suppress(OSError, ValueError):
-            kept = documents.load(self.path.with_name(paths.AGAIN), ours=True)
-            if documents.fits(kept, {"again": [str]}):
+            kept = files.load(self.path.with_name(paths.AGAIN), ours=True)
+            if files.fits(kept, {"again": [str]}):
                 return [*kept["again"]]
         return self.again
 
@@ -212,7 +211,7 @@ class RunDirectory:
     def later_windows(self, attempt: int = 1) -> list[Window]:
         """The run's later windows, in order."""
         with contextlib.suppress(OSError):
-            return [Window(self, n, attempt) for n in later_window.numbers(str(self.path))]
+            return [Window(self, n, attempt) for n in plans.order_numbers(str(self.path))]
         return []
 
     def read_manifest(self) -> Manifest:
@@ -299,7 +298,7 @@ class Window:
         if self.number == 1:
             return None
         try:
-            return later_window.read(str(self.directory.path), self.number)
+            return plans.read_order(str(self.directory.path), self.number)
         except (OSError, ValueError) as error:
             raise RunDirectoryError(
                 f"{self.path / paths.ORDER} cannot be read", str(error),

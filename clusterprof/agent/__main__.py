@@ -9,6 +9,6 @@ sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != folder]
 package = sys.modules["_clusterprof_agent"] = ModuleType("_clusterprof_agent")
 package.__path__ = [folder]
 
-from _clusterprof_agent.contracts import starter  # noqa: E402
+from _clusterprof_agent.contracts import beside  # noqa: E402
 
-starter.run_part(sys.argv[1], sys.argv[2:])
+beside.run_part(sys.argv[1], sys.argv[2:])

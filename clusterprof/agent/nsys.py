@@ -31,15 +31,10 @@ PLACES = (
     "opt/nvidia/nsight-systems-cli/*/bin/nsys",
     "usr/local/cuda*/bin/nsys",
 )
-_IMPORTER = "host-linux-x64/QdstrmImporter"
 #: Where nsys keeps what its sessions share, below the temporary folder.
 _INSIDE = ("nvidia", "nsight_systems")
-#: How long a question that has no effect may take; at the start of a rank, of what nsys may take
-#: to start, this part.
+#: How long a question that has no effect may take.
 PATIENCE_S = 60.0
-ANSWER_PART = 2 / 3
-#: CUDA in --trace, by hardware or by software
-_CUDA = ("cuda", "cuda-sw")
 #: Below this nothing is captured: a program whose records find no space on the disk that they
 #: are mapped from is ended by SIGBUS.
 LEAST_FREE_B = 64_000_000
@@ -69,10 +64,13 @@ class Nsys:
     @property
     def importer(self) -> Optional[str]:
         """QdstrmImporter, which Debian's nsys does not find by itself; None without one."""
-        beside = (os.path.dirname(os.path.realpath(self.path)), os.path.dirname(self.path))
-        near = [os.path.normpath(os.path.join(folder, "..", _IMPORTER)) for folder in beside]
-        places = (*near, os.path.join("/usr/lib/nsight-systems", _IMPORTER))
-        return next((path for path in places if os.access(path, os.X_OK)), None)
+        binaries = (os.path.realpath(self.path), self.path)
+        folders = [os.path.join(os.path.dirname(binary), "..") for binary in binaries]
+        for folder in (*folders, "/usr/lib/nsight-systems"):
+            path = os.path.normpath(os.path.join(folder, "host-linux-x64/QdstrmImporter"))
+            if os.access(path, os.X_OK):
+                return path
+        return None
 
     def help(self, verb: str) -> str:
         """What `nsys VERB --help` prints; "" for a verb that it does not have."""
@@ -93,12 +91,10 @@ class Nsys:
         who want it there is `cuda-hw`.
         """
         cuda = "cuda-sw" if self.offers(verb, "cuda-sw") else "cuda"
-        return ",".join(cuda if name in _CUDA else name for name in names.split(","))
+        return ",".join(cuda if name in ("cuda", "cuda-sw") else name for name in names.split(","))
 
     def fitted(self, plan: NsysPlan, verbs: List[str]) -> Tuple[NsysPlan, List[str]]:
         """The verbs' arguments, each by a verb that has it here, and those that no verb has."""
-        if not all(self.help(verb) for verb in verbs):
-            return plan, []
         words: Dict[str, Any] = {verb: list(getattr(plan, verb)) for verb in verbs}
         left_out, trace = [], {}
         for verb in verbs:
@@ -106,16 +102,16 @@ class Nsys:
                 if not word.startswith("--") or self.offers(verb, word):
                     continue
                 words[verb].remove(word)
-                offering = [command for command in verbs if self.offers(command, word)]
+                offering = next((other for other in verbs if self.offers(other, word)), None)
                 if offering:
-                    words[offering[0]].append(word)
+                    words[offering].append(word)
                 else:
                     left_out.append(word.split("=", 1)[0])
         for kind, text in plan.trace.items():
             names = self.trace(verbs[0], text).split(",")
-            offered = [name for name in names if self.offers(verbs[0], name)]
-            left_out += ["--trace=" + name for name in names if name not in offered]
-            trace[kind] = ",".join(offered) or "none"
+            unknown = [name for name in names if not self.offers(verbs[0], name)]
+            left_out += map("--trace={}".format, unknown)
+            trace[kind] = ",".join(name for name in names if name not in unknown) or "none"
         return plan._replace(trace=trace, **words), sorted(set(left_out))
 
 
@@ -124,13 +120,16 @@ def here(plan: NsysPlan, window_by: str) -> Tuple[NsysPlan, List[str]]:
     path = found(plan.path)
     if path is None:
         raise OSError("%s is not on this node" % plan.path)
-    nsys = Nsys(path, patience_s=plan.start_s * ANSWER_PART).checked()
+    # of what nsys may take to start, a question may take this part
+    nsys = Nsys(path, patience_s=plan.start_s * 2 / 3).checked()
     fitted = plan._replace(path=path, version=nsys.version, importer=nsys.importer)
     if nsys.version == plan.version:
         return (plan if path == plan.path else fitted), []
     differs = ["nsys is %s here, %s where it was launched" % (nsys.version, plan.version)]
     verbs = [verb for verb in plan.verbs(window_by) if verb != "stop"]
-    fitted, unknown = nsys.fitted(fitted, verbs)
+    unknown: List[str] = []
+    if all(map(nsys.help, verbs)):
+        fitted, unknown = nsys.fitted(fitted, verbs)
     if unknown:
         differs.append("it has no %s: left out" % ", ".join(unknown))
     return fitted, differs

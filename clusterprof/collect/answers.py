@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from clusterprof.agent.contracts import documents, paths
+from clusterprof.agent.contracts import files, paths
 from clusterprof.errors import HostError
 
 #: The longest answer, in bytes: a listing of some 25,000 files.
@@ -104,9 +104,9 @@ def last_line(answer: bytes) -> Any:
 
 
 def unfit(document: Mapping[str, Any], form: Mapping[str, Any], whose: str = "") -> str:
-    """Which member does not have its form (`documents.fits`), and what it is; "" where all have."""
+    """Which member does not have its form (`files.fits`), and what it is; "" where all have."""
     for name, member_form in form.items():
-        if not documents.fits(document.get(name), member_form):
+        if not files.fits(document.get(name), member_form):
             given = _shown(document[name]) if name in document else "missing"
             return f"{name}{whose} is {given}"
     return ""

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from clusterprof import words
-from clusterprof.agent.contracts import files, later_window, paths, states
-from clusterprof.agent.contracts.later_window import LaterWindow
+from clusterprof.agent.contracts import files, paths, plan as plans, states
+from clusterprof.agent.contracts.plan import LaterWindow
 from clusterprof.agent.contracts.states import State
 from clusterprof.arguments import Selection, StepWindow
 from clusterprof.collect.outcomes import Outcome, flights_over, newest_step_log
@@ -312,5 +312,5 @@ def order(
                 break
         by = f"{user} on {os.uname().nodename}"
         content = LaterWindow(number, (steps.first, steps.end), selection, profiler, by, auto)
-        files.write_json(later_window.path(str(run.path), number), content.to_json(), indent=1)
+        files.write_json(plans.order_path(str(run.path), number), content.to_json(), indent=1)
     return ordered

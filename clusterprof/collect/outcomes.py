@@ -13,7 +13,7 @@ from typing import Any
 
 from clusterprof import installed_nsys
 from clusterprof.agent import nsys
-from clusterprof.agent.contracts import documents, paths, states
+from clusterprof.agent.contracts import files, paths, states
 from clusterprof.agent.contracts.states import State
 from clusterprof.agent.contracts.timing import REAL, Clock
 from clusterprof.run_directory import Window
@@ -219,14 +219,14 @@ def reports_in(folder: Path) -> list[Path]:
     The folder is listed, since NFS may remember for half a minute that a file was not there.
     """
     try:
-        files = list(folder.iterdir())
-        names = {path.name for path in files if path.name in _REPORTS and path.stat().st_size}
+        entries = list(folder.iterdir())
+        names = {path.name for path in entries if path.name in _REPORTS and path.stat().st_size}
     except OSError:
         return []
-    if folder / paths.REDUCED in files:
+    if folder / paths.REDUCED in entries:
         reduced = None
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            reduced = documents.load(folder / paths.REDUCED / paths.REDUCED_RANK)["report"]["name"]
+            reduced = files.load(folder / paths.REDUCED / paths.REDUCED_RANK)["report"]["name"]
         # tables that do not tell are those of the report that is there, if one is
         if reduced in _REPORTS or not names:
             names.add(reduced if reduced in _REPORTS else paths.REPORT)

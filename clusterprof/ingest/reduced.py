@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from clusterprof import __version__, folders
-from clusterprof.agent.contracts import documents, files, paths
+from clusterprof.agent.contracts import files, paths
 from clusterprof.errors import ReportError
 from clusterprof.ingest.opening import unreadable
 from clusterprof.ingest.recording import BEGINS
@@ -159,7 +159,7 @@ def report_of(folder: Path) -> Path:
 
 def _content(folder: Path, form: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        content = documents.load(folder / paths.REDUCED_RANK)
+        content = files.load(folder / paths.REDUCED_RANK)
     except OSError as error:
         raise _unusable(folder, f"{paths.REDUCED_RANK}: {error.strerror or error}") from None
     except ValueError as error:
@@ -169,7 +169,7 @@ def _content(folder: Path, form: Mapping[str, Any]) -> dict[str, Any]:
         raise _unusable(folder, f"{paths.REDUCED_RANK} is not clusterprof's")
     form = form if content["schema_version"] == SCHEMA_VERSION else _MADE
     for name, expected in form.items():
-        if not documents.fits(content, {name: expected}):
+        if not files.fits(content, {name: expected}):
             raise _unusable(folder, f"the {name!r} of {paths.REDUCED_RANK} is invalid")
     return content
 

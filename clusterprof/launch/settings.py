@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterprof import launchers, masking
-from clusterprof.agent.contracts import documents, files as contents
+from clusterprof.agent.contracts import files as contents
 from clusterprof.arguments import path, shortest
 from clusterprof.console import say
 from clusterprof.errors import UsageError
@@ -125,7 +125,7 @@ def read(
     for file in places:
         content, is_own = _content(file), file == _own()
         harmless = content.pop(_HARMLESS, []) if is_own else []
-        if not documents.fits(harmless, [str]):
+        if not contents.fits(harmless, [str]):
             what = f"{_HARMLESS} is a list of options"
             raise _refused(file, what, f'write {_HARMLESS} = ["lr"]')
         masking.harmless.update(name.lstrip("-").replace("_", "-") for name in harmless)
@@ -171,7 +171,7 @@ def _value(
     if option is None:
         return parser.parse_args([flag])  # which says that there is none, and what may be meant
     texts = ([str],) if isinstance(option.default, list) else ()
-    if not documents.fits(value, bool if option.nargs == 0 else (str, int, float, *texts)):
+    if not contents.fits(value, bool if option.nargs == 0 else (str, int, float, *texts)):
         raise UsageError(
             "a flag is true or false, any other option has one value",
             "or a list of texts, where it may be repeated",

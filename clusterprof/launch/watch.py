@@ -3,7 +3,7 @@
 With `--ranks auto` the first window is captured on no rank: each leaves its steps, clock and flight
 recorder. Once they are there, the ranks of a second window are chosen, and ordered as `clusterprof
 capture` does. With `--watch` every rank saves its flight recorder at the same times
-(`agent.rank.watching`). What a look at all of them shows is added to `watched.csv`, what changes is
+(`agent.rank.recorder`). What a look at all of them shows is added to `watched.csv`, what changes is
 said in a line, and the present is written for Prometheus. That no step ends each rank's writer
 notices by itself, and leaves what there is to be read here: since when, where, and what the rank
 waits for.
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterprof import priority, watched, words
-from clusterprof.agent.contracts import files, later_window, paths
+from clusterprof.agent.contracts import files, paths, plan as plans
 from clusterprof.agent.contracts.timing import REAL, Clock
 from clusterprof.arguments import Selection, StepWindow, parse_ranks
 from clusterprof.collect import live_windows
@@ -74,7 +74,7 @@ def look_first(plan: LaunchPlan, run: Window, clock: Clock = REAL) -> None:
     why = sentence(looked)
     armed = {rank for rank, state in run.states().items() if "path" in state.get("nsys", {})}
     stages = parse_ranks("stages", pp=plan.arguments.pp or 1).stage_ranks(size)
-    look_s = later_window.look_s(size)
+    look_s = plans.look_s(size)
     for _ in range(TRIES):
         ranks = chosen(looked, armed, stages)
         possible = live_windows.possible(run, look_s, clock.wall_ns() / 1e9)
@@ -85,7 +85,7 @@ def look_first(plan: LaunchPlan, run: Window, clock: Clock = REAL) -> None:
         wait_s = max(0.0, possible.at_s(steps.first) - clock.wall_ns() / 1e9)
         say(f"{why}; capturing {words.ranks(ranks)} in steps {steps}, "
             f"in about {words.age(wait_s)}")  # fmt: skip
-        late, reached = wait_for_order(window, ranks, look_s, wait_s + later_window.SOON_S, clock)
+        late, reached = wait_for_order(window, ranks, look_s, wait_s + plans.SOON_S, clock)
         if not late:
             return
         # The next one may be on its way for as long. An nsys that has it captures no other.
@@ -129,7 +129,7 @@ def wait_for_ranks(plan: LaunchPlan, run: Window, clock: Clock = REAL) -> int:
         sizes = [state.get("world_size") for state in states.values()]
         size = next((known_size for known_size in sizes if isinstance(known_size, int)), size)
         # Those of a job of unknown size may all be there the next moment.
-        every_s = later_window.look_s(size or 1)
+        every_s = plans.look_s(size or 1)
         over = flights_over(now, states)
         if not over <= came:
             came, came_at = came | over, clock.now()
@@ -251,7 +251,7 @@ def wait_for_dumps(
     Returns when each rank's newest dump was written (ns); as `before` where none is new.
     """
     ranks = run.ranks()
-    wait_s, began_s = later_window.look_s(len(ranks)), clock.now()
+    wait_s, began_s = plans.look_s(len(ranks)), clock.now()
     while True:
         clock.sleep(min(wait_s, every_s / 4))
         saved = {rank: path.stat().st_mtime_ns for path, rank in _dumps(run)}

@@ -31,7 +31,7 @@ from seeds import content
 from simulate import Cause, Job, simulate
 
 from clusterprof import baselines, comparison, gate, merge_run, run_directory
-from clusterprof.agent.contracts import later_window, states
+from clusterprof.agent.contracts import plan as plans, states
 from clusterprof.cli import collect, export as cli_export, merge, report, status
 from clusterprof.cli.main import parser_of
 from clusterprof.collect import answers
@@ -396,7 +396,7 @@ def _verbs_read(chosen: str, changes: Sequence[Change]) -> None:
             mine = changes if name == chosen else ()
             (run.path / name).parent.mkdir(parents=True, exist_ok=True)
             (run.path / name).write_bytes(_written(found, mine))
-        later_window.next_after(str(run.path), 1)
+        plans.next_order(str(run.path), 1)
         window = ["--window", "2"] if chosen == ORDER else []
         for verb in (status, collect, merge, status, report):
             with quiet(), contextlib.suppress(ClusterprofError):

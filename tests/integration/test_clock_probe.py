@@ -244,12 +244,12 @@ def test_of_a_prober_that_is_killed_nothing_is_left(run_command: Cli, workdir: P
         "import os, signal, sys, time\n"
         "from clusterprof.agent.contracts.identity import Identity\n"
         "from clusterprof.agent.contracts import beside\n"
-        "from clusterprof.agent.rank import probing\n"
+        "from clusterprof.agent.contracts import clocks\n"
         "from clusterprof.agent.contracts.plan import Plan, Selection\n"
         "plan = Plan(sys.argv[1], Selection('0,1', 'ranks', (0, 1)), (2, 4), 'torch')\n"
         "with beside.prepared():\n"
         "    pass\n"
-        "probing.start(plan._replace(clock_probe='on'), Identity(0, 2, 0, 'torchrun'))\n"
+        "clocks.start_prober(plan._replace(clock_probe='on'), Identity(0, 2, 0, 'torchrun'))\n"
         "address = sys.argv[1] + '/ranks/00000/probe-address.json'\n"
         "while not os.path.exists(address):\n"
         "    time.sleep(0.01)\n"
@@ -262,7 +262,7 @@ def test_of_a_prober_that_is_killed_nothing_is_left(run_command: Cli, workdir: P
         "    if 'TMPDIR=' + os.environ['TMPDIR'] in words and shown == 'prober\\n':\n"
         "        os.kill(int(entry), signal.SIGKILL)\n"
         "        print('killed')\n"
-        "probing.notify('open')\n"
+        "clocks.notify_prober('open')\n"
     )
     own = workdir / "temporary"
     own.mkdir()

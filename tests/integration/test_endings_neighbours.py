@@ -18,7 +18,7 @@ from lab.endings import PROGRAMS, check_as_without_us, state_if_any
 from lab.stub import OPTIONS, PROGRAM, RANK
 from users import MALLORY
 
-from clusterprof.agent.rank import claim
+from clusterprof.agent.rank.rank import Claim
 
 pytestmark = [
     pytest.mark.long, pytest.mark.needs_root, pytest.mark.usefixtures("scripted"),
@@ -31,7 +31,7 @@ def test_a_program_trains_to_its_end_whatever_another_user_of_the_node_holds(
 ) -> None:
     (workdir / "train.py").write_text(PROGRAM)
     shutil.copy(PROGRAMS / "holding.py", node)
-    claimed = claim._name(str(workdir / "run/ranks/00000")).replace("\0", "@")
+    claimed = Claim.name(str(workdir / "run/ranks/00000")).replace("\0", "@")
     other = subprocess.Popen(
         ["setpriv", f"--reuid={MALLORY}", f"--regid={MALLORY}", "--clear-groups",
          "/usr/bin/python3", node / "holding.py", node, f"clusterprof-{os.getuid()}.lock", "nvidia",

@@ -16,7 +16,7 @@ from lab.tiers import long_but
 from seeds import content, span, sqlite, trace
 
 from clusterprof import clock_probe, run_directory
-from clusterprof.agent.contracts import documents, states
+from clusterprof.agent.contracts import files, states
 from clusterprof.align.clock.measured import parsed
 from clusterprof.cli import collect, merge, status
 from clusterprof.errors import ClusterprofError, ReportError, RunDirectoryError
@@ -226,23 +226,23 @@ def test_json_that_is_none_is_a_value_error(tmp_path: Path, text: str) -> None:
     path = tmp_path / "file.json"
     path.write_text(text, encoding="latin-1")
     with pytest.raises(ValueError):
-        documents.load(str(path))
+        files.load(str(path))
 
 
 def test_json_that_never_ends_is_not_read_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(documents, "MOST", 1 << 20)
+    monkeypatch.setattr(files, "MOST", 1 << 20)
     path = tmp_path / "file.json"
     path.write_bytes(b" " * (2 << 20))
     with pytest.raises(OSError, match="larger than 1 MB"):
-        documents.load(str(path))
+        files.load(str(path))
 
 
 def test_a_file_name_s_odd_bytes_are_read_as_they_were_written(tmp_path: Path) -> None:
     path = tmp_path / "file.json"
     path.write_text(json.dumps({"argv": ["train\udcff.py"]}))
-    assert documents.load(str(path)) == {"argv": ["train\udcff.py"]}
+    assert files.load(str(path)) == {"argv": ["train\udcff.py"]}
 
 
 def a_run(tmp_path: Path, **manifest: Any) -> run_directory.Window:

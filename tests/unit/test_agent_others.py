@@ -8,7 +8,9 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from clusterprof.agent.rank import claim, own_profilers
+from clusterprof.agent.contracts import identity
+from clusterprof.agent.rank import profilers
+from clusterprof.agent.rank.rank import Claim
 
 
 @pytest.fixture
@@ -23,7 +25,7 @@ def cudart(monkeypatch: pytest.MonkeyPatch) -> tuple[SimpleNamespace, list[str]]
     core = ModuleType("torch._C")
     core._cudart = stand_in  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch._C", core)
-    monkeypatch.setattr(own_profilers, "_cuda_range", None)
+    monkeypatch.setattr(profilers, "_cuda_range", None)
     return stand_in, called
 
 
@@ -31,7 +33,7 @@ def test_the_program_s_own_cuda_profiler_calls_do_not_move_our_window(
     cudart: tuple[SimpleNamespace, list[str]],
 ) -> None:
     program, called = cudart
-    ours = own_profilers.cuda_range()
+    ours = profilers.cuda_range()
     assert ours is not None
     assert program.cudaProfilerStart() is program.cudaError.success
     assert called == []
@@ -40,13 +42,13 @@ def test_the_program_s_own_cuda_profiler_calls_do_not_move_our_window(
     assert program.cudaProfilerStop() is program.cudaError.success
     stop()
     assert called == ["start", "stop"]
-    assert own_profilers.cuda_range() is ours
+    assert profilers.cuda_range() is ours
 
 
 def test_without_a_torch_of_cuda_there_is_no_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_profilers, "_cuda_range", None)
+    monkeypatch.setattr(profilers, "_cuda_range", None)
     monkeypatch.setitem(sys.modules, "torch._C", ModuleType("torch._C"))
-    assert own_profilers.cuda_range() is None
+    assert profilers.cuda_range() is None
 
 
 def profiler_module() -> tuple[ModuleType, list[str]]:
@@ -57,16 +59,16 @@ def profiler_module() -> tuple[ModuleType, list[str]]:
 
 
 def test_what_the_program_profiles_with_is_known_from_its_first_call_to_its_last() -> None:
-    kineto, (module, called) = own_profilers.Kineto(), profiler_module()
+    kineto, (module, called) = profilers.Kineto(), profiler_module()
     kineto.watch(module)
     kineto.comes = lambda what: called.append("way for " + what)
     module._prepare_profiler("config", activity_filter=None)
-    assert kineto.program == own_profilers.TORCH
+    assert kineto.program == profilers.TORCH
     module._enable_profiler("config")
     module._disable_profiler()
     assert kineto.program is None
     module._enable_profiler("config")
-    assert kineto.program == own_profilers.NVTX
+    assert kineto.program == profilers.NVTX
     assert called == [
         "way for torch.profiler", "_prepare_profiler", "_enable_profiler", "_disable_profiler",
         "way for emit_nvtx", "_enable_profiler",
@@ -74,7 +76,7 @@ def test_what_the_program_profiles_with_is_known_from_its_first_call_to_its_last
 
 
 def test_ours_is_not_the_program_s() -> None:
-    kineto, (module, called) = own_profilers.Kineto(), profiler_module()
+    kineto, (module, called) = profilers.Kineto(), profiler_module()
     kineto.watch(module)
     kineto.comes = called.append
     with kineto.ours():
@@ -97,15 +99,16 @@ def test_ours_is_not_the_program_s() -> None:
 def test_a_profiler_around_the_program_is_seen_in_its_environment(
     environ: dict[str, str], printed: str | None
 ) -> None:
-    found = own_profilers.above(environ)
+    found = identity.other_profiler(environ)
     assert found is None if printed is None else printed in str(found)
 
 
 def test_a_rank_is_claimed_once() -> None:
     folder = f"/nowhere/{os.getpid()}/ranks/00000"
-    assert claim.holder(folder) is None
-    assert claim.take(folder) is None
-    assert claim.take(folder) == os.getpid()
-    assert claim.holder(folder) == os.getpid()
-    claim.release()
-    assert claim.holder(folder) is None
+    first, second = Claim(), Claim()
+    assert first.take(folder) is None
+    assert second.take(folder) == os.getpid()
+    first.release()
+    assert second.take(folder) is None
+    assert first.take(folder) == os.getpid()
+    second.release()

@@ -30,7 +30,6 @@ from clusterprof.agent.contracts.exchange import (
 )
 from clusterprof.agent.contracts.identity import PLAN, Identity
 from clusterprof.agent.contracts.timing import Clock
-from clusterprof.agent.rank import probing
 from clusterprof.agent.remote import prober
 from clusterprof.align.clock import UNBOUNDED_NS, align, alignment, measured
 from clusterprof.align.match import match
@@ -303,8 +302,8 @@ def test_a_prober_writes_what_it_measured_before_its_rank_has_a_folder(
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as pipe:
         pipe.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         pipe.bind("\0" + name)
-        probing.notify("open")
-        probing.notify("close")
+        clocks.notify_prober("open")
+        clocks.notify_prober("close")
         prober.Prober(pipe, str(tmp_path), 1, 0, owner).ask()
     os.close(rank)
     os.close(owner)

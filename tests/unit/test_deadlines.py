@@ -23,13 +23,12 @@ import pytest
 from lab.clock import ManualClock
 
 from clusterprof import run_directory
-from clusterprof.agent.contracts import processes, states
+from clusterprof.agent.contracts import clocks, processes, states
 from clusterprof.agent.contracts.identity import PLAN
 from clusterprof.agent.contracts.outbox import Outbox
 from clusterprof.agent.contracts.plan import Reduction
 from clusterprof.agent.guard import session, writer
 from clusterprof.agent.guard.report_transfer import Reducing, ReportTransfer
-from clusterprof.agent.rank import probing
 from clusterprof.agent.remote import prober
 from clusterprof.launch import job_processes, over_hosts, run_job
 from clusterprof.launch.job_processes import Foreground, Witness
@@ -186,7 +185,7 @@ def test_the_reference_rank_s_prober_answers_for_a_while_after_its_window_or_its
     monkeypatch.setenv(PLAN, f"/nowhere/plan.json;probe={name.replace('/', '%2F')}")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     owner, rank = os.pipe()
-    act = partial(probing.notify, "close") if happens == "close" else partial(os.close, rank)
+    act = partial(clocks.notify_prober, "close") if happens == "close" else partial(os.close, rank)
     clock.plan(1000, act)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as pipe:
         pipe.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)

@@ -20,8 +20,8 @@ from lab.command import PATIENCE_S
 from clusterprof import agent
 from clusterprof.agent.contracts.outbox import Outbox
 from clusterprof.agent.contracts.plan import Plan, Selection
-from clusterprof.agent.rank import entry as entries, steps, window
-from clusterprof.agent.rank.entry import Entry, Handlers
+from clusterprof.agent.rank import hooks, steps, window
+from clusterprof.agent.rank.hooks import Entry, Handlers
 from clusterprof.agent.rank.profilers import Switch
 from clusterprof.agent.rank.steps import Counter
 
@@ -49,7 +49,7 @@ def handled() -> Iterator[None]:
 def entry(monkeypatch: pytest.MonkeyPatch) -> Entry:
     """This process's, as if it had just begun."""
     made = Entry()
-    for module in (entries, steps, window):
+    for module in (hooks, steps, window):
         monkeypatch.setattr(module, "entry", made)
     return made
 

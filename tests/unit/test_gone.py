@@ -14,7 +14,7 @@ from clusterprof import words
 from clusterprof.agent.contracts import identity
 from clusterprof.agent.contracts.identity import COUNTING, LENT, PLAN, Identity
 from clusterprof.agent.contracts.plan import Plan, Selection
-from clusterprof.agent.rank import hooks, own_profilers, rank as ranks, start
+from clusterprof.agent.rank import hooks, profilers, rank as ranks, start
 from clusterprof.analysis.findings import profiler_overhead
 from clusterprof.analysis.findings.profiler_overhead import capture_cost
 from clusterprof.ingest.rank_steps import steps_table
@@ -48,7 +48,7 @@ def version(cuda: str | None) -> ModuleType:
 def test_cupti_is_let_go_where_cuda_can_do_without_it(
     cuda: str | None, expected: str | None
 ) -> None:
-    own_profilers.kineto.leaves(version(cuda))
+    profilers.kineto.leaves(version(cuda))
     assert os.environ.get(TEARDOWN) == expected
 
 
@@ -56,7 +56,7 @@ def test_what_the_user_has_set_stays_his_and_his_children_s(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(TEARDOWN, "0")
-    own_profilers.kineto.leaves(version("13.0"))
+    profilers.kineto.leaves(version("13.0"))
     identity.give_back(os.environ)
     assert os.environ[TEARDOWN] == "0"
 
@@ -76,7 +76,7 @@ def test_a_child_that_python_starts_or_forks_has_nothing_of_it(
 ) -> None:
     def lend() -> None:
         identity.lend(os.environ, LOG_LEVEL, "99")
-        own_profilers.kineto.leaves(version("13.0"))
+        profilers.kineto.leaves(version("13.0"))
         assert identity.fields(os.environ).get(LENT) == f"{LOG_LEVEL}+{TEARDOWN}"
 
     lend()

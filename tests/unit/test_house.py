@@ -241,7 +241,7 @@ def test_all_that_make_installs_is_locked_by_its_hash_but_for_torch() -> None:
 _WRITERS = {
     "agent/contracts/files.py": "the one way itself",
     "agent/contracts/processes.py": "the kernel's own file of this process, in /proc",
-    "agent/contracts/starter.py": "the kernel's own file of this process, in /proc",
+    "agent/contracts/beside.py": "the kernel's own file of this process, in /proc",
     "agent/guard/report_transfer.py": "in the guard's own folder (mkdtemp)",
     "agent/guard/session.py": "in the guard's own folder; a lock with O_NOFOLLOW",
     "agent/remote/host.py": "in a folder of a host's that no other user sees (mkdir 0700)",

@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 from lab.clock import ManualClock
 
-from clusterprof.agent.contracts import files, later_window, paths, states
+from clusterprof.agent.contracts import files, paths, plan as plans, states
 from clusterprof.agent.contracts.identity import Identity
-from clusterprof.agent.contracts.later_window import LaterWindow
 from clusterprof.agent.contracts.outbox import WINDOW, Outbox
-from clusterprof.agent.contracts.plan import Plan, Selection
+from clusterprof.agent.contracts.plan import LaterWindow, Plan, Selection
 from clusterprof.agent.contracts.states import State
 from clusterprof.agent.guard import step_log
 from clusterprof.agent.guard.step_log import MOST_STEPS, NEAR_LATER, StepLog
@@ -38,7 +37,7 @@ S, MS = 1_000_000_000, 1_000_000
 def ordered(run: Path, number: int, first: int, end: int, **members: Any) -> Path:
     """Write an order as `clusterprof capture` does."""
     made = {"selection": THREE, "profiler": "torch", **members}
-    file = Path(later_window.path(str(run), number))
+    file = Path(plans.order_path(str(run), number))
     file.parent.mkdir(parents=True)
     files.write_json(file, LaterWindow(number, (first, end), **made).to_json())
     return file
@@ -69,17 +68,17 @@ def _has_one(outbox: Outbox) -> bool:
 
 def test_orders_are_found_by_their_number_and_what_is_none_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "windows").mkdir()
-    assert later_window.next_after(str(tmp_path), 1) is None
+    assert plans.next_order(str(tmp_path), 1) is None
     ordered(tmp_path, 2, 30, 40).write_text("{}")
     ordered(tmp_path, 3, 30, 40).write_text(json.dumps({"number": 3}))
     ordered(tmp_path, 10, 50, 60, asked_by="somebody")
     (tmp_path / "windows" / "notes").mkdir()
-    found = later_window.next_after(str(tmp_path), 1)
+    found = plans.next_order(str(tmp_path), 1)
     assert found == LaterWindow(10, (50, 60), THREE, "torch", "somebody")
-    assert later_window.next_after(str(tmp_path), 10) is None
+    assert plans.next_order(str(tmp_path), 10) is None
     (tmp_path / "windows" / "11").mkdir()  # its order is not there yet
     ordered(tmp_path, 12, 70, 80)
-    assert later_window.next_after(str(tmp_path), 10) is None
+    assert plans.next_order(str(tmp_path), 10) is None
 
 
 @pytest.mark.parametrize(
@@ -98,7 +97,7 @@ def test_what_is_no_order_for_this_window_is_refused(tmp_path: Path, wrong: dict
     file = ordered(tmp_path, 2, 30, 40)
     file.write_text(json.dumps({**json.loads(file.read_text()), **wrong}))
     with pytest.raises(ValueError, match=r"order|version"):
-        later_window.read(str(tmp_path), 2)
+        plans.read_order(str(tmp_path), 2)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has other users' files")
@@ -106,9 +105,9 @@ def test_an_order_of_another_user_is_obeyed_by_no_rank(tmp_path: Path) -> None:
     from users import MALLORY
 
     os.chown(ordered(tmp_path, 2, 30, 40), MALLORY, MALLORY)
-    assert later_window.next_after(str(tmp_path), 1) is None
+    assert plans.next_order(str(tmp_path), 1) is None
     ordered(tmp_path, 3, 50, 60)
-    found = later_window.next_after(str(tmp_path), 1)
+    found = plans.next_order(str(tmp_path), 1)
     assert found
     assert found.number == 3
 
@@ -184,11 +183,11 @@ def test_an_order_that_is_to_come_soon_is_looked_for_more_often_until_it_is_late
     ordered(run, 2, 30, 40, auto=True)
     (content,) = handed_over(outbox, within_s=0.5)
     assert (content["number"], content["auto"]) == (2, True)
-    clock.sleep(later_window.SOON_S - 1)
+    clock.sleep(plans.SOON_S - 1)
     ordered(run, 3, 50, 60, auto=True)  # since that one came too late
     (content,) = handed_over(outbox, within_s=0.5)
     assert (content["number"], content["auto"]) == (3, True)
-    clock.sleep(later_window.SOON_S + 1)
+    clock.sleep(plans.SOON_S + 1)
     ordered(run, 4, 70, 80, auto=True)
     assert handed_over(outbox, within_s=60) == []
 
@@ -207,7 +206,7 @@ def test_a_writer_of_a_plan_without_later_windows_looks_for_none(
     clock: ManualClock, rank_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[str] = []
-    monkeypatch.setattr(later_window, "next_after", lambda run, number: looked.append(run))
+    monkeypatch.setattr(plans, "next_order", lambda run, number: looked.append(run))
     clock.sleep(600)
     assert rank_folder.exists()
     assert not looked

@@ -15,7 +15,7 @@ import pytest
 from lab.clock import ManualClock
 
 from clusterprof import merge_run, run_directory
-from clusterprof.agent.contracts import later_window, states
+from clusterprof.agent.contracts import plan as plans, states
 from clusterprof.agent.contracts.identity import Identity
 from clusterprof.agent.contracts.plan import NsysPlan, Plan, Selection
 from clusterprof.agent.guard.step_log import StepLog
@@ -80,10 +80,10 @@ def test_where_no_rank_stands_out_each_stage_has_one() -> None:
 
 
 def test_looks_for_an_order_are_bounded_for_the_file_server() -> None:
-    assert later_window.look_s(4) == 1.0
+    assert plans.look_s(4) == 1.0
     for size in (256, 1024, 3840):
-        assert size / later_window.look_s(size) <= later_window.LOOKS_A_SECOND
-    assert later_window.look_s(100_000) == later_window.look_s(None) == 60.0
+        assert size / plans.look_s(size) <= plans.LOOKS_A_SECOND
+    assert plans.look_s(100_000) == plans.look_s(None) == 60.0
 
 
 ARGUMENTS = argparse.Namespace(arm=None, pp=None)

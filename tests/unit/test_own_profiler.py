@@ -17,19 +17,19 @@ from clusterprof.agent.contracts import descriptors, states
 from clusterprof.agent.contracts.identity import PLAN
 from clusterprof.agent.contracts.outbox import Outbox
 from clusterprof.agent.contracts.plan import Plan, Selection
-from clusterprof.agent.rank import own_profilers, profilers, window
+from clusterprof.agent.rank import profilers, window
 from clusterprof.agent.rank.steps import Counter
 
 
 def train(outbox: Outbox, monkeypatch: pytest.MonkeyPatch, *, own: bool) -> list[str]:
     """Eight steps with a window 2:6, the program's own profiler from step 3 on; what nsys did."""
     asked: list[str] = []
-    kineto = own_profilers.Kineto()
+    kineto = profilers.Kineto()
     autograd = ModuleType("torch.autograd.profiler")
     for name in ("_prepare_profiler", "_enable_profiler", "_disable_profiler"):
         setattr(autograd, name, lambda: None)
     kineto.watch(autograd)
-    monkeypatch.setattr(own_profilers, "kineto", kineto)
+    monkeypatch.setattr(profilers, "kineto", kineto)
     monkeypatch.setattr(profilers, "uses_cuda", lambda: True)
     monkeypatch.setattr(profilers, "drain", lambda: None)
 

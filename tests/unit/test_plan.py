@@ -10,8 +10,14 @@ import pytest
 
 from clusterprof.agent.contracts import plan as plans
 from clusterprof.agent.contracts.identity import Identity
-from clusterprof.agent.contracts.later_window import LaterWindow
-from clusterprof.agent.contracts.plan import Meeting, NsysPlan, Plan, Reduction, Selection
+from clusterprof.agent.contracts.plan import (
+    LaterWindow,
+    Meeting,
+    NsysPlan,
+    Plan,
+    Reduction,
+    Selection,
+)
 
 NSYS = NsysPlan(
     "/opt/nsys", "2025.3.2", None, {"gpu": "cuda", "cpu": "osrt"}, ["profile"], ["launch"],

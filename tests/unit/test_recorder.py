@@ -6,7 +6,7 @@ import gzip
 import socket
 import sys
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from lab.clock import ManualClock
@@ -15,7 +15,7 @@ from clusterprof.agent.contracts import outbox as outboxes, paths
 from clusterprof.agent.contracts.outbox import Outbox
 from clusterprof.agent.contracts.plan import Plan, Selection
 from clusterprof.agent.rank import recorder
-from clusterprof.agent.rank.recorder import Recorder, UnavailableError, check_size, version_of
+from clusterprof.agent.rank.recorder import Recorder, UnavailableError, Watching, check_size
 from clusterprof.agent.rank.steps import Counter
 from clusterprof.agent.rank.window import Window
 
@@ -196,7 +196,7 @@ def test_what_torch_does_by_default_goes_by_its_version(
     version: str, environ: dict[str, str], on: bool
 ) -> None:
     try:
-        check_size(environ, version_of(version), version)
+        check_size(environ, version)
     except UnavailableError:
         assert not on
     else:
@@ -283,3 +283,86 @@ def test_a_program_that_ends_early_leaves_what_it_has_of_an_open_window(
     files, why = sent.sent()
     assert bool(files) == bool(torch.calls) == (count > 2)
     assert bool(why) == (count < 2)
+
+
+# --- `--watch`: at the same times on all ranks, and cheaply
+
+S = 1_000_000_000
+
+
+class Watched:
+    """A rank that takes steps of `step_s`; `calls` are the counts at which the watch was called."""
+
+    def __init__(self, step_s: float, every_s: int = 60) -> None:
+        self.clock = ManualClock()
+        self.recorder = SimpleNamespace(is_open=False)
+        outbox = SimpleNamespace(clock=self.clock)
+        self.watching = Watching(
+            every_s, cast("Any", [self.recorder]), cast("Any", outbox), cast("Any", None)
+        )
+        self.watching.save = self.save  # type: ignore[method-assign]
+        self.step_s, self.count, self.due = step_s, 0, 0
+        self.calls: list[int] = []
+        self.saved_s: list[float] = []
+
+    def save(self) -> None:
+        self.saved_s.append(self.clock.wall_ns() / S)
+
+    def train(self, steps: int) -> None:
+        for _ in range(steps):
+            self.clock.sleep(self.step_s)
+            self.count += 1
+            if 0 <= self.due <= self.count:
+                self.calls.append(self.count)
+                self.due = self.watching.at(self.count)
+
+
+def test_it_is_saved_at_the_first_step_after_each_multiple_of_the_time() -> None:
+    rank = Watched(0.5)
+    rank.train(1000)
+    assert len(rank.saved_s) == 8
+    assert all(0 <= second % 60 <= 0.5 for second in rank.saved_s), rank.saved_s
+
+
+def test_between_two_times_the_clock_is_read_in_few_of_the_steps() -> None:
+    rank = Watched(0.1, 600)
+    rank.train(12_000)
+    assert len(rank.saved_s) == 2
+    assert len(rank.calls) < 100
+
+
+def test_steps_that_become_long_do_not_make_it_late() -> None:
+    rank = Watched(0.01, 60)
+    rank.train(1_000)
+    rank.step_s = 1.0
+    rank.train(300)
+    assert all(second % 60 <= 31 for second in rank.saved_s), rank.saved_s
+    assert all(second % 60 <= 1 for second in rank.saved_s[1:]), rank.saved_s
+
+
+def test_a_window_that_is_open_has_a_dump_of_its_own() -> None:
+    rank = Watched(0.5)
+    rank.recorder.is_open = True
+    rank.train(300)
+    assert rank.saved_s == []
+    rank.recorder.is_open = False
+    rank.train(300)
+    assert rank.saved_s
+
+
+def test_a_recorder_that_cannot_be_had_is_tried_again_at_the_next_time() -> None:
+    rank = Watched(0.5)
+    rank.watching.save = lambda: (_ for _ in ()).throw(OSError)  # type: ignore[method-assign]
+    rank.train(200)
+    rank.watching.save = rank.save  # type: ignore[method-assign]
+    rank.train(200)
+    assert len(rank.saved_s) == 2
+
+
+@pytest.mark.parametrize("jump_s", [3600, -3600])
+def test_a_clock_that_is_set_does_not_end_it(jump_s: int) -> None:
+    rank = Watched(0.5)
+    rank.train(200)
+    rank.clock.wall_ahead_ns += jump_s * S
+    rank.train(2_000)
+    assert len(rank.saved_s) > 10

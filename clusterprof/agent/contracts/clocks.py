@@ -1,4 +1,5 @@
-"""clock.json: readings of this host's clocks around the window.
+"""clock.json: readings of this host's clocks around the window; and the rank's side of its prober,
+which measures them against other hosts'.
 
 A list of readings: `open` before the profiler starts, `opened` after, `closing` before it stops,
 `close` after (`start`, of every rank, is in state.json). The kernel's estimate bounds the wall
@@ -7,19 +8,19 @@ clock's distance from true time; marks relate the report's times to it.
 
 from __future__ import annotations
 
+import _socket
+import contextlib
 import os
 import sys
 import time
 from typing import Any, Dict, List, Optional
 
-from . import documents, files, paths
+from . import beside, files, identity, paths
+from .messages import complain
+from .plan import Plan
 
 #: a range of this name, and a number, stands in the report where a clock was read
 MARK = "clusterprof:clock:"
-
-_NANOSECONDS = 0x2000  # STA_NANO: offset is in ns and not in µs
-_UNSYNCHRONISED = 0x0040  # STA_UNSYNC
-_ERROR = 5  # TIME_ERROR
 
 
 def kernel() -> Optional[Dict[str, Any]]:
@@ -40,11 +41,12 @@ def kernel() -> Optional[Dict[str, Any]]:
         return None
     # the first members of struct timex: modes, offset, freq, maxerror, esterror, status
     _, offset, frequency, most, estimated, status = struct.unpack_from("@Illlli", timex)
+    in_ns, unsynchronised, time_error = 0x2000, 0x0040, 5  # STA_NANO, STA_UNSYNC, TIME_ERROR
     return {
-        "offset_ns": offset if status & _NANOSECONDS else offset * 1000,
+        "offset_ns": offset if status & in_ns else offset * 1000,
         "maxerror_ns": most * 1000,
         "esterror_ns": estimated * 1000,
-        "synchronised": state != _ERROR and not status & _UNSYNCHRONISED,
+        "synchronised": state != time_error and not status & unsynchronised,
         "frequency_ppm": frequency / 65536.0,
     }
 
@@ -82,7 +84,7 @@ def reading(event: str, mark: bool = False) -> Dict[str, Any]:
 def add(folder: str, readings: List[Dict[str, Any]]) -> None:
     """Add readings to the clock.json of a rank's folder. Raises OSError, ValueError."""
     path = os.path.join(folder, paths.CLOCK)
-    earlier = documents.load(path) if os.path.exists(path) else {}
+    earlier = files.load(path) if os.path.exists(path) else {}
     every = [*earlier.get("readings", []), *readings]
     files.write_json(path, {"schema_version": 1, "machine": machine(), "readings": every})
 
@@ -96,18 +98,56 @@ def marks(number: int) -> List[Dict[str, Any]]:
     torch = sys.modules.get("torch")
     if torch is None:
         return []
-    ways: List[Any] = [lambda name: torch.profiler.record_function(name)]
+    ways: List[Any] = [lambda name: torch.profiler.record_function(name)] * 2
     if torch.cuda.is_initialized():
-        ways.append(lambda name: torch.cuda.nvtx.range(name))
+        ways += [lambda name: torch.cuda.nvtx.range(name)] * 2
     kept: List[Dict[str, Any]] = []
-    for way in (marker for marker in ways for _ in range(2)):
+    for way in ways:
         name = "%s%d" % (MARK, number + len(kept))
-        try:
+        with contextlib.suppress(Exception):  # a torch without this one, or one that is torn down
             around = way(name)
             before = time.time_ns()
             with around:
                 pass
             kept.append({"name": name, "before_ns": before, "after_ns": time.time_ns()})
-        except Exception:  # a torch without this one, or one that is being torn down
-            pass
     return kept
+
+
+def reference_rank(plan: Plan) -> int:
+    """The rank whose host's clock all others are measured against: the lowest profiled one."""
+    return min(plan.selection.ranks, default=0)
+
+
+def start_prober(plan: Plan, me: identity.Identity) -> None:
+    """Start this rank's prober, where the job's clocks are to be measured from beside it
+    (`--clock-probe`); its socket's name is in the field PROBE then.
+    """
+    mode, reference = plan.clock_probe, reference_rank(plan)
+    if mode == "off" or (mode == "auto" and identity.nodes(me, os.environ) < 2):
+        return
+    is_first = plan.profiles(me) if me.local_rank is None else me.local_rank == 0
+    if me.rank != reference and not is_first:
+        return
+    name = "clusterprof-" + os.urandom(16).hex()
+    facts = os.path.abspath(plan.run), me.rank, reference, os.getpid()
+    with contextlib.closing(_socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM)) as pipe:
+        try:
+            # By now: a window may open before the prober listens.
+            pipe.setsockopt(_socket.SOL_SOCKET, _socket.SO_PASSCRED, 1)
+            pipe.bind("\0" + name)
+            beside.start("prober", pipe, *map(str, facts))
+        except OSError as error:
+            complain("the clocks are not measured: %s" % (error,))
+        else:
+            identity.set_field(os.environ, identity.PROBE, name)
+
+
+def notify_prober(event: str) -> None:
+    """Announce to our prober, if there is one, that the window opens or closes; never waits."""
+    name = identity.fields(os.environ).get(identity.PROBE)
+    if name is not None:
+        with contextlib.suppress(OSError):
+            pipe = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM)
+            with contextlib.closing(pipe):
+                pipe.setblocking(False)
+                pipe.sendto(event.encode(), "\0" + name)

@@ -101,9 +101,11 @@ def rights(descriptors: List[int]) -> List[Tuple[int, int, bytes]]:
 
 def came(beside: Iterable[Tuple[int, int, bytes]]) -> List[int]:
     """The descriptors that came beside a message, by the numbers that they have here."""
-    whole = [data[: len(data) // _INT_B * _INT_B] for _, kind, data in beside
-             if kind == _socket.SCM_RIGHTS]  # fmt: skip
-    return [number for data in whole for number in memoryview(data).cast("i")]
+    numbers: List[int] = []
+    for _, kind, data in beside:
+        if kind == _socket.SCM_RIGHTS:
+            numbers += memoryview(data[: len(data) // _INT_B * _INT_B]).cast("i")
+    return numbers
 
 
 def receive(connection: _socket.socket) -> Dict[int, int]:
@@ -144,7 +146,7 @@ def placed(given: Dict[int, int]) -> List[Tuple[Any, ...]]:
 
 
 #: what the program does not know of: number, and which file it is
-_hidden: Dict[int, Tuple[int, int]] = {}
+_hidden: Dict[int, os.stat_result] = {}
 _close, _closerange = os.close, os.closerange
 
 
@@ -155,19 +157,14 @@ def hide(numbers: Iterable[int]) -> None:
     does) would hang at its end, where nsys waits for threads that it can no longer wake; and what
     the program opens in their place would get what is ours. Raises OSError for one not open.
     """
-    _hidden.update((number, _file(number)) for number in numbers)
+    _hidden.update((number, os.fstat(number)) for number in numbers)
     os.close, os.closerange = _close_one, _close_some
-
-
-def _file(number: int) -> Tuple[int, int]:
-    status = os.fstat(number)
-    return status.st_dev, status.st_ino
 
 
 def is_hidden(number: int) -> bool:
     """Whether it is (still) one of those; its number may be the program's by now."""
     with contextlib.suppress(OSError):
-        return number in _hidden and _hidden[number] == _file(number)
+        return number in _hidden and os.path.samestat(_hidden[number], os.fstat(number))
     return False
 
 

@@ -12,14 +12,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
+import itertools
 import os
-import secrets
 import socket
 import struct
 import time
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
-from . import clocks, documents, files
+from . import clocks, files
 from .timing import REAL, Clock
 
 #: how long one measurement may take, and how long it waits for a first answer
@@ -31,12 +31,10 @@ ASK_AGAIN_S = 0.1
 #: two clocks drift apart by no more than this while they are measured (see align/clock/bounds.py)
 DRIFT_LIMIT_PPM = 150
 
-_MAC = 16
-_REQUEST = struct.Struct("!4sI")
-_ANSWER = struct.Struct("!4sIqq")
-_ASK, _REPLY = b"clp?", b"clp!"
-_SEEK, _FOUND = b"clp-", b"clp+"
-_LARGEST = 8192
+#: bytes of a proof, and of the largest datagram
+_MAC, _LARGEST = 16, 8192
+_REQUEST, _ANSWER = struct.Struct("!4sI"), struct.Struct("!4sIqq")
+_ASK, _REPLY, _SEEK, _FOUND = b"clp?", b"clp!", b"clp-", b"clp+"
 #: Where hosts share a secret and no folder, the answerer listens on one of so many ports that
 #: follow from the secret, below those that systems give away by themselves.
 _MEETING_PORTS, _FIRST_PORT, _PORTS = 3, 20_000, 12_000
@@ -135,17 +133,14 @@ class Endpoint:
 
         They are not where a library shifts the clock of this process only.
         """
-        try:
+        with contextlib.suppress(OSError):
             self.socket.setsockopt(socket.SOL_SOCKET, _STAMPS, 1)
             before = time.time_ns()
             self.socket.sendto(b"self", self.socket.getsockname())
-            if not self.wait(0.2):
-                return False
-            _, ancillary, _, _ = self.socket.recvmsg(64, 64)
-            stamp = _stamp(ancillary)
-        except OSError:
-            return False
-        return stamp is not None and before <= stamp <= time.time_ns()
+            if self.wait(0.2):
+                stamp = _stamp(self.socket.recvmsg(64, 64)[1])
+                return stamp is not None and before <= stamp <= time.time_ns()
+        return False
 
     def send(self, body: bytes, to: Any) -> None:
         """One datagram with its proof; one that cannot be sent is lost, as any may be."""
@@ -199,7 +194,7 @@ def announce(path: str, address: str) -> Endpoint:
 
     Raises OSError.
     """
-    endpoint = Endpoint(address, secrets.token_bytes(32))
+    endpoint = Endpoint(address, os.urandom(32))
     try:
         host, port = endpoint.socket.getsockname()[:2]
         fields = {"address": host, "port": port, "secret": endpoint.secret.hex()}
@@ -212,16 +207,16 @@ def announce(path: str, address: str) -> Endpoint:
 
 
 def announced(path: str, ours: bool) -> Answerer:
-    """The answerer that a file announces; `ours` as for `documents.load`.
+    """The answerer that a file announces; `ours` as for `files.load`.
 
     Raises OSError, ValueError.
     """
-    fields = documents.load(path, ours)
+    fields = files.load(path, ours)
     form = {"address": str, "port": range(1, 65536), "secret": str, "machine": str}
-    if not documents.fits(fields, form):
+    if not files.fits(fields, form):
         raise ValueError("%s announces no answerer" % path)
-    contents = {name: fields[name] for name in form}
-    return Answerer(**{**contents, "secret": bytes.fromhex(contents["secret"])})
+    address, port, secret, machine = map(fields.get, form)
+    return Answerer(address, port, bytes.fromhex(secret), machine)
 
 
 def answer(endpoint: Endpoint) -> Optional[Tuple[bytes, Any]]:
@@ -263,19 +258,18 @@ def seek(
     """The answerer on one of `hosts`; None where none answers within `seconds`."""
     routes = [(host, route_to(host)) for host in hosts]
     ways = [(host, Endpoint(address, secret)) for host, address in routes if address is not None]
-    mark = os.urandom(8)
-    deadline = clock.now() + seconds
+    endpoints = [endpoint for _, endpoint in ways]
+    mark, deadline = os.urandom(8), clock.now() + seconds
     try:
         while ways and clock.now() < deadline:
-            for host, endpoint in ways:
-                for port in meeting_ports(secret):
-                    endpoint.send(_SEEK + mark, (host, port))
-            for body, sender, _ in received([way for _, way in ways], ASK_AGAIN_S, clock):
+            for (host, endpoint), port in itertools.product(ways, meeting_ports(secret)):
+                endpoint.send(_SEEK + mark, (host, port))
+            for body, sender, _ in received(endpoints, ASK_AGAIN_S, clock):
                 if body[:12] == _FOUND + mark:
                     machine = body[12:].decode("utf-8", "replace")
                     return Answerer(sender[0], sender[1], secret, machine)
     finally:
-        for _, endpoint in ways:
+        for endpoint in endpoints:
             endpoint.close()
     return None
 
@@ -293,12 +287,11 @@ def measure(endpoint: Endpoint, to: Answerer, clock: Clock = REAL) -> List[Excha
             if body[:4] != _REPLY or len(body) != _ANSWER.size:
                 continue
             _, replied_to, arrived, left = _ANSWER.unpack(body)
-            if replied_to != number:  # an answer that came too late
-                continue
-            if not exchanges:
-                deadline = clock.now() + SECONDS
-            exchanges.append(exchanged(sent, arrived, left, came))
-            break
+            if replied_to == number:  # no answer that came too late
+                if not exchanges:
+                    deadline = clock.now() + SECONDS
+                exchanges.append(exchanged(sent, arrived, left, came))
+                break
     return exchanges
 
 
@@ -317,10 +310,9 @@ def _address_towards(hosts: List[str]) -> str:
 
 def route_to(host: str) -> Optional[str]:
     """The local address from which `host` is reached; None where there is no way."""
-    try:
+    with contextlib.suppress(OSError):
         *kind, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(*kind) as probe:
             probe.connect(target)  # sends nothing: it only chooses the route
             return str(probe.getsockname()[0])
-    except OSError:
-        return None
+    return None

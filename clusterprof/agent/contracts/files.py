@@ -1,8 +1,13 @@
-"""The one way in which clusterprof writes a file: whole or not at all, through no link.
+"""The one way in which clusterprof writes a file: whole or not at all, through no link; and how it
+reads what somebody else has left.
 
 A file is written beside its place under a random name that did not exist before (no link is
 followed), is its owner's alone until it is complete, and then takes its name by rename. Of several
 writers of one path the last one stays.
+
+JSON is read whatever it holds: a value whose size, depth and text are harmless, or a ValueError.
+`fits` says whether it has the form that was expected, which `form_of` has from the NamedTuple that
+`built` makes of it.
 """
 
 from __future__ import annotations
@@ -13,17 +18,18 @@ import json
 import os
 import stat
 import time
-from typing import IO, TYPE_CHECKING, Any, Iterator, Optional, Union
+from typing import IO, TYPE_CHECKING, Any, Dict, Iterator, Mapping, NoReturn, Optional, Union
 
 if TYPE_CHECKING:  # the first annotation that is compiled takes an interpreter a millisecond
     #: a file's path; bytes that are no UTF-8 are surrogates, as everywhere in Python
     Path = Union[str, os.PathLike[str]]
 
-#: the kernel's number for a user who has none here
-_UNMAPPED = 65534
-
 #: how the name of an unfinished file ends: who lists a folder leaves it out
 UNFINISHED = ".tmp"
+#: bytes of JSON; ten times the most that we write (a measurement of the clocks of 10,000 hosts)
+MOST = 64 << 20
+#: an integer beyond it is no time, size or number of ours, and would not fit into 64 bits
+FARTHEST = 1 << 62
 
 
 def write(path: Path, content: Union[str, bytes], mode: Optional[int] = None) -> None:
@@ -52,7 +58,8 @@ def new(path: Path, mode: Optional[int] = None) -> Iterator[IO[bytes]]:
     stem = os.fsdecode(os.fsencode(name)[:128])
     beside = os.path.join(folder, ".%s.%s%s" % (stem, os.urandom(8).hex(), UNFINISHED))
     final = 0o666 & ~umask() if mode is None else mode
-    with open(beside, "xb", opener=_for_its_owner) as file:
+    flags = os.O_NOFOLLOW
+    with open(beside, "xb", opener=lambda name, given: os.open(name, given | flags, 0o600)) as file:
         try:
             yield file
             file.flush()
@@ -88,10 +95,6 @@ def remove_left(path: Path, after_s: float = 0.0) -> None:
                 remove(left)
 
 
-def _for_its_owner(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
-
-
 def opened(path: Path, links: bool = False, ours: bool = False) -> IO[bytes]:
     """Open a file for reading: the one way for whatever somebody else may have laid there.
 
@@ -101,9 +104,14 @@ def opened(path: Path, links: bool = False, ours: bool = False) -> IO[bytes]:
     OSError.
     """
     flags = os.O_NONBLOCK | os.O_NOCTTY | (0 if links else os.O_NOFOLLOW)
+    try:
+        file = open(path, "rb", opener=lambda name, given: os.open(name, given | flags))
+    except OSError as error:
+        if error.errno == errno.ELOOP and not links:
+            error.strerror = "it is a link, and no file of a run is one"
+        raise
     with contextlib.ExitStack() as stack:
-        file = open(path, "rb", opener=lambda name, given: _descriptor(name, given | flags))
-        stack.enter_context(file)
+        stack.callback(file.close)
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is no regular file (a pipe or a device)", file.name)
@@ -111,15 +119,6 @@ def opened(path: Path, links: bool = False, ours: bool = False) -> IO[bytes]:
             check_ours(status, path)
         stack.pop_all()
     return file
-
-
-def _descriptor(path: str, flags: int) -> int:
-    try:
-        return os.open(path, flags)
-    except OSError as error:
-        if error.errno == errno.ELOOP and flags & os.O_NOFOLLOW:
-            raise OSError(errno.ELOOP, "it is a link, and no file of a run is one", path) from None
-        raise
 
 
 def content(path: Path, most: int, links: bool = False, ours: bool = False) -> bytes:
@@ -141,8 +140,8 @@ def check_ours(status: os.stat_result, path: Path) -> None:
     there, and root on a file system that squashes it, are the unmapped user, who alone believes
     their files.
     """
-    owner = status.st_uid
-    if owner != os.geteuid() and (owner == _UNMAPPED or owner not in (0, os.stat(__file__).st_uid)):
+    owner, unmapped = status.st_uid, 65534
+    if owner != os.geteuid() and (owner == unmapped or owner not in (0, os.stat(__file__).st_uid)):
         raise PermissionError(errno.EPERM, "it is another user's (%d)" % owner, os.fspath(path))
 
 
@@ -156,3 +155,90 @@ def umask() -> int:
             if line.startswith(b"Umask:"):
                 return int(line.split()[1], 8)
     return 0o077
+
+
+def load(path: Path, ours: bool = False, links: bool = False) -> Any:
+    """The value in a JSON file; `ours` and `links` as for `opened`.
+
+    Raises OSError, ValueError.
+    """
+    return parse(content(path, MOST, links, ours))
+
+
+def parse(text: Union[str, bytes]) -> Any:
+    """The value that `text` is. Raises ValueError, for nesting that no parser stands as well."""
+    plain = text.decode("utf-8") if isinstance(text, bytes) else text
+    try:
+        value = json.loads(plain, parse_constant=_refuse)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if "\\ud" in plain or "\\uD" in plain:
+        # half a character can be printed nowhere; bytes of a file name that are no UTF-8 can
+        json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogateescape")
+    return value
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError("%s is no number of JSON" % constant)
+
+
+def fits(value: Any, form: Any) -> bool:
+    """Whether `value` has the form.
+
+    A form is a type (an int is one of 64 bits), None, a range of ints, a function that decides, a
+    tuple of forms of which one will do, `[form]` for a list of any length and `[form, form]` for
+    one of two, or `{key: form}` for an object that has these keys; `"key?"` need not be there.
+    """
+    if isinstance(form, tuple):
+        return any(fits(value, choice) for choice in form)
+    if isinstance(form, list):
+        if not isinstance(value, list) or len(form) not in (1, len(value)):
+            return False
+        return all(map(fits, value, form * len(value)))
+    if isinstance(form, dict):
+        return isinstance(value, dict) and all(
+            fits(value[name], member) if name in value else name != key
+            for key, member in form.items()
+            for name in [key.rstrip("?")]
+        )
+    if form is None or isinstance(form, (range, type)):
+        return _is_plain(value, form)
+    return bool(form(value))
+
+
+def _is_plain(value: Any, form: Any) -> bool:
+    if form is None or form is bool or isinstance(value, bool):
+        return value is None if form is None else form is type(value)
+    if isinstance(form, range):
+        return isinstance(value, int) and value in form
+    return isinstance(value, form) and not (isinstance(value, int) and abs(value) >= FARTHEST)
+
+
+def form_of(kind: Any, limits: Mapping[str, Any]) -> Any:
+    """The form of the JSON of a type: a NamedTuple (a field with a default need not be there),
+    Optional, List, Tuple or Dict, or a form. `limits`: by a field's name its form, over its type's.
+    """
+    origin = getattr(kind, "__origin__", kind)  # typing.get_origin takes three times as long
+    if origin is Union:
+        return form_of(kind.__args__[0], limits), None
+    if origin in (list, tuple):
+        return [form_of(kind.__args__[0], limits)]
+    if not hasattr(kind, "_fields"):
+        return origin
+    return {
+        name + "?" * (name in kind._field_defaults): limits.get(name) or form_of(field, limits)
+        for name, field in kind.__annotations__.items()
+    }
+
+
+def built(kind: Any, value: Any) -> Any:
+    """The value of a type from JSON of its form; what a NamedTuple has no field for is left out."""
+    origin = getattr(kind, "__origin__", kind)
+    if origin is Union:
+        return None if value is None else built(kind.__args__[0], value)
+    if origin is tuple:
+        return tuple(value)
+    if not hasattr(kind, "_fields"):
+        return value
+    fields: Dict[str, Any] = kind.__annotations__
+    return kind(**{name: built(fields[name], value[name]) for name in fields if name in value})

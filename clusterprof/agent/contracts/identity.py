@@ -45,16 +45,23 @@ def fields(environ: Mapping[str, str]) -> Dict[str, str]:
     texts = text.rpartition("/")[2].split(";")[1:]
     values = dict(text.split("=", 1) for text in texts if "=" in text)
     for name, value in values.items():
-        if "%" in value:
-            for plain, escaped in reversed(_ESCAPED):
-                value = value.replace(escaped, plain)
-            values[name] = value
+        for plain, escaped in reversed(_ESCAPED):
+            value = value.replace(escaped, plain)
+        values[name] = value
     return values
 
 
 def profiled(environ: Mapping[str, str]) -> str:
     """The field PROFILED; "" where it is not there."""
     return fields(environ).get(PROFILED, "")
+
+
+def other_profiler(environ: Mapping[str, str]) -> Optional[str]:
+    """What profiles this process already, by its environment; None where nothing is seen."""
+    if "NSYS_PROFILING_SESSION_ID" in environ or "QUADD_INJECTION_CONFIG" in environ:
+        return "an nsys that was started around it"
+    injected = environ.get("CUDA_INJECTION64_PATH")
+    return "%s (CUDA_INJECTION64_PATH)" % injected if injected else None
 
 
 def set_field(environ: MutableMapping[str, str], name: str, value: Optional[str]) -> None:
@@ -209,14 +216,10 @@ def of_group(rank: int, world_size: int, environ: Mapping[str, str]) -> Identity
     return Identity(rank, world_size, _number(environ, "LOCAL_RANK"), GROUP)
 
 
-def local_size(me: Identity, environ: Mapping[str, str]) -> int:
-    """How many ranks this process's launcher has started on this node; 0 where it is not known."""
-    sizes = [_number(environ, row.local_size) for row in LAUNCHERS if row.name == me.source]
-    return max((size for size in sizes if size is not None), default=0)
-
-
 def nodes(me: Identity, environ: Mapping[str, str]) -> int:
     """How many nodes the job's ranks are on, as far as the launcher says; 0 where it does not."""
     slurm = _number(environ, "SLURM_STEP_NUM_NODES") if environ.get("SLURM_STEP_ID") else None
-    on_node = local_size(me, environ)
+    # how many ranks this process's launcher has started on this node
+    sizes = [_number(environ, row.local_size) for row in LAUNCHERS if row.name == me.source]
+    on_node = max((size for size in sizes if size is not None), default=0)
     return max(slurm or 0, -(-(me.world_size or 0) // on_node) if on_node > 0 else 0)

@@ -12,16 +12,13 @@ import re
 import sys
 from typing import Iterable, Iterator, Optional, Tuple
 
-#: C0 without tab and line feed, DEL, C1, the bidirectional embeddings and isolates of Unicode
-_OBEYED = [
-    *(set(range(0x20)) - {0x09, 0x0A}), *range(0x7F, 0xA0), *range(0x202A, 0x202F),
-    *range(0x2066, 0x206A),
-]  # fmt: skip
-#: as JSON escapes them, so that JSON remains the same JSON
-_SHOWN = {code: "\\u%04x" % code for code in _OBEYED}
-
-#: the same in a field of one line, which ends no line and moves no column
-_IN_A_LINE = {**_SHOWN, **{code: "\\u%04x" % code for code in (0x09, 0x0A, 0x2028, 0x2029)}}
+#: C0, DEL, C1, the separators, bidirectional embeddings and isolates of Unicode, which end a line
+#: or move a column, as JSON escapes them, so that JSON remains the same JSON
+_IN_A_LINE = {code: "\\u%04x" % code for code in (
+    *range(0x20), *range(0x7F, 0xA0), *range(0x2028, 0x202F), *range(0x2066, 0x206A),
+)}  # fmt: skip
+#: those of them that a terminal obeys where a text has several lines
+_SHOWN = {code: _IN_A_LINE[code] for code in _IN_A_LINE if code not in (9, 10, 0x2028, 0x2029)}
 #: source files of torch, Python, and ours
 _NOT_THE_USERS = (
     r"/(site|dist)-packages/torch/|/torch/distributed/|/lib/python3\.\d+/(?!site-|dist-)|^<"

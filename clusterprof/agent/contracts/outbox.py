@@ -24,7 +24,7 @@ from .timing import REAL, Clock
 _SIZE_B, _HEAD_B = 4, 5
 JSON, STEPS, FILE, PEER = b"J", b"S", b"F", b"P"
 
-#: An answer whose name begins so is the order for a later window: see `contracts.later_window`.
+#: An answer whose name begins so is the order for a later window: see `contracts.plan`.
 WINDOW = "window "
 #: More is not kept for a writer that does not read: steps are left out then.
 MOST_B = 4_000_000

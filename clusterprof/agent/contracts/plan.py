@@ -1,4 +1,11 @@
-"""plan.json: what the agent does in every rank; checked where it is read.
+"""plan.json: what the agent does in every rank; and order.json: a later window of a job that runs.
+Both are checked where they are read.
+
+A later window is asked for by `clusterprof capture`, or by the launching verb once it has looked at
+all ranks (`--ranks auto`). The order for window 2 is `windows/2/order.json` in the run directory.
+Each rank's writer looks for the next one when it writes the step log, and hands it to the rank,
+which takes part in it unless it has made its first step already: all ranks that do capture the same
+steps.
 
 Named tuples: every interpreter of the job reads this, and importing dataclasses takes one 7 ms.
 """
@@ -6,7 +13,7 @@ Named tuples: every interpreter of the job reads this, and importing dataclasses
 import os
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
-from . import documents, paths
+from . import files, paths
 from .identity import Identity, nodes
 
 SCHEMA_VERSION = 1
@@ -21,6 +28,14 @@ MOST_BEGIN_S = 16
 #: How often a capture's size is looked at: 0.2 ms, the first time a few (measured, nsys 2022.4).
 LOOK_NS = 500_000_000
 MB = 1_000_000
+
+#: So many looks for an order a file server sees each second of a job that waits for one: as many
+#: as of 4,000 ranks that look once a minute, as all ranks do at all times.
+LOOKS_A_SECOND = 64
+#: After the window by which the ranks of the next one are chosen, an order is looked for so often
+#: for so long.
+SOON_S = 120.0
+MOST_S = 60.0
 
 _RANKS = range(10_000_000)  # more than any job has
 
@@ -45,7 +60,7 @@ class Selection(NamedTuple):
     @classmethod
     def from_json(cls: "Type[_Selection]", content: Mapping[str, Any]) -> "_Selection":
         """What stands in run.json, of the form that was checked."""
-        return cls(*documents.built(Selection, content))
+        return cls(*files.built(Selection, content))
 
     def includes(self, identity: Identity) -> bool:
         """Whether this rank is selected. `one-per-node` is local rank 0 of every node."""
@@ -58,14 +73,6 @@ class Selection(NamedTuple):
         if self.kind == "stages":
             return identity.rank in self.stage_ranks(identity.world_size)
         return identity.rank in self.ranks
-
-    def how_many(self, me: Identity, environ: Mapping[str, str]) -> int:
-        """How many ranks are profiled, as far as this rank knows."""
-        if self.kind == "one-per-node":
-            return nodes(me, environ)
-        if self.kind == "stages":
-            return len(self.stage_ranks(me.world_size))
-        return me.world_size or 0 if self.kind == "all" else len(self.ranks)
 
     def stage_ranks(self, world_size: Optional[int]) -> List[int]:
         """The first rank of each pipeline stage; [0] if the sizes do not fit.
@@ -169,20 +176,20 @@ class Plan(NamedTuple):
     @classmethod
     def from_json(cls, content: Any) -> "Plan":
         """The plan that a parsed plan.json holds. Raises ValueError with what is wrong in it."""
-        if not documents.fits(content, {"schema_version?": int}):
+        if not files.fits(content, {"schema_version?": int}):
             raise ValueError("it is no plan of clusterprof")
         version = content.get("schema_version", 1)
         if version > SCHEMA_VERSION:
             raise ValueError("it is of version %d, and this agent reads version %d: both must come "
                              "from one clusterprof" % (version, SCHEMA_VERSION))  # fmt: skip
         for name, form in _FORM.items():
-            if not documents.fits(content, {name: form}):
+            if not files.fits(content, {name: form}):
                 key = name.rstrip("?")
                 value = "%.60r" % (content[key],) if key in content else "missing"
                 raise ValueError("its %r is %s" % (key, value))
         if content["profiler"] == "nsys" and not content.get("nsys"):
             raise ValueError("its 'nsys' is missing")
-        plan: Plan = documents.built(cls, content)
+        plan: Plan = files.built(cls, content)
         return plan
 
     def to_json(self) -> Dict[str, Any]:
@@ -200,10 +207,16 @@ class Plan(NamedTuple):
 
     def reduces(self, me: Identity, environ: Mapping[str, str]) -> Optional[Reduction]:
         """What becomes of this rank's report on its node; None: whoever merges reads it."""
-        order = self.reduction
-        if order is None or (order.beyond and self.selection.how_many(me, environ) <= order.beyond):
-            return None
-        return order
+        order, selection = self.reduction, self.selection
+        if order is None or not order.beyond:
+            return order
+        if selection.kind == "one-per-node":
+            profiled = nodes(me, environ)
+        elif selection.kind == "stages":
+            profiled = len(selection.stage_ranks(me.world_size))
+        else:
+            profiled = me.world_size or 0 if selection.kind == "all" else len(selection.ranks)
+        return order if profiled > order.beyond else None
 
     @property
     def looks_first(self) -> bool:
@@ -225,7 +238,7 @@ def read(path: str) -> Plan:
     A container may have the run directory at another place than the launching host.
     """
     try:
-        plan = Plan.from_json(documents.load(path, ours=True))
+        plan = Plan.from_json(files.load(path, ours=True))
     except ValueError as error:
         raise ValueError("%s cannot be used: %s" % (path, error)) from None
     for folder in (plan.run, os.path.dirname(os.path.abspath(path))):
@@ -234,16 +247,90 @@ def read(path: str) -> Plan:
     return plan
 
 
+class LaterWindow(NamedTuple):
+    """One order."""
+
+    #: from 2 on: the first window is the plan's
+    number: int
+    #: steps [first, end)
+    steps: Tuple[int, int]
+    selection: Selection
+    #: torch, or none: the flight recorders alone
+    profiler: str
+    #: who asked for it, in words
+    asked_by: str = ""
+    #: its result is the run's: of `--ranks auto`
+    auto: bool = False
+
+    @classmethod
+    def from_json(cls, content: Any, number: int) -> "LaterWindow":
+        """What order.json holds, which must be that of window `number`. Raises ValueError."""
+        limits = {**LIMITS, "profiler": ("torch", "none").__contains__}
+        form = {"schema_version": range(1, 1 << 20), **files.form_of(cls, limits)}
+        if not files.fits(content, form) or content["number"] != number:
+            raise ValueError("it is no order of clusterprof for window %d" % number)
+        if content["schema_version"] > SCHEMA_VERSION:
+            raise ValueError("it is of version %d" % content["schema_version"])
+        order: LaterWindow = files.built(cls, content)
+        return order
+
+    def to_json(self) -> Dict[str, Any]:
+        """What order.json holds."""
+        return {
+            "schema_version": SCHEMA_VERSION, **self._asdict(),
+            "selection": self.selection._asdict(),
+        }  # fmt: skip
+
+
+def order_path(run: str, number: int) -> str:
+    """The place of an order."""
+    return os.path.join(paths.window_folder(run, number), paths.ORDER)
+
+
+def order_numbers(run: str) -> List[int]:
+    """The later windows that have a folder, in order. Raises OSError."""
+    # A listing: NFS may remember for half a minute that a file is not there, but asks the server
+    # whenever a folder is opened.
+    names = os.listdir(os.path.join(run, paths.WINDOWS))
+    return sorted(filter(None, map(paths.window_number, names)))
+
+
+def read_order(run: str, number: int, ours: bool = False) -> LaterWindow:
+    """One order; `ours`: only one that no other user wrote. Raises OSError, ValueError."""
+    return LaterWindow.from_json(files.load(order_path(run, number), ours), number)
+
+
+def next_order(run: str, number: int) -> Optional[LaterWindow]:
+    """The first order after this number that a rank obeys; None while there is none.
+
+    One that is not ours, or is no order, is passed over. Raises OSError.
+    """
+    for candidate in order_numbers(run):
+        if candidate > number:
+            try:
+                return read_order(run, candidate, ours=True)
+            except FileNotFoundError:
+                return None  # it is being made
+            except (OSError, ValueError):
+                continue
+    return None
+
+
+def look_s(world_size: Optional[int]) -> float:
+    """How often a rank looks for an order that is to come soon, in a job of this size."""
+    return MOST_S if world_size is None else min(MOST_S, max(1.0, world_size / LOOKS_A_SECOND))
+
+
 def is_window(value: Any) -> bool:
     """Whether it is [first, end) of steps."""
-    return documents.fits(value, [int, int]) and 0 <= value[0] < value[1]
+    return files.fits(value, [int, int]) and 0 <= value[0] < value[1]
 
 
 #: what the types above leave open
 LIMITS: Dict[str, Any] = {
     "kind": ("ranks", "all", "one-per-node", "stages", "auto").__contains__,
     "ranks": [_RANKS], "pp": _RANKS[1:], "world_size": (_RANKS[1:], None),
-    "window": is_window,
+    "window": is_window, "steps": is_window, "number": range(2, 1 << 20),
     "profiler": ("nsys", "torch", "none").__contains__,
     "window_by": ("session", "cuda").__contains__,
     "trace": {"gpu": str, "cpu": str},
@@ -255,7 +342,7 @@ LIMITS: Dict[str, Any] = {
     "watch_s": range(86_401),
     "when": ("node", "now").__contains__,
     "keep_reports": ("gather", "node", "none").__contains__,
-    "command": lambda words: documents.fits(words, [str]) and len(words) > 0,
+    "command": lambda words: files.fits(words, [str]) and len(words) > 0,
     "beyond": _RANKS,
 }  # fmt: skip
-_FORM = documents.form_of(Plan, LIMITS)
+_FORM = files.form_of(Plan, LIMITS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import os
 import sys
 from typing import TYPE_CHECKING, Dict, Iterator, List, Optional, Tuple
@@ -13,11 +12,6 @@ from .timing import REAL, Clock
 
 if TYPE_CHECKING:
     import subprocess
-
-_PR_SET_CHILD_SUBREAPER = 36
-
-#: PROC_PID_INIT_INO of the kernel's <linux/proc_ns.h>
-_FIRST_PID_NAMESPACE = "pid:[%d]" % 0xEFFFFFFC
 
 #: nsys' own programs. It asks its importer for its version, and one that hangs stays behind.
 _NSYS = (b"nsys", b"nsys-launcher", b"nsys-tee", b"QdstrmImporter")
@@ -32,7 +26,8 @@ def adopt_orphans() -> bool:
     try:
         import ctypes
 
-        return bool(ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
+        # PR_SET_CHILD_SUBREAPER
+        return bool(ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0)
     except (ImportError, OSError, AttributeError):
         return False
 
@@ -109,17 +104,14 @@ def _running_nsys() -> Iterator[Tuple[int, bytes]]:
             yield pid, line
 
 
-def isolated() -> List[str]:
-    """This Python, for a script of ours: nothing of the program's environment gets into it."""
+def part(name: str) -> List[str]:
+    """The command line of a process of the agent's own (see `__main__`), without its arguments:
+    this Python, into which nothing of the program's environment gets.
+    """
     # Where Python is found by PYTHONHOME alone it cannot be told to ignore its environment.
     flags = ["-s", "-S"] if "PYTHONHOME" in os.environ else ["-I", "-S"]
-    return [sys.executable, *flags]
-
-
-def part(name: str) -> List[str]:
-    """The command line of a process of the agent's own (see `__main__`), without its arguments."""
     folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    return [*isolated(), folder, name]
+    return [sys.executable, *flags, folder, name]
 
 
 def environment_without(prefixes: Tuple[str, ...]) -> Dict[str, str]:
@@ -165,11 +157,7 @@ def end_own_nsys(session: str, clock: Clock = REAL) -> None:
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
-        clock.until(functools.partial(_all_ended, left), 0.5)
-
-
-def _all_ended(pids: List[int]) -> bool:
-    return not any(map(running, pids))
+        clock.until(lambda: not any(map(running, left)), 0.5)  # noqa: B023 - within this pass
 
 
 def forget_dead_sessions() -> None:
@@ -214,7 +202,8 @@ def is_unused(path: str) -> bool:
     except OSError as error:
         if error.errno == errno.EAGAIN:
             return False
-        return os.readlink("/proc/self/ns/pid") == _FIRST_PID_NAMESPACE
+        # PROC_PID_INIT_INO of the kernel's <linux/proc_ns.h>
+        return os.readlink("/proc/self/ns/pid") == "pid:[%d]" % 0xEFFFFFFC
     finally:
         os.close(descriptor)
     return True
@@ -223,8 +212,6 @@ def is_unused(path: str) -> bool:
 def _shares_memory(pid: int) -> bool:
     """Whether the process sees our /dev/shm; yes where that cannot be told."""
     try:
-        theirs = os.stat("/proc/%d/root/dev/shm" % pid)
-        ours = os.stat("/dev/shm")
+        return os.path.samefile("/proc/%d/root/dev/shm" % pid, "/dev/shm")
     except OSError:
         return True
-    return (theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino)

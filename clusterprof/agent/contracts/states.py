@@ -12,7 +12,7 @@ import errno
 import os
 from typing import Any, Dict, Iterator, Mapping, Optional
 
-from . import documents, files, paths
+from . import files, paths
 from .timing import REAL, Clock
 
 #: How often a writer looks for the request.
@@ -97,16 +97,12 @@ def read(folder: str, ours: bool = False) -> Dict[str, Any]:
     `ours`: another user's is none (`files.check_ours`), as everywhere where a rank obeys one.
     """
     try:
-        state = documents.load(os.path.join(folder, paths.STATE), ours)
+        state = files.load(os.path.join(folder, paths.STATE), ours)
     except (OSError, ValueError):
         return {}
-    if not isinstance(state, dict):
-        return {}
-    return {
-        name: value
-        for name, value in state.items()
-        if name not in _FORM or documents.fits(value, _FORM[name])
-    }
+    members = state.items() if isinstance(state, dict) else ()
+    return {name: value for name, value in members
+            if name not in _FORM or files.fits(value, _FORM[name])}  # fmt: skip
 
 
 @contextlib.contextmanager

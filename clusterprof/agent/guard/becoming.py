@@ -12,9 +12,10 @@ import resource
 import signal
 import sys
 import warnings
-from typing import TYPE_CHECKING, Callable, List, NoReturn
+from typing import TYPE_CHECKING, List, NoReturn
 
-from ..contracts import beside, identity, messages, starter
+from ..contracts import beside, clocks, identity, messages
+from ..contracts.identity import Identity
 from ..contracts.plan import Plan
 from ..contracts.timing import REAL
 
@@ -22,19 +23,19 @@ if TYPE_CHECKING:
     from .guard import Guard
 
 
-def become(plan: Plan, rank: int, program: List[str], start_prober: Callable[[], None]) -> NoReturn:
-    """Be the rank's guard over `program` from here on; ends as the program ended."""
+def become(plan: Plan, me: Identity, program: List[str]) -> NoReturn:
+    """Be this rank's guard over `program` from here on; ends as the program ended."""
     isolate()
     try:
         with beside.prepared():
             from .guard import Guard
 
-            guard = Guard(plan, rank, program)
-        start_prober()
+            guard = Guard(plan, me.rank, program)
+        clocks.start_prober(plan, me)
     except Exception as error:  # the training comes first
-        messages.complain("rank %d runs without nsys: %s" % (rank, error))
+        messages.complain("rank %d runs without nsys: %s" % (me.rank, error))
         run_alone(program)
-    starter.show_as("guard")
+    beside.show_as("guard")
     end(guard)
 
 

@@ -26,7 +26,7 @@ import threading
 from array import array
 from typing import Any, Callable, Dict, List, Optional, Union
 
-from ..contracts import clocks, descriptors, files, later_window, outbox, paths, processes, states
+from ..contracts import clocks, descriptors, files, outbox, paths, plan as plans, processes, states
 from ..contracts.plan import Reduction
 from ..contracts.states import State
 from ..contracts.timing import REAL, Clock
@@ -213,7 +213,7 @@ class Writer:
         now = self.clock.now()
         # The ranks of a job begin together, and are not to look together.
         self.look_s, self.look_at = every_s, now + every_s * random.uniform(0.5, 1)
-        self.soon_until = now + later_window.SOON_S
+        self.soon_until = now + plans.SOON_S
         if peer.log is not None:
             self.jobs.put(peer.log.write)
 
@@ -277,12 +277,12 @@ class Writer:
     def find_window(self, peer: Peer) -> None:
         """Hand the order for the next later window to the rank, if there is one to be captured."""
         run = paths.run_of(self.run)
-        order = later_window.next_after(run, peer.window or 1)
+        order = plans.next_order(run, peer.window or 1)
         if order is None or peer.log is None:
             return
         peer.window, self.look_at, now = order.number, math.inf, self.clock.now()
         if order.auto and self.look_s:  # another one follows soon if this one comes too late
-            self.look_at, self.soon_until = now + self.look_s, now + later_window.SOON_S
+            self.look_at, self.soon_until = now + self.look_s, now + plans.SOON_S
         if not states.captured_before(paths.in_window(self.folder, order.number)):
             peer.log.attend(order.steps)
             peer.answer(**{"%s%d" % (outbox.WINDOW, order.number): order.to_json()})

@@ -26,11 +26,6 @@ from .window import first_line
 
 #: One wait for the writer; there is always another one. poll(2) takes 24 days at most.
 _DAY_S = 86_400.0
-_NAMES = {paths.FLIGHT: paths.HANG, paths.FLIGHT_PICKLE: paths.HANG_PICKLE}
-#: What torch imports to name the lines of a stack; that takes seconds.
-_NAMING = "torch._inductor.codecache"
-#: CU_STREAM_CAPTURE_MODE_THREAD_LOCAL of the CUDA driver API
-_THREAD_LOCAL = 1
 
 
 class Hanging:
@@ -94,10 +89,12 @@ class Hanging:
         """Hand the dump to the writer. Raises UnavailableError, and what torch does."""
         if self.destroying:
             raise UnavailableError("the program was destroying a process group")
-        source = self.recorder.find(stacks=self.plan.stacks or _NAMING in sys.modules)
+        # what torch imports to name the lines of a stack, which takes seconds
+        can_name = "torch._inductor.codecache" in sys.modules
+        source = self.recorder.find(stacks=self.plan.stacks or can_name)
         if sys.modules["torch"].cuda.is_initialized():
             spare_captures()
-        hand_over(source, _NAMES[source.name], members(), self.own)
+        hand_over(source, (paths.HANG, paths.HANG_PICKLE), members(), self.own)
 
     def destroy(self) -> None:
         """The program is about to destroy process groups, to whose CUDA events a dump refers."""
@@ -112,10 +109,6 @@ class Hanging:
         """In a forked child: it has no such thread."""
         self.own.close()
         self.dumping = _thread.allocate_lock()
-
-    def finish(self) -> None:
-        """The program ends: so does the thread."""
-        self.own.interrupt()
 
 
 def frames_of(thread: int) -> Iterator[Tuple[str, int, str]]:
@@ -136,7 +129,7 @@ def spare_captures() -> None:
 
     try:
         driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-        mode = ctypes.c_int(_THREAD_LOCAL)
+        mode = ctypes.c_int(1)  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         failed = driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
     except (OSError, AttributeError) as error:
         raise UnavailableError("the CUDA driver cannot be asked: %s" % error) from None

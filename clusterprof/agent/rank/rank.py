@@ -7,6 +7,7 @@ of the user's. Its rank is that in torch's process group; once it steps without 
 
 from __future__ import annotations
 
+import _socket
 import atexit
 import contextlib
 import functools
@@ -16,21 +17,70 @@ import time
 from types import ModuleType
 from typing import Any, Dict, List, Optional
 
-from ..contracts import clocks, descriptors, identity, later_window, outbox as outboxes, paths
+from ..contracts import clocks, descriptors, identity, outbox as outboxes, paths, plan as plans
 from ..contracts.identity import COUNTING, PROFILED, WAITING, WITHOUT_NSYS, Identity, profiled
-from ..contracts.later_window import LaterWindow
 from ..contracts.messages import complain
 from ..contracts.outbox import Outbox
-from ..contracts.plan import Plan
-from ..contracts.states import State
-from . import claim, hooks, own_profilers, probing, profilers
-from .entry import entry
+from ..contracts.plan import LaterWindow, Plan
+from ..contracts.states import State, captured_before
+from . import hooks, profilers
 from .hanging import Hanging
-from .profilers import initialised
-from .recorder import Recorder
+from .hooks import entry
+from .recorder import Recorder, Watching
 from .steps import counter
-from .watching import Watching
 from .window import Window
+
+
+class Claim:
+    """Which program of a task is its rank: the first that trains, for as long as it runs.
+
+    A task may start several at once. The claim is an abstract Unix socket: it has no file, one
+    process holds it until it ends, and who connects to it learns which.
+    """
+
+    def __init__(self) -> None:
+        self.listener: Optional[_socket.socket] = None
+
+    @staticmethod
+    def name(folder: str) -> str:
+        """The socket's, for the rank with this folder."""
+        import hashlib
+
+        digest = hashlib.sha256(os.fsencode(os.path.abspath(folder))).hexdigest()[:32]
+        return "\0clusterprof-%d-%s" % (os.getuid(), digest)
+
+    def take(self, folder: str) -> Optional[int]:
+        """Claim the rank with this folder; returns the process that has it already.
+
+        0 for one that cannot be determined, None also for another user's.
+        """
+        listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        try:
+            listener.bind(self.name(folder))
+            listener.listen(16)
+        except OSError:
+            listener.close()
+        else:
+            descriptors.hide([listener.fileno()])
+            self.listener = listener
+            return None
+        with contextlib.closing(_socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)) as asking:
+            asking.setblocking(False)
+            try:
+                asking.connect(self.name(folder))
+                peer = asking.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)
+            except BlockingIOError:
+                return 0  # asked too often
+            except OSError:
+                return None
+        pid, uid, _ = memoryview(peer).cast("i")
+        return pid if uid == os.getuid() else None
+
+    def release(self) -> None:
+        """In a forked child: it has inherited what is its parent's."""
+        listener, self.listener = self.listener, None
+        if listener is not None:
+            (listener.close if descriptors.is_hidden(listener.fileno()) else listener.detach)()
 
 
 class Rank:
@@ -62,6 +112,7 @@ class Rank:
         self.armed = bool(self.guard) and not picked
         #: this process, while it is the rank
         self.pid = 0
+        self.claim = Claim()
 
     def wait_for_the_program(self) -> None:
         """Count from the import of torch's optimizers on, or of what `--step-on` names."""
@@ -107,7 +158,7 @@ class Rank:
         self.pid = os.getpid()
         identity.set_field(os.environ, COUNTING, str(self.pid))
         entry.undo.append(self.give_up)
-        other = claim.take(self.folder)
+        other = self.claim.take(self.folder)
         if other is not None:
             counter.on_first = None
             complain("process %d is left alone: rank %d is process %d, which this task has started "
@@ -125,9 +176,14 @@ class Rank:
         )  # fmt: skip
         self.first_state(self.outbox, self.picked, self.plan.profiler)
         if not profiled(os.environ):
-            probing.start(self.plan, self.me)
+            clocks.start_prober(self.plan, self.me)
         if self.guard:
             profilers.end_with_the_guard(self.guard)
+        self.attend()
+        atexit.register(entry.run, self.finish)
+
+    def attend(self) -> None:
+        """Have the counter call whatever the plan has due after some step."""
         captures = self.picked and profiled(os.environ) != WITHOUT_NSYS and not self.refused
         if self.plan.looks_first:
             counter.attend(self.plan.window[0], self.unless_seen)
@@ -140,10 +196,9 @@ class Rank:
             watching = Watching(self.plan.watch_s, self.recorders, self.outbox, counter)
             counter.attend(self.plan.window[1], watching.at)
         if captures or self.plan.log_s:
-            hooks.after_import({"torch.autograd.profiler": own_profilers.kineto.watch})
+            hooks.after_import({"torch.autograd.profiler": profilers.kineto.watch})
         if self.plan.log_s:
             counter.after_flush = self.look_for_windows
-        atexit.register(entry.run, self.finish)
 
     def take_part(self, plan: Plan, outbox: Outbox, captures: bool, number: int = 1) -> None:
         """Capture the plan's window, if it is to be, and save torch's flight recorder around it."""
@@ -154,7 +209,7 @@ class Rank:
                 outbox.say("reducing", **reduction._asdict())
             counter.attend(window.first, window.at)
         if captures and not profiled(os.environ):
-            hooks.after_import({"torch.version": own_profilers.kineto.leaves})
+            hooks.after_import({"torch.version": profilers.kineto.leaves})
         clock = self.me.local_rank in (0, None)
         recorder = Recorder(plan, outbox, self.began_with, window, clock)
         counter.attend(recorder.first, recorder.at)  # after the window: no report shows it
@@ -164,7 +219,7 @@ class Rank:
         """The window with this number, by nsys where that waits for one."""
         by_nsys = self.armed or number == 1
         self.armed = False
-        tells = self.me.rank == probing.reference(plan)
+        tells = self.me.rank == clocks.reference_rank(plan)
         return Window(plan, outbox, counter, number, by_nsys, tells)
 
     def unless_seen(self, count: int) -> int:
@@ -185,11 +240,11 @@ class Rank:
     def expect_order(self, count: int) -> int:
         """`--ranks auto`: the first window has ended, and an order for the second one may come."""
         counter.flush()
-        self.outbox.say("expect", every_s=later_window.look_s(self.me.world_size))
+        self.outbox.say("expect", every_s=plans.look_s(self.me.world_size))
         return -1
 
     def look_for_windows(self) -> None:
-        """Take part in the later windows whose orders have come; see `contracts.later_window`."""
+        """Take part in the later windows whose orders have come; see `contracts.plan`."""
         for content in self.outbox.windows():
             try:
                 order = LaterWindow.from_json(content, content["number"])
@@ -206,7 +261,7 @@ class Rank:
         )
         picked = plan.profiles(self.me)
         if picked and not profiled(self.began_with):
-            self.refused = self.refused or own_profilers.above(self.began_with)
+            self.refused = self.refused or identity.other_profiler(self.began_with)
         self.first_state(outbox, picked, plan.profiler)
         (first, end), late = order.steps, counter.count >= order.steps[0]
         if late or first < self.busy_until:
@@ -251,7 +306,7 @@ class Rank:
         """Take no part any more: what is open is closed, and the rank's states say why."""
         self.pid = 0
         counter.end()
-        own_profilers.kineto.comes = None
+        profilers.kineto.comes = None
         for recorder in reversed(self.recorders):
             if recorder.window is not None:
                 recorder.window.stop()
@@ -260,7 +315,7 @@ class Rank:
 
     def leave(self) -> None:
         """In a forked child: it is no rank, whatever it inherited."""
-        claim.release()
+        self.claim.release()
         identity.give_back(os.environ)
         counter.end()
         self.outbox.close()
@@ -283,7 +338,7 @@ class Rank:
         self.pid = 0
         counter.flush()
         if self.hanging is not None:
-            self.hanging.finish()
+            self.hanging.own.interrupt()  # its thread ends with the program
         for recorder in reversed(self.recorders):
             if recorder.window is not None:
                 recorder.window.finish()
@@ -316,17 +371,16 @@ class Unnumbered(Rank):
         # A step without a process group: it is the only rank.
         counter.on_first = functools.partial(self.numbered, self.me) if self.alone else None
         os.register_at_fork(after_in_child=self.forked)
-        hooks.after_import({"torch.distributed.distributed_c10d": self.wait_for_a_group})
+        # the module whose functions all of torch's others have
+        hooks.after_import({
+            "torch.distributed.distributed_c10d":
+            lambda module: hooks.wrap(module, "init_process_group", self.has_a_group)
+        })  # fmt: skip
 
     def leave(self) -> None:
         """In a forked child: it may be a rank as well (mp.start_processes), but never alone."""
         super().leave()
         self.guarded, self.is_child, self.trains_ns = False, True, 0
-
-    def wait_for_a_group(self, module: ModuleType) -> None:
-        """`module` is the one whose functions all of torch's others have."""
-        with contextlib.suppress(AttributeError):
-            hooks.wrap(module, "init_process_group", self.has_a_group)
 
     def trains(self) -> None:
         """Which rank it is may not be known yet."""
@@ -336,7 +390,7 @@ class Unnumbered(Rank):
     def has_a_group(self) -> None:
         """The program has a process group now."""
         counting = identity.fields(os.environ).get(COUNTING)
-        dist = initialised()
+        dist = profilers.initialised()
         if dist is not None and counting in (None, str(os.getpid())):
             self.numbered(identity.of_group(dist.get_rank(), dist.get_world_size(), os.environ))
 
@@ -345,10 +399,17 @@ class Unnumbered(Rank):
         if counter.enabled:
             return
         own = self.guarded and me.rank == self.me.rank
-        self.me, self.picked = me, claim.is_picked(self.plan, me)
-        self.folder = paths.rank_folder(self.plan.run, me.rank)
-        if not own:
-            self.without_guard()
+        self.me, self.folder = me, paths.rank_folder(self.plan.run, me.rank)
+        self.picked = self.plan.profiles(me) and not captured_before(self.folder)
+        if not own:  # what profiles another rank is not ours
+            self.guard = ""
+            self.refused = identity.other_profiler(os.environ)
+            if self.refused and profiled(os.environ):
+                self.refused += " or around what started it (--profiler torch starts none)"
+            for environ in (os.environ, self.began_with):
+                identity.set_field(environ, PROFILED, None)
+            if self.plan.profiler == "nsys":  # which has to be there before the program
+                self.plan = self.plan._replace(profiler="torch", window_by="session")
         self.armed = bool(self.guard) and not self.picked
         identity.lend(os.environ, "KINETO_LOG_LEVEL", "99")
         self.begin()
@@ -356,14 +417,3 @@ class Unnumbered(Rank):
             # which ends its children without what atexit has
             finish = functools.partial(entry.run, self.finish)
             sys.modules["multiprocessing.util"].Finalize(None, finish, exitpriority=0)
-
-    def without_guard(self) -> None:
-        """What profiles another rank is not ours; and nsys has to be there before the program."""
-        self.guard = ""
-        self.refused = own_profilers.above(os.environ)
-        if self.refused and profiled(os.environ):
-            self.refused += " or around what started it (--profiler torch starts none)"
-        for environ in (os.environ, self.began_with):
-            identity.set_field(environ, PROFILED, None)
-        if self.plan.profiler == "nsys":
-            self.plan = self.plan._replace(profiler="torch", window_by="session")

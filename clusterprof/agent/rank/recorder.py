@@ -1,4 +1,5 @@
-"""PyTorch's flight recorder of this rank, saved around the window: every rank of the job, always.
+"""PyTorch's flight recorder of this rank, saved around the window: every rank of the job, always;
+and with `--watch` again and again while the job runs.
 
 torch notes each collective that a process enqueues, with group, sequence number, sizes and time, in
 a ring of some entries. A dump of it, as torch gives it, is handed to the rank's writer after the
@@ -22,9 +23,9 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 from ..contracts import clocks, paths
 from ..contracts.outbox import Outbox
 from ..contracts.plan import Plan
-from . import hooks, probing
+from . import hooks
 from .profilers import initialised
-from .steps import ended_before
+from .steps import Counter, ended_before
 from .window import Window, first_line
 
 #: How many entries the ring has; the first one's name is known from torch 2.8 on.
@@ -46,8 +47,6 @@ DUMPS = {
     "nccl": ("_dump_nccl_trace_json", "_dump_nccl_trace"),
     "gloo": ("_dump_fr_trace_json", "_dump_fr_trace"),
 }
-#: gzip's own format, by zlib
-_GZIP = 31
 
 
 class UnavailableError(Exception):
@@ -55,13 +54,11 @@ class UnavailableError(Exception):
 
 
 class Source:
-    """What dumps the recorder of this process."""
+    """What dumps the recorder of this process: a function of torch's, and its arguments."""
 
-    def __init__(self, backend: str, function: str, name: str, **arguments: bool) -> None:
-        """`function` of torch's, and its arguments; `name`: of the file that holds its dump."""
+    def __init__(self, backend: str, function: str, **arguments: bool) -> None:
         self.backend = backend
         self.function = function
-        self.name = name
         self.arguments = arguments
 
     def content(self) -> bytes:
@@ -82,19 +79,14 @@ class Recorder:
         self, plan: Plan, outbox: Outbox, began_with: Mapping[str, str],
         window: Optional[Window], clock: bool,
     ) -> None:  # fmt: skip
-        """`began_with`: the process's first environment. `window`: None where the rank has none.
-
-        `clock`: this host's clock is read in this rank.
-        """
+        """`began_with`: the process's first environment. `clock`: read this host's clock here."""
         self.first, self.end = plan.window
         self.stacks = plan.stacks
         self.outbox = outbox
         self.began_with = began_with
         self.window = window
         self.clock = clock
-        self.is_open = False
-        self.was_open = False
-        self.saved = False
+        self.is_open = self.was_open = self.saved = False
         #: when the window's last step ended (monotonic, s); 0 while it has not
         self.ended_s = 0.0
         self.source: Optional[Source] = None
@@ -109,8 +101,7 @@ class Recorder:
         if not self.was_open:
             self.open()
             return max(self.end, count + 1)
-        if not self.ended_s:
-            self.close()
+        self.close()
         by_nccl = self.source is not None and self.source.backend == "nccl"
         if by_nccl and self.outbox.clock.now() < self.ended_s + SETTLE_S:
             return count + 1
@@ -123,7 +114,7 @@ class Recorder:
         if self.window is None:
             self.read_clock("open")
         with contextlib.suppress(Exception):  # it is said when the dump is due
-            self.source = self.find()
+            self.source = self.find(self.stacks)
             self.members = members()
             hooks.wrap(sys.modules["torch.distributed"], "destroy_process_group", None, self.hurry)
             if TIMING not in os.environ:
@@ -133,9 +124,10 @@ class Recorder:
 
     def close(self) -> None:
         """The window's last step has ended."""
-        self.ended_s = self.outbox.clock.now()
-        if self.window is None:
-            self.read_clock("close")
+        if not self.ended_s:
+            self.ended_s = self.outbox.clock.now()
+            if self.window is None:
+                self.read_clock("close")
 
     def hurry(self) -> None:
         """The program destroys a process group: save what may be gone with it."""
@@ -147,9 +139,16 @@ class Recorder:
         """Hand the dump to the writer, or say in the rank's state why there is none."""
         self.is_open = False
         try:
-            source = self.at_the_end()
+            try:
+                source = self.find(self.stacks)
+            except UnavailableError:
+                # NCCL's entries refer to CUDA events of its process groups, which may be gone with
+                # them; gloo's refer to nothing.
+                if self.source is None or self.source.backend != "gloo" or initialised():
+                    raise
+                source = self.source
             self.members = members() or self.members
-            hand_over(source, source.name, self.members, self.outbox)
+            hand_over(source, (paths.FLIGHT, paths.FLIGHT_PICKLE), self.members, self.outbox)
             self.saved = True
         except UnavailableError as why:
             self.missing(str(why))
@@ -159,72 +158,52 @@ class Recorder:
     def finish(self, count: int) -> None:
         """The program ends after `count` steps: what there is of a window that is open."""
         if self.is_open:
-            if not self.ended_s:
-                self.close()
+            self.close()
             self.save()
         elif not self.was_open:
             self.missing(ended_before(count, self.first, self.end))
 
     def missing(self, why: str) -> None:
         """Have the rank's state say why there is no dump, if there is none."""
-        if self.saved:
-            return
-        self.outbox.state(None, flight=why)
-
-    def at_the_end(self) -> Source:
-        """What dumps now. Raises UnavailableError.
-
-        NCCL's entries refer to CUDA events of its process groups, which may be gone with them;
-        gloo's refer to nothing.
-        """
-        try:
-            return self.find()
-        except UnavailableError:
-            if self.source is None or self.source.backend != "gloo" or initialised() is not None:
-                raise
-            return self.source
+        if not self.saved:
+            self.outbox.state(None, flight=why)
 
     def can_dump(self) -> bool:
         """Whether the recorder of this process can be dumped."""
         try:
-            self.find()
+            self.find(self.stacks)
         except Exception:  # torch raises what it likes
             return False
         return True
 
-    def find(self, stacks: Optional[bool] = None) -> Source:
-        """What dumps the recorder of this process; UnavailableError where that is not safe.
+    def find(self, stacks: bool) -> Source:
+        """What dumps the recorder of this process, with the Python stack of each call if asked for.
 
-        `stacks`: with the Python stack of each call; None for what the plan says.
+        Raises UnavailableError where that is not safe.
         """
-        stacks = self.stacks if stacks is None else stacks
-        torch = sys.modules.get("torch")
+        torch: Any = sys.modules.get("torch")
+        dist = initialised()
         if torch is None:
             raise UnavailableError("the program has not imported torch")
-        dist = initialised()
         if dist is None:
             raise UnavailableError("torch.distributed is not initialised")
-        backend = backend_of(dist, torch)
-        version = version_of(str(torch.__version__))
+        backend, release = backend_of(dist, torch), str(torch.__version__)
         for environ in (self.began_with, os.environ):
-            check_size(environ, version, str(torch.__version__))
+            check_size(environ, release)
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             raise UnavailableError("a CUDA graph was being captured at the window's end")
         text, binary = DUMPS[backend]
         core = torch._C._distributed_c10d
         everything = {"includeCollectives": True, "onlyActive": False}
         if hasattr(core, text) and not stacks:
-            return Source(backend, text, paths.FLIGHT, **everything)
+            return Source(backend, text, **everything)
         if hasattr(core, binary):
-            everything["includeStackTraces"] = stacks
-            return Source(backend, binary, paths.FLIGHT_PICKLE, **everything)
-        raise UnavailableError(
-            "torch %s has no flight recorder for %s" % (torch.__version__, backend)
-        )
+            return Source(backend, binary, includeStackTraces=stacks, **everything)
+        raise UnavailableError("torch %s has no flight recorder for %s" % (release, backend))
 
     def read_clock(self, event: str) -> None:
         """What this host's clocks say at the window's ends, once on each node."""
-        probing.notify(event)
+        clocks.notify_prober(event)
         if self.clock:
             with contextlib.suppress(Exception):
                 self.readings.append(clocks.reading(event))
@@ -236,14 +215,20 @@ def compressed(content: bytes) -> bytes:
     """In gzip's format, fast."""
     import zlib
 
-    packer = zlib.compressobj(1, zlib.DEFLATED, _GZIP)
+    packer = zlib.compressobj(1, zlib.DEFLATED, 31)  # 31: with gzip's header
     return packer.compress(content) + packer.flush()
 
 
-def hand_over(source: Source, name: str, listed: Mapping[str, Any], outbox: Outbox) -> None:
-    """Have the dump written, and the groups' ranks where it lists none. Raises as `content`."""
+def hand_over(
+    source: Source, names: Tuple[str, str], listed: Mapping[str, Any], outbox: Outbox
+) -> None:
+    """Have the dump written, and the groups' ranks where it lists none. Raises as `content`.
+
+    `names`: of a file with the recorder's JSON, and with its pickle.
+    """
     if source.backend == "gloo" and listed:
         outbox.file(paths.GROUPS, compressed(json.dumps({"pg_config": listed}).encode()))
+    name = names[DUMPS[source.backend].index(source.function)]
     outbox.file(name, compressed(source.content()))
 
 
@@ -251,8 +236,7 @@ def members() -> Dict[str, Any]:
     """The process groups of this rank with their ranks, in the form of a dump's `pg_config`."""
     with contextlib.suppress(Exception):  # a torch that names them otherwise
         dist = initialised()
-        names = dist.distributed_c10d._world.pg_names
-        ranks = dist.get_process_group_ranks
+        names, ranks = dist.distributed_c10d._world.pg_names, dist.get_process_group_ranks
         return {str(names[group]): {"ranks": ranks(group)} for group in groups()}
     return {}
 
@@ -273,16 +257,12 @@ def backend_of(dist: Any, torch: Any) -> str:
     return recorded[0]
 
 
-def version_of(text: str) -> Tuple[int, int]:
-    """The release that a version certainly has all of: of 2.11.0a0 that before, 2.10."""
+def check_size(environ: Mapping[str, str], text: str) -> None:
+    """Raise UnavailableError where the recorder has no place, may have none, or has too many;
+    `text`: torch's version, of which 2.11.0a0 certainly has all of 2.10 alone.
+    """
     release = re.match(r"(\d+)\.(\d+)(\.\d+)?(a|b|rc|\.dev)?", text)
-    if release is None:
-        return 0, 0
-    return int(release[1]), int(release[2]) - bool(release[4])
-
-
-def check_size(environ: Mapping[str, str], version: Tuple[int, int], text: str) -> None:
-    """Raise UnavailableError where the recorder has no place, may have none, or has too many."""
+    version = (int(release[1]), int(release[2]) - bool(release[4])) if release else (0, 0)
     given = [name for name in SIZES[version < SIZES_SINCE :] if name in environ]
     for name in given:
         try:
@@ -298,3 +278,50 @@ def check_size(environ: Mapping[str, str], version: Tuple[int, int], text: str) 
     if not given and version < ON_SINCE:
         why = "torch %s has its flight recorder off: %s=%d switches it on"
         raise UnavailableError(why % (text, SIZES[1], ON))
+
+
+class Watching:
+    """`--watch`: the rank's recorder, saved again and again; `at` is called between two steps.
+
+    All ranks save it at their first step after the same times of the wall clock, so that the dumps
+    hold the same steps. It costs a dump of the ring: 20 µs an entry, 0.4 s at most.
+    """
+
+    def __init__(
+        self, every_s: int, recorders: List[Recorder], outbox: Outbox, counter: Counter
+    ) -> None:
+        """`recorders`: of each window of the rank, the first one's at least."""
+        self.every_ns = every_s * 1_000_000_000
+        self.recorders = recorders
+        self.outbox = outbox
+        self.counter = counter
+        #: when it is saved next (wall clock, ns); 0 before the first call
+        self.due_ns = 0
+        #: the count at the last call, and when that was (monotonic, ns)
+        self.before = (0, 0)
+
+    def at(self, count: int) -> int:
+        """A step has just ended: save what is due; returns when to come back."""
+        clock = self.outbox.clock
+        wall_ns, now_ns = clock.wall_ns(), clock.now_ns()
+        # a window of a profiler is compared by its own dump
+        is_open = any(recorder.is_open for recorder in self.recorders)
+        if self.due_ns and self.due_ns <= wall_ns and not is_open:
+            # Why there is none is said of the window's dump; there may be one by the next time:
+            # a program may join its process group late, or leave it for another one.
+            with contextlib.suppress(Exception):
+                self.save()
+        # always within the next `every_ns`: the clock may have been set
+        self.due_ns = (wall_ns // self.every_ns + 1) * self.every_ns
+        counted, at_ns = self.before
+        self.before = count, now_ns
+        step_ns = max((now_ns - at_ns) // max(count - counted, 1), 1)
+        # Half the way, as steps may take longer from now on: the last calls are one step apart.
+        return count + max(1, (self.due_ns - wall_ns) // step_ns // 2)
+
+    def save(self) -> None:
+        """Hand over the dump and the latest steps. Raises UnavailableError, and what torch does."""
+        source = self.recorders[0].find(stacks=False)
+        self.counter.flush()
+        hand_over(source, (paths.WATCH, paths.WATCH_PICKLE), members(), self.outbox)
+        self.outbox.say("latest_steps")

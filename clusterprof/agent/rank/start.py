@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import List
+from typing import Dict, List, Optional
 
-from ..contracts import beside, descriptors, identity, plan as plans, processes
-from ..contracts.identity import COUNTING, GIVEN, PROFILED, WAITING, WITHOUT_NSYS
+from ..contracts import beside, descriptors, identity, paths, plan as plans, processes
+from ..contracts.identity import COUNTING, GIVEN, PROFILED, WAITING, WITHOUT_NSYS, Identity
+from ..contracts.plan import Plan
 
 
 def main() -> None:
@@ -21,8 +22,7 @@ def main() -> None:
     environ, line = os.environ, command_line()
     identity.give_back(environ)
     fields = identity.fields(environ)
-    guarded, profiled = GIVEN in fields, fields.get(PROFILED)
-    if guarded:
+    if GIVEN in fields:
         given = fields[GIVEN].split(",")
         identity.set_field(environ, GIVEN, None)
         descriptors.hide(n for n in descriptors.open_ones() if str(n) not in given)
@@ -33,27 +33,27 @@ def main() -> None:
     me = identity.identify(environ, plan.identity)
     if me is None or (is_worker(line) and me.source != identity.ALONE):
         return
-    plan = plan.of_attempt(environ)
-    if me.source == identity.LIGHTNING and profiled and not guarded:
+    if me.source == identity.LIGHTNING and fields.get(PROFILED) and GIVEN not in fields:
         # Begin again without the nsys of the rank that has started this one, and is followed here.
         without = processes.environment_without(identity.FOLLOWED)
         identity.set_field(without, PROFILED, None)
         os.execve(sys.executable, [sys.executable, *line[1:]], without)
+    prepare(plan.of_attempt(environ), me, line, fields)
+
+
+def prepare(plan: Plan, me: Identity, line: List[str], fields: Dict[str, str]) -> None:
+    """Be the rank `me`, or a process that may become one; `fields` as they came with the plan."""
+    guarded, profiled, own = GIVEN in fields, fields.get(PROFILED), str(os.getpid())
     alone = me.source == identity.ALONE
     is_child = alone and (is_worker(line) or fields.get(WAITING, own) != own)
     picked, refused = False, None
     if not is_child:
-        from . import claim, own_profilers
+        from ..contracts import states
 
-        picked = claim.is_picked(plan, me)
+        folder = paths.rank_folder(plan.run, me.rank)
+        picked = plan.profiles(me) and not states.captured_before(folder)
         if (picked or plan.arms(me)) and not profiled:
-            refused = own_profilers.above(environ)
-            if refused is None and plan.profiler == "nsys":
-                from ..guard import becoming
-                from . import probing
-
-                program = [sys.executable, *line[1:]]
-                becoming.become(plan, me.rank, program, lambda: probing.start(plan, me))
+            refused = be_guarded(plan, me, line)
     # A guard starts what its rank needs.
     with beside.prepared() if alone or not guarded else contextlib.nullcontext():
         # All that a rank may need comes with these, now: later a file of ours may be another
@@ -65,6 +65,18 @@ def main() -> None:
         Unnumbered(plan, me, not is_child, guarded).wait_for_the_program()
     else:
         Rank(plan, me, picked, refused).wait_for_the_program()
+
+
+def be_guarded(plan: Plan, me: Identity, line: List[str]) -> Optional[str]:
+    """Become the guard where nsys is to profile this rank; returns what else profiles it already,
+    for which ours is left out.
+    """
+    refused = identity.other_profiler(os.environ)
+    if refused is None and plan.profiler == "nsys":
+        from ..guard import becoming
+
+        becoming.become(plan, me, [sys.executable, *line[1:]])
+    return refused
 
 
 def command_line() -> List[str]:

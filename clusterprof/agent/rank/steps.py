@@ -17,24 +17,20 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
 from ..contracts.timing import REAL, Clock
 from . import hooks
-from .entry import entry
+from .hooks import entry
 
 if TYPE_CHECKING:
     from ..contracts.outbox import Outbox
 
 #: A step that ends this long after the last time hands the new ones to the writer.
 FLUSH_NS = 2_000_000_000
-
 #: So many steps are handed over at once, however short they are.
 MOST_PENDING = 10_000
-
 #: A wall clock that was set by less is left as it is in the log: steps take milliseconds.
 SET_NS = 100_000
-
 #: So many steps of one other optimizer without one of the counted, or on one other thread without
 #: one on the counted: the program has moved on.
 GIVEN_UP = 16
-
 #: Optimizers beside the counted one that are remembered: a program may make new ones for ever.
 MOST_OTHERS = 4096
 

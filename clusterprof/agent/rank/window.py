@@ -18,12 +18,10 @@ from ..contracts.identity import profiled
 from ..contracts.outbox import Outbox
 from ..contracts.plan import Plan
 from ..contracts.states import State
-from . import own_profilers, probing, profilers
-from .entry import entry
+from . import profilers
+from .hooks import entry
 from .steps import Counter, ended_before
 
-#: How long a window that opens waits for word whether it was ordered closed already.
-ORDER_S = 0.25
 #: A shorter collection of garbage delays no rank; of the youngest generation there are thousands.
 LONG_NS = 20_000
 #: More are not kept: a program that collects so often says so in the first of them.
@@ -56,14 +54,13 @@ class Window:
         self.switches: List[Any] = []
         #: the switches that are on
         self.running: List[Any] = []
-        self.is_open = False
-        self.was_open = False
+        self.is_open = self.was_open = False
         #: a stall that is longer than the process groups' timeout was said
         self.warned = False
         #: holds an `_AtEnd` of the thread that opened the window, which alone can close it
         self.local = _local()
         if by_nsys and profiled(os.environ).startswith("cuda:"):
-            own_profilers.cuda_range()
+            profilers.cuda_range()
 
     def at(self, count: int) -> int:
         """A step has just ended, and the window begins or ends here; when to come back."""
@@ -81,7 +78,7 @@ class Window:
         self.was_open = True
         self.outbox.look().pop("order", None)  # of an earlier window
         self.outbox.say("watch")
-        order = self.outbox.wait("order", ORDER_S)
+        order = self.outbox.wait("order", 0.25)  # it may have been ordered closed already
         if order is not None:
             why = "the window was not opened at step %d: %s" % (self.first, order)
             self.outbox.state(State.LOST, why)
@@ -92,33 +89,25 @@ class Window:
             self.hand_over_readings()
             # The steps of the windows before have the clock of their own reports.
             self.counter.anchor(0 if self.number == 1 else self.first)
-            probing.notify("open")
+            clocks.notify_prober("open")
             self.switches = self.make_switches()
-            own = own_profilers.kineto.program
-            if self.excludes(own):
-                return self.not_opened("the program's own %s is on; choose other steps with --steps"
-                                       % own)  # fmt: skip
             self.foresee(0)
             for switch in self.switches:
                 switch.start()
                 self.running.append(switch)
         except Exception as error:  # torch, CUDA and nsys raise what they like
             self.stop()
-            return self.not_opened(first_line(error))
+            why = "the window could not be opened at step %d: %s" % (self.first, first_line(error))
+            self.outbox.state(State.LOST, why)
+            return False
         self.is_open = True
         self.local.at_end = _AtEnd(self.thread_ends)
-        own_profilers.kineto.comes = self.give_way
+        profilers.kineto.comes = self.give_way
         self.opened_ns = self.counter.clock.now_ns()
         with contextlib.suppress(Exception):
             self.readings.append(clocks.reading("opened", mark=True))
         self.garbage.start()
         return True
-
-    def not_opened(self, why: str) -> bool:
-        """There will be no report; False."""
-        why = "the window could not be opened at step %d: %s" % (self.first, why)
-        self.outbox.state(State.LOST, why)
-        return False
 
     def look(self, count: int) -> int:
         """Inside the window: close it if it has become too large, or if that was ordered.
@@ -157,13 +146,9 @@ class Window:
                 if self.tells:
                     messages.complain(stall)
 
-    def excludes(self, profiler: Optional[str]) -> bool:
-        """Whether a profiler that the program has on, or begins, cannot be beside our window."""
-        return any(profiler in switch.excludes for switch in self.switches)
-
     def give_way(self, profiler: str) -> None:
         """The program's own profiler is about to begin: ours ends first."""
-        if self.is_open and self.excludes(profiler):
+        if self.is_open and any(profiler in switch.excludes for switch in self.switches):
             self.close_early("the program's own %s began" % profiler)
 
     def thread_ends(self) -> None:
@@ -184,7 +169,7 @@ class Window:
         `whole`: all is captured that is to be; another attempt of the job need not capture again.
         """
         self.is_open = False
-        own_profilers.kineto.comes = None
+        profilers.kineto.comes = None
         self.outbox.say("ignore")
         self.counter.flush()
         self.garbage.stop()
@@ -193,7 +178,7 @@ class Window:
         problem = self.stop()
         with contextlib.suppress(Exception):
             self.readings.append(clocks.reading("close"))
-        probing.notify("close")
+        clocks.notify_prober("close")
         self.hand_over_readings()
         self.outbox.say("file", name=paths.GARBAGE, text=self.garbage.text())
         if problem is not None:
@@ -223,7 +208,7 @@ class Window:
                 switch.stop()
             except Exception as error:
                 problem = first_line(error)
-                if isinstance(error, own_profilers.OtherThreadError):
+                if isinstance(error, profilers.OtherThreadError):
                     continue
             self.running.remove(switch)
         return problem
@@ -238,30 +223,34 @@ class Window:
             self.outbox.state(State.LOST, ended_before(*where), steps=count)
         else:
             deprived = None
-            if profiled(os.environ) and own_profilers.kineto.used and profilers.uses_cuda():
+            if profiled(os.environ) and profilers.kineto.used and profilers.uses_cuda():
                 deprived = ("the program's own torch.profiler saw no GPU beside nsys; it is left "
                             "whole by --profiler torch")  # fmt: skip
             self.outbox.state(None, deprived, steps=count)
         self.stop()
 
     def make_switches(self) -> List[Any]:
-        """What opens and closes this window, outermost first."""
+        """What opens and closes this window, outermost first. Raises RuntimeError."""
         mode, _, address = profiled(os.environ).partition(":")
         if not self.by_nsys and address and profilers.uses_cuda():
             raise RuntimeError("nsys, under which this rank runs, has the GPU's tracing to itself, "
                                "and captures one window only")  # fmt: skip
-        if not self.by_nsys or not address:
-            return [profilers.TorchProfiler(self.outbox, alone=True)]
-        session = profilers.CudaProfiler if mode == "cuda" else profilers.NsysSession
-        start_s = self.plan.nsys.begin_s if self.plan.nsys else plans.MOST_BEGIN_S
-        nsys = session(address, self.outbox, start_s, self.number)
-        if "torch" not in sys.modules:
-            return [nsys]
-        if not profilers.uses_cuda():
+        switches: List[Any] = []
+        if self.by_nsys and address:
+            session = profilers.CudaProfiler if mode == "cuda" else profilers.NsysSession
+            start_s = self.plan.nsys.begin_s if self.plan.nsys else plans.MOST_BEGIN_S
+            switches.append(session(address, self.outbox, start_s, self.number))
+        if not switches or ("torch" in sys.modules and not profilers.uses_cuda()):
             # Without CUDA nsys sees neither gloo nor the operators: torch.profiler does.
-            return [nsys, profilers.TorchProfiler(self.outbox, alone=False)]
-        # On CUDA the two exclude each other: both need CUPTI.
-        return [nsys, profilers.EmitNvtx()] if self.plan.emit_nvtx else [nsys]
+            switches.append(profilers.TorchProfiler(self.outbox, alone=not switches))
+        elif "torch" in sys.modules and self.plan.emit_nvtx:
+            # On CUDA the two exclude each other: both need CUPTI.
+            switches.append(profilers.EmitNvtx())
+        own = profilers.kineto.program
+        if any(own in switch.excludes for switch in switches):
+            why = "the program's own %s is on; choose other steps with --steps"
+            raise RuntimeError(why % own)
+        return switches
 
     def hand_over_readings(self) -> None:
         """Have the clocks' readings since the last time written."""

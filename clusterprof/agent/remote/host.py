@@ -32,7 +32,7 @@ from typing import Any, Dict, List, Optional
 GRACE_S = 40.0
 #: For what is still being written once the launcher was ended.
 SETTLING_S = 2.0
-_FORWARDED = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "KILL")
+_FORWARDED = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2")
 #: as `State.ended` has it, which cannot be imported where this file is piped to Python
 _ENDED = ("captured", "collected", "lost", "counted")
 
@@ -49,7 +49,7 @@ def look(request: Dict[str, Any]) -> Dict[str, Any]:
         "program": program is None or os.path.exists(os.path.join(folder, program)),
         "nsys": not nsys or shutil.which(nsys) is not None,
         "other_nsys": shutil.which(os.path.basename(nsys)) if nsys else None,
-        "port": free_port(request.get("port")),
+        "port": None if request.get("port") is None else free_port(request["port"]),
     }
 
 
@@ -60,10 +60,8 @@ def machine() -> str:
     return ""
 
 
-def free_port(wanted: Optional[int]) -> Optional[int]:
-    """`wanted` where it is free here, else another that is; None where none is wanted."""
-    if wanted is None:
-        return None
+def free_port(wanted: int) -> int:
+    """`wanted` where it is free here, else another that is."""
     for port in (wanted, 0):
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -96,7 +94,7 @@ class Runner:
         control(36, 1)  # PR_SET_CHILD_SUBREAPER: to find what loses its parent below us
         lock = open(os.path.join(self.folder, "running"), "w")  # held to our end
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for name in _FORWARDED[:-1]:
+        for name in _FORWARDED:
             number = getattr(signal, "SIG" + name)
             signal.signal(number, lambda signum, _: self.forward(signal.Signals(signum).name[3:]))
         try:
@@ -151,7 +149,7 @@ class Runner:
             self.deadline = time.monotonic()
         elif name in ("TERM", "INT", "HUP", "QUIT"):
             self.deadline = min(self.deadline, time.monotonic() + GRACE_S)
-        if name in _FORWARDED[:-1] and self.pid and self.status is None:
+        if name in _FORWARDED and self.pid and self.status is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, getattr(signal, "SIG" + name))
 
@@ -169,7 +167,7 @@ class Runner:
 
 def in_the_child() -> None:
     """Default signal handlers, as a shell leaves them, and SIGTERM should we be killed."""
-    for name in _FORWARDED[:-1]:
+    for name in _FORWARDED:
         signal.signal(getattr(signal, "SIG" + name), signal.SIG_DFL)
     control(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 

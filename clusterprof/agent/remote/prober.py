@@ -26,7 +26,6 @@ from ..contracts.exchange import Answerer
 from ..contracts.identity import plan_path
 from ..contracts.timing import REAL, Clock
 
-_SENDER = struct.Struct("@iII")  # struct ucred: who sent a datagram, as the kernel knows it
 #: The reference rank's prober answers for so long after its own window closed.
 GRACE_S = 30.0
 #: ... and for so long after its rank has ended, or after the last datagram that came since.
@@ -81,14 +80,15 @@ class Prober:
 
     def event(self) -> str:
         """What our rank announced; "" for a datagram of another user."""
+        ucred = struct.Struct("@iII")  # who sent a datagram, as the kernel knows it
         try:
-            data, sender, _, _ = self.pipe.recvmsg(64, socket.CMSG_SPACE(_SENDER.size))
+            data, sender, _, _ = self.pipe.recvmsg(64, socket.CMSG_SPACE(ucred.size))
         except OSError:
             return ""
         users = [
-            _SENDER.unpack(credentials)[1]
+            ucred.unpack(credentials)[1]
             for _, kind, credentials in sender
-            if kind == socket.SCM_CREDENTIALS and len(credentials) == _SENDER.size
+            if kind == socket.SCM_CREDENTIALS and len(credentials) == ucred.size
         ]
         return data.decode("ascii", "replace") if users == [os.getuid()] else ""
 
