@@ -19,13 +19,12 @@ from clusterprof.columns import (
     Bools,
     Floats,
     Ints,
-    begins,
     coded,
     combined,
+    first_by,
     first_places,
     group_of_rows,
     integers,
-    order_by,
     row_of,
     texts,
     where_known,
@@ -41,9 +40,7 @@ P = ParamSpec("P")
 LEAST_STEADY = 2
 
 
-def once(
-    compute: Callable[Concatenate[Dataset, P], T],
-) -> Callable[Concatenate[Dataset, P], T]:
+def once(compute: Callable[Concatenate[Dataset, P], T]) -> Callable[Concatenate[Dataset, P], T]:
     """`compute`, which takes long, computed once for each dataset and its other arguments."""
 
     def known(dataset: Dataset, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -72,12 +69,11 @@ class Collectives:
         role = texts(table, "role")
         self.matched: Bools = texts(table, "state") == "matched"
         self.point_to_point: Bools = (self.operation == "Send") | (self.operation == "Recv")
-        self.start, self.end, self.issue, self.stream = (
-            integers(table, name) for name in ("start_ns", "end_ns", "issue_start_ns", "stream")
+        self.start, self.end, self.issue, self.aligned_start, self.lateness, self.wait = (
+            integers(table, f"{name}_ns")
+            for name in ("start", "end", "issue_start", "aligned_start", "lateness", "wait")
         )
-        self.aligned_start, self.lateness, self.wait = (
-            integers(table, name) for name in ("aligned_start_ns", "lateness_ns", "wait_ns")
-        )
+        self.stream = integers(table, "stream")
         self.size = integers(table, "message_bytes", -1)
         self.has: Bools = np.asarray(pc.is_valid(table["start_ns"]).to_numpy())
         # A Broadcast, a Reduce and the like may let members leave early: the root of a small
@@ -98,11 +94,9 @@ class Collectives:
     def exchange(self) -> Bools:
         """Sends and Recvs that are an all-to-all."""
         exchange = self.point_to_point & self.has
-        rows = np.flatnonzero(exchange)
-        if rows.size:
-            sends = self.operation == "Send"
-            columns: Any = (self.rank, self.kernel, sends, self.collective, self.matched)
-            exchange[rows] = exchanges.exchanges(*(each[rows] for each in columns))
+        sends = self.operation == "Send"
+        columns: Any = (self.rank, self.kernel, sends, self.collective, self.matched)
+        exchange[exchange] = exchanges.exchanges(*(column[exchange] for column in columns))
         return exchange
 
     @cached_property
@@ -116,9 +110,8 @@ class Collectives:
         grouped = self.exchange[rows]
         if not grouped.any():
             return rows
-        by_kernel = rows[grouped]
-        by_kernel = by_kernel[order_by(self.kernel[by_kernel], -self.wait[by_kernel])]
-        longest = by_kernel[begins(self.kernel[by_kernel])]
+        of_kernels = rows[grouped]
+        longest = of_kernels[first_by(self.kernel[of_kernels], -self.wait[of_kernels])]
         return np.sort(np.concatenate((rows[~grouped], longest)))
 
     @cached_property
@@ -133,28 +126,27 @@ class Activities:
     def __init__(self, dataset: Dataset) -> None:
         columns = ["name", "direction", "pageable"]
         lines = self.lines = dataset.timelines.near(dataset.evidence_steps)
-        self._tables, self._align = lines.tables, dataset.clock.align
-        table = pa.concat_tables([each.activity.select(columns) for each in self._tables])
-
-        def true(column: pa.ChunkedArray) -> Bools:
-            known = pc.fill_null(column, fill_value=False)
-            return np.asarray(known.to_numpy(zero_copy_only=False), dtype=bool)
-
+        self._align = dataset.clock.align
+        table = pa.concat_tables([tables.activity.select(columns) for tables in lines.tables])
         #: the place of the rank
         self.rank = lines.of
         self.start, self.stop = np.empty((2, len(self.rank)), dtype=np.int64)
         # rank by rank: all at once they would be in memory several times
-        for k, tables in enumerate(self._tables):
-            for times, each in zip((self.start, self.stop), wall_times(tables), strict=False):
-                times[lines.rows(k)] = self._align(tables.rank, each)
+        for k, tables in enumerate(lines.tables):
+            for times, on_wall in zip((self.start, self.stop), wall_times(tables), strict=False):
+                times[lines.rows(k)] = self._align(tables.rank, on_wall)
             release()
         self.names, name = coded(table, "name")
         #: as in `timeline.KINDS`, and as in `names`
         self.kind, self.name = lines.kind, name.astype(np.int32)
+        to_gpu, to_host = (
+            pc.equal(table["direction"], way) for way in ("host_to_device", "device_to_host")
+        )
         #: copies: to the GPU, to the host, of pageable memory
-        self.to_gpu = true(pc.equal(table["direction"], "host_to_device"))
-        self.to_host = true(pc.equal(table["direction"], "device_to_host"))
-        self.pageable = true(table["pageable"])
+        self.to_gpu, self.to_host, self.pageable = (
+            np.asarray(pc.fill_null(column, fill_value=False).to_numpy(), dtype=bool)
+            for column in (to_gpu, to_host, table["pageable"])
+        )
         del table
         trim()
 
@@ -165,7 +157,8 @@ class Activities:
 
     def column(self, name: str, k: int = 0, until: int | None = None) -> Ints:
         """A column of integers of the reports, of the ranks `k` to before `until`; 0 for null."""
-        values = np.concatenate([integers(each.activity, name) for each in self._tables[k:until]])
+        tables = self.lines.tables[k:until]
+        values = np.concatenate([integers(of_rank.activity, name) for of_rank in tables])
         release()
         return values
 
@@ -177,10 +170,10 @@ class Activities:
     def launches(self, k: int, until: int) -> tuple[Ints, Ints]:
         """When each one's launch, of ranks `k` to before `until`, began, and when it had ended."""
         times = [
-            [self._align(each.rank, time) for time in wall_times(each)[2:]]
-            for each in self._tables[k:until]
+            self._align(tables.rank, np.stack(wall_times(tables)[2:]))
+            for tables in self.lines.tables[k:until]
         ]
-        launch, end = (np.concatenate(each) for each in zip(*times, strict=True))
+        launch, end = np.concatenate(times, axis=1)
         start = self.start[self.lines.rows(k, until)]
         # one that ends after its start had ended as it began, or by that start if it is earlier
         return launch, np.where(end <= start, end, np.minimum(launch, start))
@@ -308,8 +301,7 @@ class Dataset:
         """A column of `collective_calls` (of lists their lengths) for each placed row, or -1."""
         c, tables = self.collectives, [t.collective_calls for t in self.tables]
         rank = group_of_rows([t.num_rows for t in tables])
-        both = [t.select(["call", name]) for t in (empty("collective_calls"), *tables)]
-        table = pa.concat_tables(both)
+        table = pa.concat_tables([empty("collective_calls"), *tables]).select(["call", name])
         values, call = table[name], table["call"].to_numpy()
         if pa.types.is_list(values.type):
             values = pc.list_value_length(values)
@@ -323,5 +315,4 @@ def calls_per_step(dataset: Dataset, rows: Ints) -> float:
     """How often a member makes the calls `rows` of the placed table in an evidence step."""
     c, steps = dataset.collectives, dataset.evidence_steps
     inside = c.once(rows[np.isin(c.step[rows], steps)])
-    members = len(np.unique(c.rank[rows]))
-    return round(len(inside) / max(members * len(steps), 1), 1)
+    return round(len(inside) / max(len(np.unique(c.rank[rows])) * len(steps), 1), 1)
