@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -84,26 +83,23 @@ class Collectives:
         ends_after &= np.isin(role, ("source", "sink"))
         held = np.unique(self.collective[ends_after & (self.aligned_start < arrival)])
         self.synchronising: Bools = (role == "both") | ends_after & np.isin(self.collective, held)
+        #: Sends and Recvs that are an all-to-all
+        self.exchange = self.point_to_point & self.has
+        rows = np.flatnonzero(self.exchange)
+        sends, matched = self.operation[rows] == "Send", self.matched[rows]
+        self.exchange[rows] = exchanges.exchanges(
+            self.rank[rows], self._kernel(rows), sends, self.collective[rows], matched
+        )
+        #: those by which stages of a pipeline hand each other something: beside all-to-alls what
+        #: has no kernel is part of one
+        between_stages = self.point_to_point & ~self.exchange & (self.has | ~self.exchange.any())
+        self.between_stages: Bools = between_stages
+        #: each row's operation; of an all-to-all in Sends and Recvs that
+        self.label = np.where(self.exchange, "AllToAll", self.operation).astype(object)
 
-    @cached_property
-    def kernel(self) -> Ints:
-        """Each row's kernel as a number: calls of one NCCL group share one."""
-        return combined(self.rank, self.start, self.stream)
-
-    @cached_property
-    def exchange(self) -> Bools:
-        """Sends and Recvs that are an all-to-all."""
-        exchange = self.point_to_point & self.has
-        sends = self.operation == "Send"
-        columns: Any = (self.rank, self.kernel, sends, self.collective, self.matched)
-        exchange[exchange] = exchanges.exchanges(*(column[exchange] for column in columns))
-        return exchange
-
-    @cached_property
-    def between_stages(self) -> Bools:
-        """Sends and Recvs by which stages of a pipeline hand each other something."""
-        # beside all-to-alls what has no kernel is part of one
-        return self.point_to_point & ~self.exchange & (self.has | ~self.exchange.any())
+    def _kernel(self, rows: Ints) -> Ints:
+        """The kernel of these rows as a number: calls of one NCCL group share one."""
+        return combined(self.rank[rows], self.start[rows], self.stream[rows])
 
     def once(self, rows: Ints) -> Ints:
         """`rows` with one for each kernel of an all-to-all: the one that waited longest."""
@@ -111,13 +107,8 @@ class Collectives:
         if not grouped.any():
             return rows
         of_kernels = rows[grouped]
-        longest = of_kernels[first_by(self.kernel[of_kernels], -self.wait[of_kernels])]
+        longest = of_kernels[first_by(self._kernel(of_kernels), -self.wait[of_kernels])]
         return np.sort(np.concatenate((rows[~grouped], longest)))
-
-    @cached_property
-    def label(self) -> npt.NDArray[np.object_]:
-        """Each row's operation; of an all-to-all in Sends and Recvs that."""
-        return np.where(self.exchange, "AllToAll", self.operation).astype(object)
 
 
 class Activities:
@@ -179,7 +170,7 @@ class Activities:
         return launch, np.where(end <= start, end, np.minimum(launch, start))
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Dataset:
     """Everything of one study. `steady_steps` are the steps that count as evidence, in order."""
 
@@ -199,26 +190,22 @@ class Dataset:
     #: what functions that are computed `once` have returned, by function and arguments
     known: dict[Any, Any] = field(default_factory=dict, init=False)
 
-    @cached_property
-    def ranks(self) -> tuple[int, ...]:
-        """All ranks with a report, ascending."""
-        return tuple(t.rank for t in self.tables)
-
-    @cached_property
-    def steps(self) -> tuple[int, ...]:
-        """All steps of any rank, ascending."""
-        return tuple(int(s) for s in np.unique(self.accounts["step"].to_numpy()))
-
-    @property
-    def evidence_steps(self) -> tuple[int, ...]:
-        """The steps that tables are of: those in steady state, where there are none all."""
-        return self.steady_steps or self.steps
-
-    @cached_property
-    def world_size(self) -> int | None:
-        """The job's world size, where all reports that state one agree."""
+    def __post_init__(self) -> None:
+        #: all ranks with a report, ascending, and where each stands among them
+        self.ranks: tuple[int, ...] = tuple(t.rank for t in self.tables)
+        self.place = {rank: k for k, rank in enumerate(self.ranks)}
+        #: all steps of any rank, ascending; and those that tables are of: in steady state, where
+        #: there are none all
+        self.steps: tuple[int, ...] = tuple(np.unique(self.accounts["step"].to_numpy()).tolist())
+        self.evidence_steps = self.steady_steps or self.steps
+        #: the job's world size, where all reports that state one agree
         sizes = {t.info.world_size for t in self.tables if t.info.world_size}
-        return sizes.pop() if len(sizes) == 1 else None
+        self.world_size: int | None = sizes.pop() if len(sizes) == 1 else None
+        #: what a step took before the window, by the step logs: the median over ranks
+        usual = [t.info.usual_step_ns for t in self.tables if t.info.usual_step_ns]
+        self.usual_step_ns = int(np.median(usual)) if usual else None
+        #: whether all ranks compute on their processors: there is no GPU
+        self.on_host = bool(self.tables) and bool(self.timelines.on_host.all())
 
     def account(self, name: str) -> Floats:
         """A column of the accounts, [ranks, steady-state steps]; NaN where a rank lacks one."""
@@ -236,12 +223,6 @@ class Dataset:
         return float(self.durations.mean()) if len(self.durations) else 0.0
 
     @cached_property
-    def usual_step_ns(self) -> int | None:
-        """What a step took before the window, by the step logs: the median over ranks."""
-        usual = [t.info.usual_step_ns for t in self.tables if t.info.usual_step_ns]
-        return int(np.median(usual)) if usual else None
-
-    @cached_property
     def durations(self) -> Floats:
         """Each steady-state step's duration: the median over ranks (ns)."""
         return np.asarray(np.nanmedian(self.account("duration_ns"), axis=0))
@@ -255,16 +236,6 @@ class Dataset:
     def pipelined(self) -> bool:
         """Whether ranks send each other activations: then ranks wait by construction."""
         return bool(self.collectives.between_stages.any())
-
-    @cached_property
-    def on_host(self) -> bool:
-        """Whether all ranks compute on their processors: there is no GPU."""
-        return bool(self.tables) and bool(self.timelines.on_host.all())
-
-    @cached_property
-    def place(self) -> dict[int, int]:
-        """Where each rank stands among all ranks with a report."""
-        return {rank: k for k, rank in enumerate(self.ranks)}
 
     def profilers(self, places: Sequence[int]) -> set[str]:
         """What traced these ranks (their places)."""

@@ -82,7 +82,7 @@ class Traffic:
         self.sends: Bools = c.operation[rows] == "Send"
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Stages:
     """The profiled `ranks` of a pipeline, in the order of its stages, and the `stage` of each.
 
@@ -98,15 +98,10 @@ class Stages:
     #: how many ranks a stage has, where they are laid out one stage after the other
     stride: int | None = None
 
-    @cached_property
-    def numbers(self) -> list[int]:
-        """The profiled stages, ascending."""
-        return sorted({*self.stage.tolist()})
-
-    @cached_property
-    def groups(self) -> list[tuple[int, ...]]:
-        """The ranks of each of `numbers`."""
-        return [tuple(ranks.tolist()) for ranks in parts(self.ranks, self.stage)]
+    def __post_init__(self) -> None:
+        #: the profiled stages, ascending, and the ranks of each
+        self.numbers = np.unique(self.stage).tolist()
+        self.groups = [tuple(ranks.tolist()) for ranks in parts(self.ranks, self.stage)]
 
     def stages_of(self, ranks: Ints) -> Ints:
         """The stage of each rank, also of unprofiled ones where the lay-out gives it; else -1."""

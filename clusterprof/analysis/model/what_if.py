@@ -49,7 +49,7 @@ PARTS: tuple[Part, ...] = ("host", "gpu")
 _MEASURED_FRAC = 1 / 8
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Saved:
     """What a what-if saves a step (ns): in the window, by steady step, and in the long run."""
 
@@ -75,35 +75,24 @@ class Saved:
     #: the same repair where nothing is repaired before it; None: nothing is
     alone: Saved | None = None
 
-    @property
-    def window_ns(self) -> float:
-        """The mean over the window's steady-state steps."""
-        return float(self.by_step_ns.mean())
-
-    @property
-    def base_ns(self) -> float:
-        """The mean step of the window without the what-if."""
-        return float(self.steps.mean())
-
-    @property
-    def hit(self) -> Bools:
-        """In which steady-state steps it saves anything, beside the one in which it saves most."""
-        return np.asarray(self.by_step_ns > limits.WARNING_FRAC * self.by_step_ns.max(initial=0.0))
-
-    @property
-    def ns(self) -> float:
-        """The stated saving, of the pace without the profiler where that is known."""
-        return self.long_ns if self.long_run else self.window_ns
-
-    @property
-    def alone_ns(self) -> float:
-        """What it saves where nothing is repaired before it, as `ns`."""
-        return replace(self.alone, long_run=self.long_run).ns if self.alone else self.ns
-
-    @property
-    def of_ns(self) -> float:
-        """The step of which the stated saving is a part."""
-        return self.base_long_ns if self.long_run else self.base_ns
+    def __post_init__(self) -> None:
+        savings_ns = self.by_step_ns
+        #: the means over the window's steady-state steps: what it saves, and the step without it
+        self.window_ns, self.base_ns = float(savings_ns.mean()), float(self.steps.mean())
+        #: in which steady-state steps it saves anything, beside the one in which it saves most
+        self.hit: Bools = savings_ns > limits.WARNING_FRAC * savings_ns.max(initial=0.0)
+        #: the stated saving, of the pace without the profiler where that is known, and the step of
+        #: which it is a part
+        self.ns, self.of_ns = self.window_ns, self.base_ns
+        if self.long_run:
+            self.ns, self.of_ns = self.long_ns, self.base_long_ns
+        #: what it saves where nothing is repaired before it, as `ns`
+        self.alone_ns = replace(self.alone, long_run=self.long_run).ns if self.alone else self.ns
+        #: the larger of both views
+        self.most_ns = max(self.window_ns, self.long_ns)
+        least_ns = limits.LEAST_FRAC * self.of_ns
+        #: whether it is of the window, and hardly of the steps that tell the job's pace
+        self.rare = self.shares is not None and self.ns < least_ns <= self.window_ns
 
     @cached_property
     def errors_ns(self) -> Floats:
@@ -132,17 +121,6 @@ class Saved:
     def certain_ns(self) -> float:
         """What it saves at least, whatever the clocks are."""
         return self.most_ns - float(np.hypot.reduce(self.errors_ns[:, 0]))
-
-    @property
-    def rare(self) -> bool:
-        """Whether it is of the window, and hardly of the steps that tell the job's pace."""
-        least_ns = limits.LEAST_FRAC * self.of_ns
-        return self.shares is not None and self.ns < least_ns <= self.window_ns
-
-    @property
-    def most_ns(self) -> float:
-        """The larger of both views."""
-        return max(self.window_ns, self.long_ns)
 
 
 class Interval(NamedTuple):
