@@ -15,7 +15,6 @@ import numpy as np
 from clusterprof.analysis.model import host_activity, limits
 from clusterprof.analysis.model.accounts import activity_of
 from clusterprof.analysis.model.dataset import Dataset
-from clusterprof.analysis.model.graph import NEVER
 from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE
 from clusterprof.columns import (
     Bools,
@@ -39,6 +38,8 @@ from clusterprof.columns import (
 )
 from clusterprof.mapped import release
 
+#: a moment that no edge leads to, or an edge that is cut: earlier than anything
+NEVER = np.iinfo(np.int64).min >> 2
 #: a queued kernel starts this long after the one before it, at most (1 to 2 µs on an H200), and the
 #: time stamps of one device may overlap by as much
 STAMP_NS = 2_000

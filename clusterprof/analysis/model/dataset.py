@@ -88,7 +88,7 @@ class Collectives:
         rows = np.flatnonzero(self.exchange)
         sends, matched = self.operation[rows] == "Send", self.matched[rows]
         self.exchange[rows] = exchanges.exchanges(
-            self.rank[rows], self._kernel(rows), sends, self.collective[rows], matched
+            self.rank[rows], self.kernels(rows), sends, self.collective[rows], matched
         )
         #: those by which stages of a pipeline hand each other something: beside all-to-alls what
         #: has no kernel is part of one
@@ -97,7 +97,7 @@ class Collectives:
         #: each row's operation; of an all-to-all in Sends and Recvs that
         self.label = np.where(self.exchange, "AllToAll", self.operation).astype(object)
 
-    def _kernel(self, rows: Ints) -> Ints:
+    def kernels(self, rows: Ints) -> Ints:
         """The kernel of these rows as a number: calls of one NCCL group share one."""
         return combined(self.rank[rows], self.start[rows], self.stream[rows])
 
@@ -107,7 +107,7 @@ class Collectives:
         if not grouped.any():
             return rows
         of_kernels = rows[grouped]
-        longest = of_kernels[first_by(self._kernel(of_kernels), -self.wait[of_kernels])]
+        longest = of_kernels[first_by(self.kernels(of_kernels), -self.wait[of_kernels])]
         return np.sort(np.concatenate((rows[~grouped], longest)))
 
 

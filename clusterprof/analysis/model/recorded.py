@@ -12,9 +12,9 @@ import numpy as np
 from clusterprof import threads
 from clusterprof.analysis.model import by_report, host_activity, limits, replay
 from clusterprof.analysis.model.accounts import activity_of
+from clusterprof.analysis.model.by_report import NEVER
 from clusterprof.analysis.model.dataset import Dataset, once
-from clusterprof.analysis.model.graph import NEVER, Graph, depths
-from clusterprof.analysis.model.replay import Contention, Lengths, Replay
+from clusterprof.analysis.model.replay import Contention, Graph, Lengths, Replay, depths
 from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE, union
 from clusterprof.columns import (
     Ints,

@@ -30,7 +30,7 @@ import pyarrow.compute as pc
 from clusterprof import words
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset, calls_per_step, once
-from clusterprof.analysis.model.graph import depths
+from clusterprof.analysis.model.replay import depths
 from clusterprof.analysis.model.timeline import COMPUTE
 from clusterprof.columns import (
     Bools,

@@ -17,8 +17,8 @@ import numpy as np
 
 from clusterprof.analysis.model import host_activity, limits
 from clusterprof.analysis.model.accounts import call_of
+from clusterprof.analysis.model.by_report import NEVER
 from clusterprof.analysis.model.dataset import Dataset, once
-from clusterprof.analysis.model.graph import NEVER
 from clusterprof.analysis.model.profiler_bias import (
     MOST_SLOWER,
     Hosts,
