@@ -49,7 +49,7 @@ STAMP_NS = 2_000
 FOLLOWING, LAUNCHING, ELSEWHERE = range(3)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class Part:
     """What some ranks' moments waited for: of the whole job once parts are joined.
 

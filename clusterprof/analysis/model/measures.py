@@ -270,21 +270,16 @@ def _pieces(job: Replay, lengths: Lengths, reached: Ints, edge: Ints) -> Ints:
     slow = np.where((reached < hosts) & (gap > limits.REACTS_NS), gap, 0)
     gap_unexplained = np.where(starts, job.unexplained[first], slow)
 
-    def rows(*columns: Ints | int) -> Ints:
-        """Of a kind of part: edge, place in it, rank, what binds, length, unexplained."""
-        return np.stack(np.broadcast_arrays(*columns))
-
     queue = m[inner]
-    parts = np.concatenate(
-        [
-            rows(edges, -2, rank, HOST, host, 0),
-            rows(edges, -1, rank, IDLE, gap, gap_unexplained),
-            rows(edge_of[inner], 2 * queue, job.rank[queue], IDLE, job.before[queue],
-                 job.unexplained[queue]),
-            rows(edge_of, 2 * m + 1, job.rank[m], OF_KIND[job.kind[m]], lengths.run[m], 0),
-        ],
-        axis=1,
-    )  # fmt: skip
+    # of each kind of part: edge, place in it, rank, what binds, length, unexplained
+    kinds: list[tuple[Ints | int, ...]] = [
+        (edges, -2, rank, HOST, host, 0),
+        (edges, -1, rank, IDLE, gap, gap_unexplained),
+        (edge_of[inner], 2 * queue, job.rank[queue], IDLE, job.before[queue],
+         job.unexplained[queue]),
+        (edge_of, 2 * m + 1, job.rank[m], OF_KIND[job.kind[m]], lengths.run[m], 0),
+    ]  # fmt: skip
+    parts = np.concatenate([np.stack(np.broadcast_arrays(*kind)) for kind in kinds], axis=1)
     parts = parts[:, parts[4] != 0]
     return parts[2:, order_by(parts[0], parts[1])]
 
@@ -301,7 +296,7 @@ def _first_of_queues(job: Replay, lengths: Lengths) -> tuple[Ints, Small, Small]
         greatest = running_maximum(block.launched(lengths, since)[1], block.run)
         latest = first_of(begins(block.run, greatest))
         of_blocks.append((since, block.rows.start + block.begin, block.rows.start + latest))
-    since, begin, latest = (np.concatenate(parts) for parts in zip(*of_blocks, strict=True))
+    since, begin, latest = map(np.concatenate, zip(*of_blocks, strict=True))
     return since, begin, latest
 
 
@@ -313,8 +308,8 @@ def critical_path(dataset: Dataset) -> CriticalPath | None:
     tied = len(dataset.ranks) == 1 or dataset.collectives.matched.any()
     if model is None or not len(model.job.rank) or not tied:
         return None
-    job, base = model.job, model.base
-    pieces, steps = path(job, base), len(job.steps)
+    job, base, steps = model.job, model.base, len(model.job.steps)
+    pieces = path(job, base)
     if not len(pieces.rank):
         return None
     shape = len(dataset.ranks), len(WHAT)

@@ -196,7 +196,7 @@ def _digest(array: Ints) -> bytes:
     return _DIGESTS[key]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class Replay(Part):
     """A job's graph, and where each length is from."""
 
@@ -236,15 +236,10 @@ class Replay(Part):
         """When each host moment's own time began and ended in the recording."""
         return self.host_at - self.lengths.own, self.host_at
 
-    @cached_property
-    def first_of_host(self) -> Ints:
-        """The first moment of each rank's host."""
-        return Stretches.of(self.host_rank).first
-
-    @property
-    def ranks(self) -> Small:
-        """The places of the ranks that are replayed, ascending."""
-        return self.host_rank[self.first_of_host]
+    def __post_init__(self) -> None:
+        #: the first moment of each rank's host, and the places of these ranks, ascending
+        self.first_of_host = Stretches.of(self.host_rank).first
+        self.ranks: Small = self.host_rank[self.first_of_host]
 
     def launched_before(self, group: Ints, which: Bools | slice = EVERY) -> Small:
         """How many of these activities its host has launched before each host moment of a group.
@@ -274,8 +269,7 @@ class Replay(Part):
     def _passes(self, lengths: Lengths) -> Callable[[Ints], list[Ints]]:
         """A function from when what came before the window was (`first_ns`) to all times.
 
-        In the graph's order; of two passes where waits are shorter than recorded: before and after
-        what ran beside them is `eased`.
+        Of two passes where waits are shorter than recorded: what ran beside them is `eased` then.
         """
         plain = eased = self.edges(lengths)
         run = lengths.run
@@ -356,8 +350,7 @@ class Replay(Part):
         ends = [rounds[settled - 1][..., -1:], *(times[..., 1:] for times in rounds[settled:])]
         took = np.diff(np.concatenate(ends, axis=-1))
         took = took.reshape(*took.shape[:-1], settled, steps).mean(axis=-2)
-        self._known[key] = window[..., marks], took
-        return self._known[key]
+        return self._known.setdefault(key, (window[..., marks], took))
 
     def _goes_on(self, before: list[Ints], now: list[Ints]) -> bool:
         """Whether each moment is as much later in all rounds to come as it is in this one.
@@ -407,9 +400,8 @@ class Block:
     def launched(self, lengths: Lengths, since: Ints) -> tuple[Ints, Ints]:
         """Return what the ends of queued activities are made of (ns).
 
-        Before each activity, and behind the last, the sum of all times in the queues so far; and
-        of each one its host's time until its launch (of those `since` it was woken), and its own,
-        beyond that sum.
+        Before each activity, and behind the last, the sum of all times in the queues so far; and of
+        each its host's time until its launch (`since` it was woken) and its own, beyond that sum.
         """
         job, rows, run = self.job, self.rows, lengths.run[..., self.rows]
         before, latency = job.before[rows], job.latency[rows]

@@ -128,8 +128,8 @@ def all_ranks(
     known = table.filter(pc.is_valid(table["lateness_ns"])).unify_dictionaries()
     late = known.filter(pc.is_valid(known["line"])).group_by(["rank", "line"])
     # the last is the one with the calls to which the rank came latest, summed over all of them
-    by_lateness = late.aggregate([("lateness_ns", "sum")]).sort_by("lateness_ns_sum")
-    lines = dict(zip(*(by_lateness[name].to_pylist() for name in ("rank", "line")), strict=True))
+    by_lateness = late.aggregate([("lateness_ns", "sum")]).sort_by("lateness_ns_sum").to_pylist()
+    lines = {row["rank"]: row["line"] for row in by_lateness}
     by: Literal["durations", "clock", "nothing"] = "clock" if known.num_rows else "nothing"
     if known["duration_ns"].null_count < known.num_rows:
         by = "durations"
@@ -162,9 +162,10 @@ def waits(table: pa.Table, disturbed: Sequence[int] = ()) -> Waits:
     last = greatest_by(call, lateness, np.zeros_like(calls))
     waited = last[call] - lateness
     operations, operation = coded(table, "operation")
-    direct, computed, exchanged = (
-        np.isin(operations, names)[operation]
-        for names in (("Send", "Recv"), COMPUTED, ("AllToAll",))
+    direct = np.isin(operations, ("Send", "Recv"))[operation]
+    computed, exchanged = (
+        np.isin(operations, COMPUTED)[operation],
+        (operations == "AllToAll")[operation],
     )
 
     def by_step(what: np.ufunc, values: Ints | Floats, start: float = 0.0) -> Floats:

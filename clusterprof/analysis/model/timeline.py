@@ -224,11 +224,11 @@ class Timelines:
         """Those of the `wall_times` of these ranks' activities, on the axis."""
         rows = self.rows(k, until)
         on_axis = np.empty((len(which), rows.stop - rows.start), dtype=np.int64)
+        bounds = self.first - rows.start
         for rank in range(k, until):
-            of_rank = slice(self.first[rank] - rows.start, self.first[rank + 1] - rows.start)
             times = wall_times(self.tables[rank])
             for line, column in zip(on_axis, which, strict=True):
-                line[of_rank] = self.axis.of(rank, times[column])
+                line[bounds[rank] : bounds[rank + 1]] = self.axis.of(rank, times[column])
             release()
         return on_axis
 
@@ -291,8 +291,7 @@ def _cut(tables: RankTables) -> tuple[Ints, Ints, bool]:
 def _host_steps(tables: RankTables, launch: Ints) -> Ints:
     """Number, begin and end [3, steps] of the steps of which the report holds something.
 
-    Fragments at the window's edges, with less than half of the activities that steps usually have,
-    are left out.
+    Fragments at the window's edges, with less than half of the usual activities, are left out.
     """
     steps = np.stack([tables.steps[name].to_numpy() for name in ("step", "begin_ns", "end_ns")])
     bounds = np.append(steps[1], steps[2, -1:])
@@ -300,7 +299,7 @@ def _host_steps(tables: RankTables, launch: Ints) -> Ints:
     inside = np.flatnonzero(count > 0)
     if not len(inside):
         return steps[:, :0]
-    first, last = inside[0], inside[-1]
+    first, last = inside[[0, -1]]
     most = limits.HALF * float(np.median(count[first : last + 1]))
     if last - first >= 2:
         first += int(count[first] < most)
@@ -343,9 +342,8 @@ def steady_steps(d: Timelines, placed: pa.Table) -> tuple[int, ...]:
     steady = (steps > _synchronised(placed, int(first.max()))) & ~np.isin(steps, disturbed)
     ranks = count_by(column, len(steps))
     inside = (first[:, None] <= steps) & (steps <= last[:, None])
-    steady &= ranks == inside.sum(axis=0)
     # what few ranks have is of another window; profilers begin in one step, or in the next
-    steady &= 2 * ranks > len(first)
+    steady &= (ranks == inside.sum(axis=0)) & (2 * ranks > len(first))
     if first.max() - first.min() > 1:
         steady &= ranks == len(first)
     chosen = steps[steady].tolist()

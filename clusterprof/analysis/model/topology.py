@@ -3,18 +3,15 @@
 Stages are read off the first point-to-point call of each rank in each step: a rank of the first
 stage begins with a Send, every other one with a Recv from the stage before it. Assumes that ranks
 which only exchange with their neighbours in a ring (ring attention) all begin alike, so that no
-order of theirs has a beginning: then there are no stages.
+order of theirs has a beginning: then there are no stages. Peers are the ranks of one stage, which
+do the same work. Of thousands there are millions of pairs: ranks with the same peers share one
+array of them, and what is usual among all but one is read off one sorted column.
 
-Peers are the ranks of one stage, which do the same work. Groups of thousands of ranks have millions
-of pairs: ranks with the same peers share one array of them, and what is usual among all but one is
-read off one sorted column.
-
-Sends and Recvs along a chain of ranks are a *pipeline*, in the order of its stages. Any other
-communicator is of the first kind of `SIGNS` whose operations it has, where in the step's compute
-that kind has them. What fits none is `unknown`, or `world` where it spans the job; each entry gives
-the reason and a confidence. Members are profiled ranks only; `size` is the true one, where the
-reports have it or every rank of the job is profiled. What the program calls a group is said beside
-it, and decides nothing.
+Sends and Recvs along a chain of ranks are a *pipeline*. Any other communicator is of the first kind
+of `SIGNS` whose operations it has, where in the step's compute that kind has them. What fits none
+is `unknown`, or `world` where it spans the job. Members are profiled ranks only; `size` is the true
+one, where the reports have it or every rank is profiled. What the program calls a group is said
+beside it, and decides nothing.
 """
 
 from __future__ import annotations
@@ -174,10 +171,7 @@ class Peers:
         return float((1 / sizes[sizes > 1]).sum())
 
     def usual(self, values: Floats, without: Sequence[int] | Ints = ()) -> Floats:
-        """What a rank's middle peer has of `values` [ranks, ...]; NaN where no peer has any.
-
-        Ranks in `without` are no peers.
-        """
+        """What a rank's middle peer, none of `without`, has of `values` [ranks, ...], or NaN."""
         usual, counted = np.full_like(values, np.nan), values.copy()
         counted[[*without]] = np.nan
         for number, circle in enumerate(self.circles):
@@ -218,10 +212,9 @@ def tied(dataset: Dataset) -> Ints:
 
 
 def peers(dataset: Dataset, stage: Ints) -> Peers:
-    """Ranks of one pipeline stage that are tied.
+    """Ranks of one pipeline stage that are tied, whether or not they share a communicator.
 
-    They do the same work, whether or not they share a communicator. One that is its stage's only
-    one is compared with all stages, in what can be compared.
+    One that is its stage's only one is compared with all stages, in what can be compared.
     """
     job = tied(dataset)
     alike = (job[:, None] == job) & (stage[:, None] == stage)
@@ -291,11 +284,12 @@ def topology(dataset: Dataset) -> TopologyEntry:
     for group in dataset.shallow["groups"] if dataset.shallow else ():
         profiled = tuple(rank for rank in group["ranks"] if rank in dataset.place)
         by_members.setdefault(profiled, []).append(group)
-    for entry in (entry for entry in groups if not entry["description"]):
+    for entry in groups:
         # flight recorders have no communicators: of their groups the only one with these members
         alike = by_members.get(tuple(sorted(entry["ranks"])), [])
         alike = [group for group in alike if entry["size"] in (None, len(group["ranks"]))]
-        entry["description"] = alike[0]["description"] if len(alike) == 1 else ""
+        if not entry["description"] and len(alike) == 1:
+            entry["description"] = alike[0]["description"]
     groups.sort(key=lambda g: (_ORDER.index(g["kind"]), g["ranks"], g["communicator"]))
     numbered = zip(pipeline.numbers, pipeline.groups, strict=True) if pipeline else ()
     return {
@@ -427,7 +421,7 @@ def _entry(dataset: Dataset, rows: Ints, answer: Answer, size: int | None = None
     """A group. Where order alone tells that its calls are one communicator's, it is less sure."""
     c, (kind, confidence, why) = dataset.collectives, answer
     name, *others = dict.fromkeys(c.communicator[rows].tolist())
-    name = f"{name} and {len(others)} more" if others else name
+    name += f" and {len(others)} more" if others else ""
     ranks = np.unique(c.rank[rows]).tolist()
     if len(ranks) > 1 and name.startswith("inferred"):
         matched = pc.drop_null(dataset.placed["confidence"].take(rows))
