@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from clusterprof.align.match.flight_calls import FlightCalls
-from clusterprof.columns import Ints, Stretches, coded, combined, first_by, integers
+from clusterprof.columns import Ints, coded, combined, first_by, integers
 from clusterprof.ingest.flight.dump import Group
 from clusterprof.results import CalledEntry, HangEntry
 
@@ -118,10 +118,7 @@ class _Job:
         """Return the calls to look at: those in which a rank waits, each group's first that lacks a
         member or is not alike, and every send without its receive, and reverse.
         """
-        calls = self.calls
-        if not calls.begins.size:
-            return []
-        members = Stretches(calls.begins, self.kind.size)
+        calls, members = self.calls, self.calls.stretches
         unlike = members.least(self.kind) < members.greatest(self.kind)
         lanes, lacking = calls.group << 32 | calls.restarts, calls.counts < calls.expected
         looked_at = [*self.stuck_in.values()]
@@ -159,15 +156,7 @@ class _Job:
             row, *second = self.calls.rows(call).tolist()
             if second:
                 return [stalled] if joined == waiting else []
-            other = self._other_side(row)
-            # without a later call that has both ranks the other dump may only be older
-            later = self.of_row[(self.rank == self.rank[row]) & (self.record > self.record[row])]
-            certain = waiting or np.isin(later, self.of_row[self.rank == other]).any()
-            if other is None or not certain:
-                return []
-            sends = self.kinds[self.kind[row]]["operation"] == "Send"
-            present = Cause.NO_RECEIVE if sends else Cause.NO_SEND
-            return [(Cause.NO_DUMP if other in self.absent else present, {other}, False)]
+            return self._lacks_other_side(row, bool(waiting))
         if unlike := self._unlike(call):
             return [unlike]
         if not waiting:
@@ -180,6 +169,18 @@ class _Job:
             (Cause.NO_DUMP, absent, len(absent) > 1),
         ]
         return [reason for reason in reasons if reason[1]] or [stalled]
+
+    def _lacks_other_side(self, row: int, is_waiting: bool) -> list[_Reason]:
+        """Return why a send has no receive, or a receive no send; none where it may yet have."""
+        other = self._other_side(row)
+        # without a later call that has both ranks the other dump may only be older
+        later = self.of_row[(self.rank == self.rank[row]) & (self.record > self.record[row])]
+        certain = is_waiting or np.isin(later, self.of_row[self.rank == other]).any()
+        if other is None or not certain:
+            return []
+        sends = self.kinds[self.kind[row]]["operation"] == "Send"
+        present = Cause.NO_RECEIVE if sends else Cause.NO_SEND
+        return [(Cause.NO_DUMP if other in self.absent else present, {other}, False)]
 
     def _group(self, call: int) -> Group:
         """Return the group that makes a call."""

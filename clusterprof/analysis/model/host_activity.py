@@ -129,16 +129,14 @@ def ends(dataset: Dataset) -> Ints:
     rows = np.flatnonzero(on_host & (a.kind == COLLECTIVE) & (a.stop > a.start))
     if not len(rows):
         return end
-    does, op = on_host & (a.kind == COMPUTE), _called(calls.table, ("op", ""))
     rank, marks = np.tile(d.rank, 2), np.concatenate((d.host_begin, d.host_end))
     marks = axis.of(rank, dataset.aligned(rank, marks))
     # steps, and operators that hand a call over or wait for one, are no work: they only begin
-    began = np.concatenate((calls.start[op], marks))
-    done = union(
-        np.concatenate((axis.of(a.rank[does], a.start[does]), began)),
-        np.concatenate((axis.of(a.rank[does], a.stop[does]), began + 1)),
-    )
-    start, stop = (axis.of(a.rank[rows], t[rows]) for t in (a.start, a.stop))
+    began = np.concatenate((calls.start[_called(calls.table, ("op", ""))], marks))
+    does = on_host & (a.kind == COMPUTE)
+    work = union(*(axis.of(a.rank[does], times[does]) for times in (a.start, a.stop)))
+    done = work | union(began, began + 1)
+    start, stop = (axis.of(a.rank[rows], times[rows]) for times in (a.start, a.stop))
     # gap i lies between what the host did i-th, from 0, and what it did before
     first = first_after(done.start, start)
     count = np.maximum(first_at_or_after(done.end, stop) + 1 - first, 0)

@@ -159,17 +159,15 @@ class Timelines:
             self.kind[self.rows(k)] = np.asarray([KINDS.index(each) for each in kinds], int)[kind]
             count += len(cut[0])
             release()
+        columns = np.concatenate(steps, axis=1)
         #: of each step: the place of its rank, its number, when its host and its device begin and
-        #: end it
-        self.rank, self.step, self.host_begin, self.host_end, begin, end = np.concatenate(
-            steps, axis=1
-        )
+        #: end it, the last two on the axis
+        self.rank, self.step, self.host_begin, self.host_end, begin, end = columns
+        self.axis = Axis(begin[begins(self.rank)])
+        self.begin, self.end = (self.axis.of(self.rank, times) for times in (begin, end))
         #: the place of the rank of each activity
         self.of: Small = group_of_rows(np.diff(self.first), np.int32)
         trim()
-        #: on the axis
-        self.axis = Axis(begin[begins(self.rank)])
-        self.begin, self.end = (self.axis.of(self.rank, each) for each in (begin, end))
 
     def near(self, steps: Sequence[int]) -> Timelines:
         """The same with those activities alone that may show in `steps`.
