@@ -18,7 +18,8 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 
-from clusterprof.analysis.model.graph import NEVER, Graph
+from clusterprof.analysis.model.by_report import NEVER
+from clusterprof.analysis.model.replay import Graph
 
 _PAIRS = {"forward-send": "forward-recv", "backward-send": "backward-recv"}
 #: operations that the ranks of a group do together, and what is alike among the group's members

@@ -23,11 +23,10 @@ from clusterprof.analysis.findings.finding import of_the_window, pace
 from clusterprof.analysis.findings.registry import all_findings, combined
 from clusterprof.analysis.findings.verdict import verdict
 from clusterprof.analysis.model.accounts import accounts, compute_absent
-from clusterprof.analysis.model.critical_path import critical_path
 from clusterprof.analysis.model.dataset import Dataset
+from clusterprof.analysis.model.measures import critical_path, slowdown
 from clusterprof.analysis.model.recorded import contradictions
 from clusterprof.analysis.model.shallow import Shallow
-from clusterprof.analysis.model.slowdown import slowdown
 from clusterprof.analysis.model.timeline import Timelines, steady_steps
 from clusterprof.analysis.model.topology import topology
 from clusterprof.columns import integers, rows_by

@@ -14,7 +14,7 @@ from studies import NAMES, gathered
 
 from clusterprof.align.match import match
 from clusterprof.align.placing import place
-from clusterprof.analysis.model import critical_path
+from clusterprof.analysis.model import measures
 from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.what_if import WhatIfs, what_ifs
 from clusterprof.study import Study, dataset_of, study
@@ -23,15 +23,15 @@ from clusterprof.tables import RankTables
 MS = 1_000_000
 
 
-def path_of(ranks: list[RankTables]) -> tuple[Dataset, critical_path.Pieces, WhatIfs]:
+def path_of(ranks: list[RankTables]) -> tuple[Dataset, measures.Pieces, WhatIfs]:
     """A job, its critical path, and its what-ifs."""
     dataset = dataset_of(ranks)
     model = what_ifs(dataset)
     assert model is not None
-    return dataset, critical_path.path(model.job, model.base), model
+    return dataset, measures.path(model.job, model.base), model
 
 
-def on_ranks(dataset: Dataset, path: critical_path.Pieces) -> list[int]:
+def on_ranks(dataset: Dataset, path: measures.Pieces) -> list[int]:
     """How long the path is on each rank."""
     return np.bincount(path.rank, path.length, len(dataset.ranks)).astype(int).tolist()
 
@@ -39,12 +39,12 @@ def on_ranks(dataset: Dataset, path: critical_path.Pieces) -> list[int]:
 @pytest.mark.parametrize(
     ("kind", "what", "shape"),
     [
-        ("host", critical_path.HOST, (2, 2, 1)),
-        ("gpu_more", critical_path.COMPUTE, (2, 2, 1)),
-        ("gpu_slow", critical_path.COMPUTE, (4, 1, 1)),
-        pytest.param("host", critical_path.HOST, (4, 1, 1), marks=pytest.mark.long),
-        pytest.param("gpu_more", critical_path.COMPUTE, (4, 1, 1), marks=pytest.mark.long),
-        pytest.param("gpu_slow", critical_path.COMPUTE, (2, 2, 1), marks=pytest.mark.long),
+        ("host", measures.HOST, (2, 2, 1)),
+        ("gpu_more", measures.COMPUTE, (2, 2, 1)),
+        ("gpu_slow", measures.COMPUTE, (4, 1, 1)),
+        pytest.param("host", measures.HOST, (4, 1, 1), marks=pytest.mark.long),
+        pytest.param("gpu_more", measures.COMPUTE, (4, 1, 1), marks=pytest.mark.long),
+        pytest.param("gpu_slow", measures.COMPUTE, (2, 2, 1), marks=pytest.mark.long),
     ],
 )
 def test_the_critical_path_runs_through_the_straggler(
@@ -100,7 +100,7 @@ def test_the_critical_path_ends_with_wrong_clocks_too() -> None:
         false = right.clock.offset_ns + off * np.array([0, 1, -1, 2])
         clock = replace(right.clock, offset_ns=false)
         dataset = replace(right, clock=clock, placed=place(match(ranks), clock))
-        found = critical_path.critical_path(dataset)
+        found = measures.critical_path(dataset)
         assert found is None or found["step_ns"] == pytest.approx(
             sum(part["path_ns"] for part in found["parts"]), abs=5
         )
@@ -112,7 +112,7 @@ def test_the_parts_of_a_step_add_up_to_it(studied: Callable[[str], Study], recor
     path = results["critical_path"]
     assert path is not None
     whole = sum(part["path_ns"] for part in path["parts"])
-    by_rank = sum(rank[f"{what}_ns"] for rank in path["ranks"] for what in critical_path.WHAT)  # type: ignore[literal-required]
+    by_rank = sum(rank[f"{what}_ns"] for rank in path["ranks"] for what in measures.WHAT)  # type: ignore[literal-required]
     assert whole == pytest.approx(path["step_ns"], abs=5)
     assert by_rank == pytest.approx(path["step_ns"], abs=5 * len(path["ranks"]))
     assert 0 <= path["unexplained_ns"] <= path["parts"][-1]["path_ns"] + 1

@@ -18,8 +18,8 @@ from clusterprof.align.clock.measured import RankReadings
 from clusterprof.align.lateness import SHALLOW, host_clock, joined, shallow
 from clusterprof.align.match.flight_calls import FlightCalls, match
 from clusterprof.analysis.model.shallow import (
-    change,
     persists,
+    regime,
     stages,
     students_t,
     suspects,
@@ -139,8 +139,8 @@ def test_student_s_t_is_that_of_its_tables() -> None:
 
 def test_since_when_a_rank_is_late() -> None:
     assert found([[9] * 40, [9] * 25 + [2] * 15, [8] * 40]) == [(1, 6, 25)]
-    assert change(np.array([0.0] * 9 + [5.0] * 3)) == 0, "three steps are no habit"
-    assert change(np.array([4.0, 5.0] * 20)) == 0
+    assert regime(np.array([0.0] * 9 + [5.0] * 3)) == slice(None), "three steps are no habit"
+    assert regime(np.array([4.0, 5.0] * 20)) == slice(None)
 
 
 def test_a_level_that_hardly_changes_was_not_carried_on_to_where_it_is() -> None:

@@ -17,8 +17,8 @@ from studies import FOLDER, SEED, TRUTH, Simulated, gathered
 from clusterprof import threads
 from clusterprof.analysis.model import host_activity, recorded
 from clusterprof.analysis.model.accounts import activity_of
+from clusterprof.analysis.model.by_report import NEVER
 from clusterprof.analysis.model.dataset import Dataset
-from clusterprof.analysis.model.graph import NEVER
 from clusterprof.analysis.model.replay import Replay
 from clusterprof.columns import Ints, last_at_or_before, rows_by
 from clusterprof.study import Study, dataset_of, study
@@ -220,7 +220,8 @@ def test_of_calls_that_begin_at_once_each_has_the_kernel_on_its_stream() -> None
     assert (place >= 0).sum() > 50
     streams = dataset.activities.column("stream")[place]
     assert (streams == dataset.collectives.stream)[place >= 0].all()
-    kernels = np.stack([dataset.collectives.rank, dataset.collectives.kernel])
+    c = dataset.collectives
+    kernels = np.stack([c.rank, c.kernels(np.arange(len(c.rank)))])
     assert np.unique(kernels, axis=1).shape[1] == np.unique(place).size - (place < 0).any()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from simulate import Cause, Job, simulate
 
-from clusterprof.analysis.model import slowdown
+from clusterprof.analysis.model import measures
 from clusterprof.results import Slowdown
 from clusterprof.study import Study, dataset_of
 
@@ -17,7 +17,7 @@ MS = 1_000_000
 @pytest.fixture
 def of(studied: Callable[[str], Study]) -> Callable[[str], Slowdown]:
     """How uneven a recording is."""
-    return lambda name: slowdown.slowdown(studied(name).dataset)
+    return lambda name: measures.slowdown(studied(name).dataset)
 
 
 def most(found: Slowdown) -> tuple[str, int]:
@@ -72,7 +72,7 @@ def test_a_job_without_stages_has_no_slowdown_by_one(
 def test_the_ideal_step_is_the_simulated_job_s_without_its_cause_but_for_the_mean() -> None:
     def step(causes: tuple[Cause, ...]) -> Slowdown:
         job = Job(dp=4, tp=1, synchronous=True, causes=causes)
-        return slowdown.slowdown(dataset_of(simulate(job)[0]))
+        return measures.slowdown(dataset_of(simulate(job)[0]))
 
     even, late = step(()), step((Cause("host", 2, 16 * MS),))
     assert even["ideal_step_ns"] is not None
@@ -83,20 +83,20 @@ def test_the_ideal_step_is_the_simulated_job_s_without_its_cause_but_for_the_mea
 
 def test_what_is_too_large_is_left_out_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = dataset_of(simulate(Job(dp=8, layers=2, steps=4, synchronous=True))[0])
-    whole = slowdown.slowdown(dataset)
+    whole = measures.slowdown(dataset)
     assert len(whole["S_w"]) == 8
-    monkeypatch.setattr(slowdown, "_MOST", 8 * slowdown._size(slowdown.what_ifs(dataset).job))  # type: ignore[union-attr]
-    some = slowdown.slowdown(dataset)
+    monkeypatch.setattr(measures, "_MOST", 8 * measures._size(measures.what_ifs(dataset).job))  # type: ignore[union-attr]
+    some = measures.slowdown(dataset)
     assert (some["S"], some["S_t"], some["S_w"]) == (whole["S"], whole["S_t"], [])
     assert "8 ranks" in some["left_out"]
-    monkeypatch.setattr(slowdown, "_MOST", 1)
-    none = slowdown.slowdown(dataset)
+    monkeypatch.setattr(measures, "_MOST", 1)
+    none = measures.slowdown(dataset)
     assert (none["S"], none["S_t"], none["S_w"]) == (None, [], [])
     assert "8 ranks" in none["left_out"]
 
 
 def test_nothing_is_said_where_even_work_would_make_steps_longer() -> None:
     ranks, _ = simulate(Job(steps=8, launch_ns=900_000, host_noise_frac=0.5))
-    found = slowdown.slowdown(dataset_of(ranks))
+    found = measures.slowdown(dataset_of(ranks))
     assert found["S"] is None
     assert "would take longer" in found["left_out"]

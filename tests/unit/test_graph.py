@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from clusterprof.analysis.model.graph import NEVER, Graph
+from clusterprof.analysis.model.by_report import NEVER
+from clusterprof.analysis.model.replay import Graph
 from clusterprof.analysis.model.what_if import cut
 from clusterprof.columns import Ints, connected, first_of, running_maximum, running_sum
 

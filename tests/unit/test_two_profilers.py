@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from clusterprof.analysis.model.peers import Peers
 from clusterprof.analysis.model.profiler_bias import Hosts
+from clusterprof.analysis.model.topology import Peers
 
 #: of each of two ranks: its own time at three places of step 0 and one of step 1, and of that what
 #: a profiler may lengthen
@@ -25,9 +25,7 @@ def hosts(own: np.ndarray = OWN, traced: np.ndarray = TRACED) -> Hosts:
 
 
 def test_what_profilers_lengthen_elsewhere_is_not_set_against_a_pause() -> None:
-    each = hosts().later(OWN)
-    assert each.tolist() == [[-8, 0, 0, 0], [8, 0, 0, 0]]
-    assert hosts().by_step(each).tolist() == [[-8, 0], [8, 0]]
+    assert hosts().later(OWN).tolist() == [[-8, 0], [8, 0]]
 
 
 def test_a_host_in_time_keeps_what_its_profiler_may_have_lengthened() -> None:
@@ -38,7 +36,7 @@ def test_a_host_in_time_keeps_what_its_profiler_may_have_lengthened() -> None:
 def test_a_host_that_is_early_elsewhere_in_the_step_is_later_by_so_much_less() -> None:
     own = np.array([4, 6, 2, 5, 12, 1, 1, 5])
     traced = np.array([0, 0, 2, 5, 0, 1, 1, 5])
-    assert hosts(own, traced).by_step(hosts(own, traced).later(own))[1, 0] == 8 - 5
+    assert hosts(own, traced).later(own)[1, 0] == 8 - 5
     in_time = hosts(own, traced).in_time(own, np.array([1]))
     assert in_time[4] == pytest.approx(12 - 3, abs=1)
 

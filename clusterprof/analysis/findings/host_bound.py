@@ -26,9 +26,8 @@ from clusterprof.analysis.findings.finding import (
     operators,
 )
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.by_report import STAMP_NS
+from clusterprof.analysis.model.by_report import NEVER, STAMP_NS
 from clusterprof.analysis.model.dataset import Dataset
-from clusterprof.analysis.model.graph import NEVER
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.timeline import COMPUTE, union
 from clusterprof.analysis.model.what_if import Saved, WhatIfs

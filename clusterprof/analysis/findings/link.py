@@ -26,8 +26,7 @@ from clusterprof.analysis.findings.straggler import beyond
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.accounts import call_of
 from clusterprof.analysis.model.dataset import Dataset
-from clusterprof.analysis.model.peers import median_of_others
-from clusterprof.analysis.model.topology import topology, whole
+from clusterprof.analysis.model.topology import median_of_others, topology, whole
 from clusterprof.analysis.model.what_if import Saved
 from clusterprof.columns import (
     Bools,

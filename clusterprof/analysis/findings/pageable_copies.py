@@ -9,8 +9,8 @@ import numpy as np
 
 from clusterprof.analysis.findings.finding import Code, Repair, Tier, Words, job_of, of_step
 from clusterprof.analysis.model import limits
+from clusterprof.analysis.model.by_report import NEVER
 from clusterprof.analysis.model.dataset import Dataset
-from clusterprof.analysis.model.graph import NEVER
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.what_if import Saved
 from clusterprof.columns import sum_by

@@ -33,10 +33,10 @@ from clusterprof.analysis.findings.finding import (
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.accounts import EXPOSED, WAITING, by_call, call_of
 from clusterprof.analysis.model.dataset import Dataset
-from clusterprof.analysis.model.peers import Stages, stages, traffic
 from clusterprof.analysis.model.profiler_bias import MOST_SLOWER
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE
+from clusterprof.analysis.model.topology import Stages, stages, traffic
 from clusterprof.analysis.model.what_if import Saved, WhatIfs
 from clusterprof.columns import (
     Floats,

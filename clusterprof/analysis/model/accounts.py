@@ -8,7 +8,6 @@ what overlapping could save; blocking, beside a compute kernel that was launched
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -102,27 +101,25 @@ def accounts(d: Timelines, ranks: Sequence[int], placed: pa.Table, clock: Clock)
 
 def compute_absent(dataset: Dataset) -> list[ComputeAbsent]:
     """Each rank's time without compute per steady-state step (ns), as in its accounts."""
-    table = dataset.accounts
+    table, entries = dataset.accounts, list[ComputeAbsent]()
     table = table.filter(pc.is_in(table["step"], pa.array(dataset.steady_steps, pa.int64())))
     names = [name for name in ACCOUNTS.names if name.endswith("_ns")]
     means = table.group_by("rank", use_threads=False).aggregate([(n, "mean") for n in names])
-    on_host = dict(zip(dataset.ranks, dataset.timelines.on_host.tolist(), strict=True))
-    return [_absent(row, on_host=on_host[row["rank"]]) for row in means.to_pylist()]
-
-
-def _absent(mean: dict[str, Any], *, on_host: bool) -> ComputeAbsent:
-    absent = mean["duration_ns_mean"] - mean["compute_ns_mean"]
-    unlaunched, blocking = mean["unlaunched_ns_mean"], mean["blocking_ns_mean"]
-    # a processor runs its operators itself: none is launched before it runs
-    return {
-        "rank": mean["rank"],
-        "compute_absent_ns": round(absent),
-        "communication_ns": round(mean["communication_ns_mean"]),
-        "exposed_communication_ns": round(mean["exposed_communication_ns_mean"]),
-        "launch_bound_ns": None if on_host else round(unlaunched),
-        "blocking_ns": None if on_host else round(blocking),
-        "dependency_stalled_ns": None if on_host else round(absent - unlaunched - blocking),
-    }
+    for mean in means.to_pylist():
+        absent = mean["duration_ns_mean"] - mean["compute_ns_mean"]
+        unlaunched, blocking = mean["unlaunched_ns_mean"], mean["blocking_ns_mean"]
+        # a processor runs its operators itself: none is launched before it runs
+        on_host = dataset.timelines.on_host[dataset.place[mean["rank"]]]
+        entries.append({
+            "rank": mean["rank"],
+            "compute_absent_ns": round(absent),
+            "communication_ns": round(mean["communication_ns_mean"]),
+            "exposed_communication_ns": round(mean["exposed_communication_ns_mean"]),
+            "launch_bound_ns": None if on_host else round(unlaunched),
+            "blocking_ns": None if on_host else round(blocking),
+            "dependency_stalled_ns": None if on_host else round(absent - unlaunched - blocking),
+        })  # fmt: skip
+    return entries
 
 
 #: columns of `by_call`
@@ -194,5 +191,4 @@ def by_call(dataset: Dataset) -> Ints:
     row, *spans = np.concatenate(every, axis=1)
     # kernels without a call (-1) are in the last row
     size = len(c.rank) + 1
-    columns = [sum_by(row % size, length, size) for length in spans]
-    return np.stack(columns, axis=1).astype(np.int64)
+    return np.stack([sum_by(row % size, ns, size) for ns in spans], axis=1).astype(np.int64)

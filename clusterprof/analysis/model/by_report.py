@@ -15,7 +15,6 @@ import numpy as np
 from clusterprof.analysis.model import host_activity, limits
 from clusterprof.analysis.model.accounts import activity_of
 from clusterprof.analysis.model.dataset import Dataset
-from clusterprof.analysis.model.graph import NEVER
 from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE
 from clusterprof.columns import (
     Bools,
@@ -24,9 +23,9 @@ from clusterprof.columns import (
     begins,
     count_by,
     first_after,
+    first_by,
     first_places,
     greatest_by,
-    group_of_rows,
     inverse,
     last_at_or_before,
     narrow,
@@ -39,18 +38,18 @@ from clusterprof.columns import (
 )
 from clusterprof.mapped import release
 
+#: a moment that no edge leads to, or an edge that is cut: earlier than anything
+NEVER = np.iinfo(np.int64).min >> 2
 #: a queued kernel starts this long after the one before it, at most (1 to 2 µs on an H200), and the
 #: time stamps of one device may overlap by as much
 STAMP_NS = 2_000
-#: a window of 13 days is none; two thousand such times add up to a moment, and not to `NEVER`
-_LONGEST_NS = -NEVER >> 11
 
 #: codes of `Part.unexplained_in`: what lies before an activity from the one before it on its
 #: stream, what does from its launch, and else
 FOLLOWING, LAUNCHING, ELSEWHERE = range(3)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class Part:
     """What some ranks' moments waited for: of the whole job once parts are joined.
 
@@ -96,22 +95,22 @@ class Part:
     stream_free: Ints
 
 
-#: fields of `Part` that are places among its streams, its hosts' moments, or its activities in the
-#: window: in a job each is as much further on as its part is
-_PLACES = (("stream",), ("launch_moment", "step_begins", "woken"), ("waiting",))
-
-
 def joined(parts: Sequence[Part]) -> Part:
     """Return one part of all ranks; `parts` come in order, and are used up."""
-    sizes = [(len(p.stream_rank), len(p.host_at), len(p.rank)) for p in parts]
-    before = np.cumsum([(0, 0, 0), *sizes], axis=0).tolist()
+    # fields that are places among streams, hosts' moments, or activities in the window: in a job
+    # each is as much further on as its part is
+    streams, moments, activities = (
+        np.cumsum([0, *(len(vars(part)[name]) for part in parts)]).tolist()
+        for name in ("stream_rank", "host_at", "rank")
+    )
+    further = {"stream": streams, "waiting": activities}
+    further |= dict.fromkeys(("launch_moment", "step_begins", "woken"), moments)
     columns: dict[str, Any] = {}
     for name in (field.name for field in fields(Part)):
         # what is joined need not be there twice
-        values = [vars(report).pop(name) for report in parts]
-        for among in (k for k, names in enumerate(_PLACES) if name in names):
-            pairs = zip(values, before, strict=False)
-            values = [np.add(v, n[among], out=v, where=v >= 0) for v, n in pairs]
+        values = [vars(part).pop(name) for part in parts]
+        for numbers, before in zip(values, further.get(name, ()), strict=False):
+            np.add(numbers, before, out=numbers, where=numbers >= 0)
         columns[name] = np.concatenate(values)
     return Part(**columns)
 
@@ -123,8 +122,9 @@ def part_of(dataset: Dataset, steps: Ints, chosen: Ints, ranks: tuple[int, int])
     near, begin = np.concatenate((row, early)), r.begins[:, 0].astype(float)
     far = np.stack([r.start[near], r.stop[near]]) - begin[r.rank[near]]
     window = r.begins[r.chosen] - begin[r.chosen, None]
-    # times that are too far apart cannot be added up
-    if max(np.abs(times).max(initial=0.0) for times in (far, window)) > _LONGEST_NS:
+    # times that are too far apart cannot be added up: a window of 13 days is none; two thousand
+    # such times add up to a moment, and not to `NEVER`
+    if max(np.abs(times).max(initial=0.0) for times in (far, window)) > -NEVER >> 11:
         return None
     streams, stream = np.unique(r.stream[row], return_inverse=True)
     of_ranks = Part(
@@ -188,8 +188,7 @@ class _Reports:
     def place(self, among: Ints, times: Ints, rank: Ints, time: Ints) -> Ints:
         """How many of `among` (activities by rank and `times`) come up to a rank's `time`."""
         axis = self.dataset.axis
-        keys = axis.of(self.rank[among], times[among])
-        return first_after(keys, axis.of(rank, time))
+        return first_after(axis.of(self.rank[among], times[among]), axis.of(rank, time))
 
     def at(self, among: Ints, place: Ints, rank: Ints) -> Ints:
         """The activities at these places of `among`, -1 where that is none of the rank's."""
@@ -233,7 +232,7 @@ def _hosts(r: _Reports) -> dict[str, Ints]:
     times = [end, r.launch[r.row], marks.ravel(), begin]
     counts = [len(group) for group in times]
     of_moment, time = np.concatenate(ranks), np.concatenate(times)
-    order = order_by(of_moment, time, group_of_rows(counts))
+    order = order_by(of_moment, time)
     ended, launches, marked, _ = np.split(inverse(order), np.cumsum(counts)[:-1])
     time, of_moment = time[order], of_moment[order]
     return {
@@ -316,8 +315,7 @@ def _queued_behind(r: _Reports) -> tuple[Ints, Ints]:
     """
     row = r.row
     counts = count_by(r.stream[r.kind == COMPUTE], len(r.of_stream))
-    most = order_by(r.of_stream, -counts)
-    most = most[begins(r.of_stream[most])]
+    most = first_by(r.of_stream, -counts)
     main = np.isin(r.stream, most[counts[most] > 0])
     computing = np.flatnonzero(main)
     computing = computing[order_by(r.rank[computing], r.launch[computing])]

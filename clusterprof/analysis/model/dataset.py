@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -19,13 +18,12 @@ from clusterprof.columns import (
     Bools,
     Floats,
     Ints,
-    begins,
     coded,
     combined,
+    first_by,
     first_places,
     group_of_rows,
     integers,
-    order_by,
     row_of,
     texts,
     where_known,
@@ -41,9 +39,7 @@ P = ParamSpec("P")
 LEAST_STEADY = 2
 
 
-def once(
-    compute: Callable[Concatenate[Dataset, P], T],
-) -> Callable[Concatenate[Dataset, P], T]:
+def once(compute: Callable[Concatenate[Dataset, P], T]) -> Callable[Concatenate[Dataset, P], T]:
     """`compute`, which takes long, computed once for each dataset and its other arguments."""
 
     def known(dataset: Dataset, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -72,12 +68,11 @@ class Collectives:
         role = texts(table, "role")
         self.matched: Bools = texts(table, "state") == "matched"
         self.point_to_point: Bools = (self.operation == "Send") | (self.operation == "Recv")
-        self.start, self.end, self.issue, self.stream = (
-            integers(table, name) for name in ("start_ns", "end_ns", "issue_start_ns", "stream")
+        self.start, self.end, self.issue, self.aligned_start, self.lateness, self.wait = (
+            integers(table, f"{name}_ns")
+            for name in ("start", "end", "issue_start", "aligned_start", "lateness", "wait")
         )
-        self.aligned_start, self.lateness, self.wait = (
-            integers(table, name) for name in ("aligned_start_ns", "lateness_ns", "wait_ns")
-        )
+        self.stream = integers(table, "stream")
         self.size = integers(table, "message_bytes", -1)
         self.has: Bools = np.asarray(pc.is_valid(table["start_ns"]).to_numpy())
         # A Broadcast, a Reduce and the like may let members leave early: the root of a small
@@ -88,43 +83,32 @@ class Collectives:
         ends_after &= np.isin(role, ("source", "sink"))
         held = np.unique(self.collective[ends_after & (self.aligned_start < arrival)])
         self.synchronising: Bools = (role == "both") | ends_after & np.isin(self.collective, held)
+        #: Sends and Recvs that are an all-to-all
+        self.exchange = self.point_to_point & self.has
+        rows = np.flatnonzero(self.exchange)
+        sends, matched = self.operation[rows] == "Send", self.matched[rows]
+        self.exchange[rows] = exchanges.exchanges(
+            self.rank[rows], self.kernels(rows), sends, self.collective[rows], matched
+        )
+        #: those by which stages of a pipeline hand each other something: beside all-to-alls what
+        #: has no kernel is part of one
+        between_stages = self.point_to_point & ~self.exchange & (self.has | ~self.exchange.any())
+        self.between_stages: Bools = between_stages
+        #: each row's operation; of an all-to-all in Sends and Recvs that
+        self.label = np.where(self.exchange, "AllToAll", self.operation).astype(object)
 
-    @cached_property
-    def kernel(self) -> Ints:
-        """Each row's kernel as a number: calls of one NCCL group share one."""
-        return combined(self.rank, self.start, self.stream)
-
-    @cached_property
-    def exchange(self) -> Bools:
-        """Sends and Recvs that are an all-to-all."""
-        exchange = self.point_to_point & self.has
-        rows = np.flatnonzero(exchange)
-        if rows.size:
-            sends = self.operation == "Send"
-            columns: Any = (self.rank, self.kernel, sends, self.collective, self.matched)
-            exchange[rows] = exchanges.exchanges(*(each[rows] for each in columns))
-        return exchange
-
-    @cached_property
-    def between_stages(self) -> Bools:
-        """Sends and Recvs by which stages of a pipeline hand each other something."""
-        # beside all-to-alls what has no kernel is part of one
-        return self.point_to_point & ~self.exchange & (self.has | ~self.exchange.any())
+    def kernels(self, rows: Ints) -> Ints:
+        """The kernel of these rows as a number: calls of one NCCL group share one."""
+        return combined(self.rank[rows], self.start[rows], self.stream[rows])
 
     def once(self, rows: Ints) -> Ints:
         """`rows` with one for each kernel of an all-to-all: the one that waited longest."""
         grouped = self.exchange[rows]
         if not grouped.any():
             return rows
-        by_kernel = rows[grouped]
-        by_kernel = by_kernel[order_by(self.kernel[by_kernel], -self.wait[by_kernel])]
-        longest = by_kernel[begins(self.kernel[by_kernel])]
+        of_kernels = rows[grouped]
+        longest = of_kernels[first_by(self.kernels(of_kernels), -self.wait[of_kernels])]
         return np.sort(np.concatenate((rows[~grouped], longest)))
-
-    @cached_property
-    def label(self) -> npt.NDArray[np.object_]:
-        """Each row's operation; of an all-to-all in Sends and Recvs that."""
-        return np.where(self.exchange, "AllToAll", self.operation).astype(object)
 
 
 class Activities:
@@ -133,28 +117,27 @@ class Activities:
     def __init__(self, dataset: Dataset) -> None:
         columns = ["name", "direction", "pageable"]
         lines = self.lines = dataset.timelines.near(dataset.evidence_steps)
-        self._tables, self._align = lines.tables, dataset.clock.align
-        table = pa.concat_tables([each.activity.select(columns) for each in self._tables])
-
-        def true(column: pa.ChunkedArray) -> Bools:
-            known = pc.fill_null(column, fill_value=False)
-            return np.asarray(known.to_numpy(zero_copy_only=False), dtype=bool)
-
+        self._align = dataset.clock.align
+        table = pa.concat_tables([tables.activity.select(columns) for tables in lines.tables])
         #: the place of the rank
         self.rank = lines.of
         self.start, self.stop = np.empty((2, len(self.rank)), dtype=np.int64)
         # rank by rank: all at once they would be in memory several times
-        for k, tables in enumerate(self._tables):
-            for times, each in zip((self.start, self.stop), wall_times(tables), strict=False):
-                times[lines.rows(k)] = self._align(tables.rank, each)
+        for k, tables in enumerate(lines.tables):
+            for times, on_wall in zip((self.start, self.stop), wall_times(tables), strict=False):
+                times[lines.rows(k)] = self._align(tables.rank, on_wall)
             release()
         self.names, name = coded(table, "name")
         #: as in `timeline.KINDS`, and as in `names`
         self.kind, self.name = lines.kind, name.astype(np.int32)
+        to_gpu, to_host = (
+            pc.equal(table["direction"], way) for way in ("host_to_device", "device_to_host")
+        )
         #: copies: to the GPU, to the host, of pageable memory
-        self.to_gpu = true(pc.equal(table["direction"], "host_to_device"))
-        self.to_host = true(pc.equal(table["direction"], "device_to_host"))
-        self.pageable = true(table["pageable"])
+        self.to_gpu, self.to_host, self.pageable = (
+            np.asarray(pc.fill_null(column, fill_value=False).to_numpy(), dtype=bool)
+            for column in (to_gpu, to_host, table["pageable"])
+        )
         del table
         trim()
 
@@ -165,7 +148,8 @@ class Activities:
 
     def column(self, name: str, k: int = 0, until: int | None = None) -> Ints:
         """A column of integers of the reports, of the ranks `k` to before `until`; 0 for null."""
-        values = np.concatenate([integers(each.activity, name) for each in self._tables[k:until]])
+        tables = self.lines.tables[k:until]
+        values = np.concatenate([integers(of_rank.activity, name) for of_rank in tables])
         release()
         return values
 
@@ -177,16 +161,16 @@ class Activities:
     def launches(self, k: int, until: int) -> tuple[Ints, Ints]:
         """When each one's launch, of ranks `k` to before `until`, began, and when it had ended."""
         times = [
-            [self._align(each.rank, time) for time in wall_times(each)[2:]]
-            for each in self._tables[k:until]
+            self._align(tables.rank, np.stack(wall_times(tables)[2:]))
+            for tables in self.lines.tables[k:until]
         ]
-        launch, end = (np.concatenate(each) for each in zip(*times, strict=True))
+        launch, end = np.concatenate(times, axis=1)
         start = self.start[self.lines.rows(k, until)]
         # one that ends after its start had ended as it began, or by that start if it is earlier
         return launch, np.where(end <= start, end, np.minimum(launch, start))
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Dataset:
     """Everything of one study. `steady_steps` are the steps that count as evidence, in order."""
 
@@ -206,26 +190,22 @@ class Dataset:
     #: what functions that are computed `once` have returned, by function and arguments
     known: dict[Any, Any] = field(default_factory=dict, init=False)
 
-    @cached_property
-    def ranks(self) -> tuple[int, ...]:
-        """All ranks with a report, ascending."""
-        return tuple(t.rank for t in self.tables)
-
-    @cached_property
-    def steps(self) -> tuple[int, ...]:
-        """All steps of any rank, ascending."""
-        return tuple(int(s) for s in np.unique(self.accounts["step"].to_numpy()))
-
-    @property
-    def evidence_steps(self) -> tuple[int, ...]:
-        """The steps that tables are of: those in steady state, where there are none all."""
-        return self.steady_steps or self.steps
-
-    @cached_property
-    def world_size(self) -> int | None:
-        """The job's world size, where all reports that state one agree."""
+    def __post_init__(self) -> None:
+        #: all ranks with a report, ascending, and where each stands among them
+        self.ranks: tuple[int, ...] = tuple(t.rank for t in self.tables)
+        self.place = {rank: k for k, rank in enumerate(self.ranks)}
+        #: all steps of any rank, ascending; and those that tables are of: in steady state, where
+        #: there are none all
+        self.steps: tuple[int, ...] = tuple(np.unique(self.accounts["step"].to_numpy()).tolist())
+        self.evidence_steps = self.steady_steps or self.steps
+        #: the job's world size, where all reports that state one agree
         sizes = {t.info.world_size for t in self.tables if t.info.world_size}
-        return sizes.pop() if len(sizes) == 1 else None
+        self.world_size: int | None = sizes.pop() if len(sizes) == 1 else None
+        #: what a step took before the window, by the step logs: the median over ranks
+        usual = [t.info.usual_step_ns for t in self.tables if t.info.usual_step_ns]
+        self.usual_step_ns = int(np.median(usual)) if usual else None
+        #: whether all ranks compute on their processors: there is no GPU
+        self.on_host = bool(self.tables) and bool(self.timelines.on_host.all())
 
     def account(self, name: str) -> Floats:
         """A column of the accounts, [ranks, steady-state steps]; NaN where a rank lacks one."""
@@ -243,12 +223,6 @@ class Dataset:
         return float(self.durations.mean()) if len(self.durations) else 0.0
 
     @cached_property
-    def usual_step_ns(self) -> int | None:
-        """What a step took before the window, by the step logs: the median over ranks."""
-        usual = [t.info.usual_step_ns for t in self.tables if t.info.usual_step_ns]
-        return int(np.median(usual)) if usual else None
-
-    @cached_property
     def durations(self) -> Floats:
         """Each steady-state step's duration: the median over ranks (ns)."""
         return np.asarray(np.nanmedian(self.account("duration_ns"), axis=0))
@@ -262,16 +236,6 @@ class Dataset:
     def pipelined(self) -> bool:
         """Whether ranks send each other activations: then ranks wait by construction."""
         return bool(self.collectives.between_stages.any())
-
-    @cached_property
-    def on_host(self) -> bool:
-        """Whether all ranks compute on their processors: there is no GPU."""
-        return bool(self.tables) and bool(self.timelines.on_host.all())
-
-    @cached_property
-    def place(self) -> dict[int, int]:
-        """Where each rank stands among all ranks with a report."""
-        return {rank: k for k, rank in enumerate(self.ranks)}
 
     def profilers(self, places: Sequence[int]) -> set[str]:
         """What traced these ranks (their places)."""
@@ -308,8 +272,7 @@ class Dataset:
         """A column of `collective_calls` (of lists their lengths) for each placed row, or -1."""
         c, tables = self.collectives, [t.collective_calls for t in self.tables]
         rank = group_of_rows([t.num_rows for t in tables])
-        both = [t.select(["call", name]) for t in (empty("collective_calls"), *tables)]
-        table = pa.concat_tables(both)
+        table = pa.concat_tables([empty("collective_calls"), *tables]).select(["call", name])
         values, call = table[name], table["call"].to_numpy()
         if pa.types.is_list(values.type):
             values = pc.list_value_length(values)
@@ -323,5 +286,4 @@ def calls_per_step(dataset: Dataset, rows: Ints) -> float:
     """How often a member makes the calls `rows` of the placed table in an evidence step."""
     c, steps = dataset.collectives, dataset.evidence_steps
     inside = c.once(rows[np.isin(c.step[rows], steps)])
-    members = len(np.unique(c.rank[rows]))
-    return round(len(inside) / max(members * len(steps), 1), 1)
+    return round(len(inside) / max(len(np.unique(c.rank[rows])) * len(steps), 1), 1)

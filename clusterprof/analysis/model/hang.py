@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from clusterprof.align.match.flight_calls import FlightCalls
-from clusterprof.columns import Ints, Stretches, begins, coded, combined, integers, order_by
+from clusterprof.columns import Ints, coded, combined, first_by, integers
 from clusterprof.ingest.flight.dump import Group
 from clusterprof.results import CalledEntry, HangEntry
 
@@ -106,8 +106,7 @@ class _Job:
             kind.update(dict.fromkeys(_UNEVEN.get(kind["operation"], ()), ""))
         self.absent = {*self.flight.absent}
         last_first = np.where(self.finished, -self.record, self.record)
-        order = order_by(self.rank, self.finished, last_first)
-        rows = order[begins(self.rank[order])]
+        rows = first_by(self.rank, self.finished, last_first)
         #: of each rank the first row that is not finished, else its last one
         self.row_of = dict(zip(self.rank[rows].tolist(), rows.tolist(), strict=True))
         #: of each rank that waits the call
@@ -119,10 +118,7 @@ class _Job:
         """Return the calls to look at: those in which a rank waits, each group's first that lacks a
         member or is not alike, and every send without its receive, and reverse.
         """
-        calls = self.calls
-        if not calls.begins.size:
-            return []
-        members = Stretches(calls.begins, self.kind.size)
+        calls, members = self.calls, self.calls.stretches
         unlike = members.least(self.kind) < members.greatest(self.kind)
         lanes, lacking = calls.group << 32 | calls.restarts, calls.counts < calls.expected
         looked_at = [*self.stuck_in.values()]
@@ -160,39 +156,39 @@ class _Job:
             row, *second = self.calls.rows(call).tolist()
             if second:
                 return [stalled] if joined == waiting else []
-            other = self._other_side(row)
-            # without a later call that has both ranks the other dump may only be older
-            later = self.of_row[(self.rank == self.rank[row]) & (self.record > self.record[row])]
-            certain = waiting or np.isin(later, self.of_row[self.rank == other]).any()
-            if other is None or not certain:
-                return []
-            sends = self.kinds[self.kind[row]]["operation"] == "Send"
-            present = Cause.NO_RECEIVE if sends else Cause.NO_SEND
-            return [(Cause.NO_DUMP if other in self.absent else present, {other}, False)]
+            return self._lacks_other_side(row, bool(waiting))
         if unlike := self._unlike(call):
             return [unlike]
         if not waiting:
             return []
-        lane = (int(self.calls.group[call]), int(self.calls.restarts[call]))
-        lacking = {*self._members(call)} - joined - self.calls.unknown.get(lane, frozenset())
-        absent = lacking & self.absent if self._group(call).complete else self.absent
+        group, lane = self._group(call), (self.calls.group[call], self.calls.restarts[call])
+        lacking = {*(group.ranks or ())} - joined - self.calls.unknown.get(lane, frozenset())
+        absent = lacking & self.absent if group.complete else self.absent
         reasons: list[_Reason] = [
             (Cause.NEVER_JOINED, lacking - self.absent, False),
             (Cause.NO_DUMP, absent, len(absent) > 1),
         ]
         return [reason for reason in reasons if reason[1]] or [stalled]
 
+    def _lacks_other_side(self, row: int, is_waiting: bool) -> list[_Reason]:
+        """Return why a send has no receive, or a receive no send; none where it may yet have."""
+        other = self._other_side(row)
+        # without a later call that has both ranks the other dump may only be older
+        later = self.of_row[(self.rank == self.rank[row]) & (self.record > self.record[row])]
+        certain = is_waiting or np.isin(later, self.of_row[self.rank == other]).any()
+        if other is None or not certain:
+            return []
+        sends = self.kinds[self.kind[row]]["operation"] == "Send"
+        present = Cause.NO_RECEIVE if sends else Cause.NO_SEND
+        return [(Cause.NO_DUMP if other in self.absent else present, {other}, False)]
+
     def _group(self, call: int) -> Group:
         """Return the group that makes a call."""
         return self.flight.groups[int(self.calls.group[call])]
 
-    def _members(self, call: int) -> tuple[int, ...]:
-        """Return the ranks of a call's group that are known, ascending."""
-        return self._group(call).ranks or ()
-
     def _other_side(self, row: int) -> int | None:
         """Return the rank to which a row sends or from which it receives, if that is known."""
-        ranks = self._members(int(self.of_row[row]))
+        ranks = self._group(int(self.of_row[row])).ranks or ()
         peer = self.calls.entries["peer"][row].as_py()
         return ranks[peer] if peer is not None and peer < len(ranks) else None
 
@@ -250,7 +246,7 @@ class _Job:
         after: dict[int, set[int]] = {}
         for call in calls:
             rows = self.calls.rows(call)
-            members: set[int | None] = {*self._members(call)}
+            members: set[int | None] = {*(self._group(call).ranks or ())}
             if self.calls.p2p[call]:
                 members = {*self.rank[rows].tolist(), self._other_side(int(rows[0]))}
             waiting = members.difference(self.rank[rows[self.finished[rows]]].tolist())
@@ -263,13 +259,6 @@ class _Job:
                 fresh = after.get(pending.pop(), set()) - reached[call]
                 reached[call] |= fresh
                 pending.extend(fresh)
-        return [
-            call
-            for call in calls
-            if all(call in reached[nearer] for nearer in reached[call])
-            and (
-                not reached[call]
-                or self.calls.rows(call).size < self.calls.expected[call]
-                or self._unlike(call)
-            )
-        ]
+        circles = [call for call in calls if all(call in reached[k] for k in reached[call])]
+        lacking = self.calls.counts < self.calls.expected
+        return [k for k in circles if not reached[k] or lacking[k] or self._unlike(k)]

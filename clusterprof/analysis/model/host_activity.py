@@ -36,30 +36,31 @@ WAITS = r"(?i)synchronize|memcpy|memset|cudafree|eventquery"
 
 
 class HostCalls:
-    """The hosts' calls that are looked for, one rank after the other, on the reference clock (ns).
+    """The hosts' calls that are looked for, one rank after the other, on the axis of all ranks.
 
     Those of CUDA that are long, those of `NAMED`, and operators where there is no GPU: a report
     has ten times as many that nothing asks for.
     """
 
     def __init__(self, dataset: Dataset) -> None:
-        tables, has_cuda = [], []
-        for report, on_host in zip(dataset.tables, dataset.timelines.on_host, strict=True):
+        tables = []
+        #: whether each rank's report has calls of CUDA
+        self.has_cuda = np.zeros(len(dataset.tables), dtype=bool)
+        for k, report in enumerate(dataset.tables):
             calls = report.host_calls.select(["start_ns", "end_ns", "kind", "name"])
             start, stop = (calls[name].to_numpy() for name in ("start_ns", "end_ns"))
             cuda = _called(calls, ("cuda", ""))
             # clocks differ in pace by millionths: what is long on one is half as long on any
             wanted = cuda & (2 * (stop - start) >= limits.WAITING_CALL_NS)
-            wanted |= _called(calls, *chain(*NAMED.values(), [("op", "")] if on_host else []))
+            operators = [("op", "")] if dataset.timelines.on_host[k] else []
+            wanted |= _called(calls, *chain(*NAMED.values(), operators))
             tables.append(calls.take(pa.array(np.flatnonzero(wanted))))
-            has_cuda.append(cuda.any())
+            self.has_cuda[k] = cuda.any()
             release()
         self.rank = group_of_rows([table.num_rows for table in tables])
-        #: whether each rank's report has calls of CUDA
-        self.has_cuda = np.asarray(has_cuda, dtype=bool)
         self.table = pa.concat_tables(tables)
         times = np.stack([self.table[name].to_numpy() for name in ("start_ns", "end_ns")])
-        self.start, self.stop = dataset.aligned(self.rank, times)
+        self.start, self.stop = dataset.axis.of(self.rank, dataset.aligned(self.rank, times))
 
 
 def _called(calls: pa.Table, *wanted: tuple[str, str]) -> Bools:
@@ -85,7 +86,7 @@ def wait_calls(dataset: Dataset, k: int, until: int) -> tuple[Ints, Ints, Ints]:
     rows, waits = long_calls(dataset)
     of_ranks = rows_between(calls.rank[rows], k, until)
     rows, waits = rows[of_ranks], waits[of_ranks].copy()
-    begin, end = (axis.of(calls.rank[rows], t[rows]) for t in (calls.start, calls.stop))
+    begin, end = calls.start[rows], calls.stop[rows]
     # a launch waits where 1,024 are queued (in the recordings nine in ten of those longer than
     # 50 µs begin with 1,024 to 1,066 that have not ended, and hardly any with fewer)
     among = a.lines.rows(k, until)
@@ -128,16 +129,14 @@ def ends(dataset: Dataset) -> Ints:
     rows = np.flatnonzero(on_host & (a.kind == COLLECTIVE) & (a.stop > a.start))
     if not len(rows):
         return end
-    does, op = on_host & (a.kind == COMPUTE), _called(calls.table, ("op", ""))
     rank, marks = np.tile(d.rank, 2), np.concatenate((d.host_begin, d.host_end))
     marks = axis.of(rank, dataset.aligned(rank, marks))
     # steps, and operators that hand a call over or wait for one, are no work: they only begin
-    began = np.concatenate((axis.of(calls.rank[op], calls.start[op]), marks))
-    done = union(
-        np.concatenate((axis.of(a.rank[does], a.start[does]), began)),
-        np.concatenate((axis.of(a.rank[does], a.stop[does]), began + 1)),
-    )
-    start, stop = (axis.of(a.rank[rows], t[rows]) for t in (a.start, a.stop))
+    began = np.concatenate((calls.start[_called(calls.table, ("op", ""))], marks))
+    does = on_host & (a.kind == COMPUTE)
+    work = union(*(axis.of(a.rank[does], times[does]) for times in (a.start, a.stop)))
+    done = work | union(began, began + 1)
+    start, stop = (axis.of(a.rank[rows], times[rows]) for times in (a.start, a.stop))
     # gap i lies between what the host did i-th, from 0, and what it did before
     first = first_after(done.start, start)
     count = np.maximum(first_at_or_after(done.end, stop) + 1 - first, 0)
@@ -152,14 +151,10 @@ def ends(dataset: Dataset) -> Ints:
     return end
 
 
-#: Python's garbage collector, as the agent notes it
-COLLECTING = f"^{GARBAGE}"
-#: the name of what the host does there
-COLLECTOR = "the garbage collector"
-
+#: Python's garbage collector, as the agent notes it, and the name of what the host does there
+COLLECTING, COLLECTOR = f"^{GARBAGE}", "the garbage collector"
 #: the names that nsys and others give a wait for Python's interpreter lock
 GIL_WAIT = r"(?i)wait.*gil"
-
 #: calls by what they cost the host, in the order in which they are looked for: kind and name
 NAMED = {
     "host.gil": (("python", GIL_WAIT),),
@@ -176,13 +171,12 @@ def named_time(dataset: Dataset, place: Ints, begin: Ints, end: Ints) -> dict[st
 
     `place` is each span's rank; `begin` and `end` are on the reference rank's clock.
     """
-    calls, axis = host_calls(dataset), dataset.axis
-    start, stop = (axis.of(calls.rank, time) for time in (calls.start, calls.stop))
-    begin, end = (axis.of(place, time) for time in (begin, end))
+    calls = host_calls(dataset)
+    begin, end = (dataset.axis.of(place, time) for time in (begin, end))
     named, before, times = np.zeros(len(calls.rank), dtype=bool), np.zeros_like(begin), {}
     for code, wanted in NAMED.items():
         named |= _called(calls.table, *wanted)
-        covered = union(start[named], stop[named]).within(begin, end)
+        covered = union(calls.start[named], calls.stop[named]).within(begin, end)
         times[code], before = covered - before, covered
     return times
 
@@ -197,7 +191,7 @@ def quiet(dataset: Dataset, place: Ints, begin: Ints, end: Ints) -> Ints:
     for k in np.unique(place).tolist():
         spans, calls = place == k, dataset.tables[k].host_calls
         marks = np.concatenate([calls[name].to_numpy() for name in ("start_ns", "end_ns")])
-        marks = dataset.aligned(np.full(len(marks), k), marks)
+        marks = dataset.clock.align(dataset.ranks[k], marks)
         times = np.unique(np.concatenate((marks, begin[spans], end[spans])))
         paused = np.diff(times) >= limits.PAUSE_NS
         pauses = Intervals(times[:-1][paused], times[1:][paused])

@@ -19,9 +19,9 @@ from functools import partial
 import numpy as np
 
 from clusterprof.analysis.model import limits
-from clusterprof.analysis.model.peers import Peers
 from clusterprof.analysis.model.replay import EVERY, Lengths, Replay, Some
 from clusterprof.analysis.model.timeline import COMPUTE
+from clusterprof.analysis.model.topology import Peers
 from clusterprof.columns import Bools, Floats, Ints, Stretches, count_by, sums
 
 #: what tracing adds to a launch with what lies around it: the least and the most that was measured
@@ -58,16 +58,14 @@ class Untraced:
 
     def pace_as_in(self, other: Untraced, lengths: Lengths, ranks: Some = EVERY) -> float:
         """Some ranks' step (ns) in the long run with a what-if's lengths of another explanation."""
-
-        def scaled(what_if: Ints, to: Ints, base: Ints) -> Ints:
+        scaled = {}
+        for name in ("own", "run"):
+            what_if, to, base = (vars(ns)[name] for ns in (lengths, self.lengths, other.lengths))
             # a transfer that ends before its last member has come (by their clocks) takes less
             # than no time
             times = np.divide(to, base, out=np.ones(len(base)), where=base > 0)
-            return np.asarray(what_if * times).astype(np.int64)
-
-        own = scaled(lengths.own, self.lengths.own, other.lengths.own)
-        run = scaled(lengths.run, self.lengths.run, other.lengths.run)
-        return self.pace(replace(lengths, own=own, run=run), ranks)
+            scaled[name] = (what_if * times).astype(np.int64)
+        return self.pace(replace(lengths, **scaled), ranks)
 
 
 def explanations(job: Replay, usual_ns: int | None, fetching: Ints) -> list[Untraced]:
@@ -103,12 +101,11 @@ def explanations(job: Replay, usual_ns: int | None, fetching: Ints) -> list[Untr
 def _as_often(job: Replay, usual_ns: int) -> Replay:
     """The job whose long steps come as often as its usual step tells, where the window has more.
 
-    A stall may fall into a window once, or more long steps of a pattern than short ones: without
-    the most that tracing was measured to cost the mean step then still takes longer than the
-    pace. So longer steps count less, by the shares that differ least from equal ones (the greatest
-    entropy: Jaynes, Information theory and statistical mechanics, 1957). Where even the shortest
-    takes longer, so do all, which is no matter of how often they come: then the mean is no shorter
-    than the middle step.
+    A stall may fall into a window once, or more long steps of a pattern than short ones: then the
+    mean step takes longer than the pace even without the most that tracing costs. So longer steps
+    count less, by the shares that differ least from equal ones (the greatest entropy: Jaynes,
+    Information theory and statistical mechanics, 1957). Where even the shortest takes longer, how
+    often they come is not why: then the mean is no shorter than the middle step.
     """
     steps_ns = job.long_run(_made(job, _TRACING_NS[2]).lengths)[1].mean(axis=0)
     usual = float(usual_ns if steps_ns.min() <= usual_ns else np.median(steps_ns))
@@ -125,8 +122,7 @@ def _as_often(job: Replay, usual_ns: int) -> Replay:
 
     # the greater, the fewer steps are left: to the shortest alone
     most = next((2.0**k for k in range(len(longer)) if enough(2.0**k)), 2.0 ** len(longer))
-    steepness = _least(enough, 0.0, most, most * limits.VARIES_FRAC)
-    return replace(job, shares=shares(steepness))
+    return replace(job, shares=shares(_least(enough, 0.0, most, most * limits.VARIES_FRAC)))
 
 
 def _at_pace(job: Replay, tracing_ns: int, usual_ns: int, fetching: Ints) -> Untraced | None:
@@ -136,12 +132,10 @@ def _at_pace(job: Replay, tracing_ns: int, usual_ns: int, fetching: Ints) -> Unt
     stalls a rank its loader goes on, so that the window begins with batches that were fetched
     ahead. Where that would be too much kernels are slower there.
     """
-    traced = _made(job, tracing_ns)
+    traced, least_ns = _made(job, tracing_ns), usual_ns * (1 - limits.VARIES_FRAC)
     pace = traced.pace()
-    if pace > usual_ns * (1 + limits.VARIES_FRAC):
-        return None
-    if pace >= usual_ns * (1 - limits.VARIES_FRAC):
-        return traced
+    if pace >= least_ns:
+        return traced if pace <= usual_ns * (1 + limits.VARIES_FRAC) else None
 
     def fetched(times: float) -> Untraced:
         own = traced.lengths.own + (fetching * (times - 1)).astype(np.int64)
@@ -152,7 +146,7 @@ def _at_pace(job: Replay, tracing_ns: int, usual_ns: int, fetching: Ints) -> Unt
 
     clocked = partial(_made, job, tracing_ns)
     for longer, most, within in ((fetched, _MOST_PREFETCHED, 0.01), (clocked, MOST_SLOWER, 0.002)):
-        if longer(most).pace() >= usual_ns * (1 - limits.VARIES_FRAC):
+        if longer(most).pace() >= least_ns:
             return longer(_least(enough, 1.0, most, within))
     return None
 
@@ -212,13 +206,9 @@ class Hosts:
     traced: Ints
 
     def later(self, own: Ints) -> Floats:
-        """By how much each host is later than its middle peer, [ranks, places] (ns): or earlier."""
+        """By how much each host is later than its middle peer, [ranks, steps] (ns): or earlier."""
         _, late, early = self._compared(own)
-        return np.asarray(late - early)
-
-    def by_step(self, places: Floats) -> Floats:
-        """The sums over the places of each step, [ranks, steps]."""
-        return Stretches.of(self.step).sum(places)
+        return Stretches.of(self.step).sum(late - early)
 
     def in_time(self, own: Ints, ranks: Ints) -> Ints:
         """The hosts' own times where `ranks` (places) are no later than the others, step by step.
@@ -226,7 +216,8 @@ class Hosts:
         Where one is later, by so much less as it is earlier elsewhere in the step.
         """
         quiet, late, early = self._compared(own, ranks)
-        kept = np.clip(self.by_step(early) / np.maximum(self.by_step(late), 1), 0, 1)
+        early, all_late = Stretches.of(self.step).sum(np.stack([early, late]))
+        kept = np.clip(early / np.maximum(all_late, 1), 0, 1)
         less = late / np.maximum(quiet, 1) * (1 - kept[:, self.step])
         spent = np.maximum(own - self.traced, 0) * np.isin(self.rank, ranks)
         return np.asarray(own - (spent * less[self.rank, self.place]).astype(np.int64))
@@ -236,20 +227,18 @@ class Hosts:
 
         [3, ranks, places] (ns). The peers are those that are not in `ranks`.
         """
-        quiet, whole = (
-            _at_places(self.rank, self.place, len(self.peers.circle_of), each)
-            for each in (np.maximum(own - self.traced, 0), own)
-        )
+        places = self.rank, self.place, len(self.peers.circle_of)
+        quiet, whole = _at_places(*places, np.maximum(own - self.traced, 0), own)
         usual_quiet, usual = (self.peers.usual(each, ranks) for each in (quiet, whole))
         late, early = np.maximum(quiet - usual, 0), np.maximum(usual_quiet - whole, 0)
         return np.asarray(np.nan_to_num([quiet, late, early]))
 
 
-def _at_places(rank: Ints, place: Ints, ranks: int, values: Ints) -> Floats:
-    """The sums of the moments' `values`, [ranks, places]; NaN for ranks that have none."""
+def _at_places(rank: Ints, place: Ints, ranks: int, *values: Ints) -> list[Floats]:
+    """The sums of the moments' `values`, [ranks, places] each; NaN for ranks that have none."""
     shape = ranks, int(place.max(initial=0)) + 1
-    there = count_by(rank, ranks) > 0
-    return np.where(there[:, None], sums(shape, (rank, place), values), np.nan)
+    there = count_by(rank, ranks)[:, None] > 0
+    return [np.where(there, sums(shape, (rank, place), each), np.nan) for each in values]
 
 
 def host_places(job: Replay, step: Ints, phase: Ints) -> tuple[Ints, Ints]:
@@ -262,8 +251,7 @@ def host_places(job: Replay, step: Ints, phase: Ints) -> tuple[Ints, Ints]:
     phases = int(phase.max(initial=0)) + 1
     among = step.astype(np.int64) * phases + phase
     shape = int(job.host_rank.max(initial=0)) + 1, int(among.max(initial=0)) + 1
-    key = np.ravel_multi_index((job.host_rank, among), shape)
-    turn = job.launched_before(key)
+    turn = job.launched_before(np.ravel_multi_index((job.host_rank, among), shape))
     count = sums(shape, (job.host_rank[job.launch_moment], among[job.launch_moment]))
     alike = (count[job.ranks] == count[job.ranks[:1]]).all(axis=0)
     pairs = np.stack([among, np.where(alike[among], turn, 0)])
@@ -279,7 +267,7 @@ def as_others(job: Replay, place: Ints, unnamed: Bools, part: Ints) -> Ints:
     """
     own, rank = job.lengths.own, job.host_rank
     named = np.setdiff1d(job.ranks, np.flatnonzero(unnamed))
-    spent, whole = (_at_places(rank, place, len(unnamed), each) for each in (part, own))
+    spent, whole = _at_places(rank, place, len(unnamed), part, own)
     usual = np.median(spent[named], axis=0)
     share = np.minimum(usual[place] / np.maximum(whole[rank, place], 1), 1)
     return np.asarray(np.where(unnamed[rank], (own * share).astype(np.int64), part))

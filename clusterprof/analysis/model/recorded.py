@@ -12,9 +12,9 @@ import numpy as np
 from clusterprof import threads
 from clusterprof.analysis.model import by_report, host_activity, limits, replay
 from clusterprof.analysis.model.accounts import activity_of
+from clusterprof.analysis.model.by_report import NEVER
 from clusterprof.analysis.model.dataset import Dataset, once
-from clusterprof.analysis.model.graph import NEVER, Graph, depths
-from clusterprof.analysis.model.replay import Contention, Lengths, Replay
+from clusterprof.analysis.model.replay import Contention, Graph, Lengths, Replay, depths
 from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE, union
 from clusterprof.columns import (
     Ints,
@@ -79,8 +79,7 @@ def replay_of(dataset: Dataset) -> Replay | None:
     job = moments.made(steps)
     if len(job.graph.circular):
         # members of collectives that wait for each other in a circle wait for no other
-        calls, waits = moments.on_circles(job.graph)
-        job = _Moments(dataset, every, calls, waits).made(steps)
+        job = _Moments(dataset, every, *moments.on_circles(job.graph)).made(steps)
     return None if len(job.graph.circular) else job
 
 
@@ -208,7 +207,7 @@ class _Moments:
 
         For what was launched before it stands what was launched in it, from the last one on.
         """
-        part, streams = self.part, self.begins + np.arange(len(self.part.stream_rank))
+        part, hosts = self.part, self.part.step_begins
         last = self.ends + Stretches.of(part.stream).last
         launched = self.ends + order_by(part.launch_moment)
         rank = self.dataset.activities.rank[part.early]
@@ -216,23 +215,19 @@ class _Moments:
         row = first_after(part.rank, rank) - left
         # more may have been launched before the window than in it
         row[row < first_at_or_after(part.rank, rank)] = -1
-        again = where_known(launched, row, -1)
-        hosts, early = part.step_begins, self.earlies + np.arange(len(part.early))
+        streams_and_early = np.concatenate(
+            (self.begins + np.arange(len(last)), self.earlies + np.arange(len(rank)))
+        )
         return (
-            np.concatenate((hosts[:, 0], streams, early)),
+            np.concatenate((hosts[:, 0], streams_and_early)),
             np.concatenate((part.host_at[hosts[:, 0]], part.stream_free, part.early_stop)),
-            np.concatenate((hosts[:, -1], last, again)),
+            np.concatenate((hosts[:, -1], last, where_known(launched, row, -1))),
         )
 
     def _hosts(self) -> list[Ints]:
         """A host's wait ends after what it waited for; its steps begin after its own time.
 
         A step ends with the host and, on each stream, with the last that it has launched.
-
-        Of `part`: `woken` are the host moments at which waits end, `woken_by` the activities that
-        were waited for; `step_begins` [ranks, steps + 1] are the host moments at which steps begin,
-        and the last ends. The kinds of lengths: WAKING is what it takes to wake, SINCE a host's own
-        time since its `root`, NONE is 0.
         """
         part, step_begins, woken = self.part, self.part.step_begins, self.part.woken[self.wakes]
         inner = np.unique(step_begins[:, 1:])
@@ -261,11 +256,9 @@ class _Moments:
         last = self.arrivals + calls.held_in
         part, rows = self.part, np.flatnonzero(self.special)
         starts, launch, loose = self.starts + rows, part.launch_moment[rows], part.unexplained[rows]
-        latency = part.latency[rows]
-        follows, launched = (
-            np.where(part.unexplained_in[rows] == where, loose, 0)
-            for where in (by_report.FOLLOWING, by_report.LAUNCHING)
-        )
+        latency, unexplained_in = part.latency[rows], part.unexplained_in[rows]
+        follows = np.where(unexplained_in == by_report.FOLLOWING, loose, 0)
+        launched = np.where(unexplained_in == by_report.LAUNCHING, loose, 0)
         other, waiting = self.end_of[part.other], self.starts + part.waiting
         true = (other >= 0) & ~np.isin(waiting, self.not_waiting)
         after, unexplained = part.after[true], part.after_unexplained[true]

@@ -1,7 +1,9 @@
 """The job as a graph that replays: its hosts, its kernels and its collectives, with their lengths.
 
+In a `Graph` of moments each is as late as the latest that it waits for, plus that edge's length.
 `docs/findings.md` says what waits for what, and what is assumed where reports do not tell. Each
-edge has the length that was recorded: a replay of unchanged lengths gives the recording again.
+edge has the length that was recorded: a replay of unchanged lengths gives the recording again, and
+one with other lengths what would have been (a what-if), of which it takes any number side by side.
 
 Runs of kernels that only wait for their stream and their launches are one edge each: in a queue
 the end of the i-th is the later of (a) the stream's earlier end plus all running times and (b) the
@@ -11,17 +13,17 @@ latest over j of launch j plus the running times from j on (Lindley 1952).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha1
+from itertools import pairwise
 from weakref import finalize
 
 import numpy as np
 
 from clusterprof import threads
-from clusterprof.analysis.model.by_report import FOLLOWING, LAUNCHING, Part
-from clusterprof.analysis.model.graph import NEVER, Graph
+from clusterprof.analysis.model.by_report import FOLLOWING, LAUNCHING, NEVER, Part
 from clusterprof.columns import (
     Bools,
     Floats,
@@ -29,12 +31,18 @@ from clusterprof.columns import (
     Small,
     Stretches,
     begins,
+    count_by,
     first_at_or_after,
     first_of,
+    first_places,
+    inverse,
     order_by,
+    places,
+    ranges,
     rows_between,
     running_maximum,
     running_sum,
+    where_known,
 )
 
 #: until queues have filled, so many steps do not count: with 4 a step of the recording
@@ -48,6 +56,82 @@ EVERY = slice(None)
 #: kinds of lengths that edges pick from: the ends of queued activities, and of launched ones, the
 #: hosts' times since they were woken, running times, what a wake takes, and none
 QUEUED, LAUNCHED, SINCE, RUNNING, WAKING, NONE = range(6)
+
+
+class Graph:
+    """Moments in the order in which they are computed: all that it waits for before each.
+
+    `order` is by level, and has the moments of edges and `others` alone, which are few where most
+    activities only queue; moments on a circle, and those behind one, are in no level. `edge` is the
+    place of each edge among those given; `source` and `target` are places in `order`. Each of
+    `levels` is its edges, its targets, and the stretches of its edges that each target has.
+    """
+
+    def __init__(
+        self, moments: int, source: Ints, target: Ints, others: Sequence[int] | Ints = ()
+    ) -> None:
+        self.moments = moments
+        others = np.asarray(others, dtype=np.int64)
+        used, where = places(np.concatenate((source, target, others)))
+        self._used = used
+        #: how many places there are: one for each in `order`, and one for all other moments
+        self.size = len(used) + 1
+        source, target, _ = np.split(where, [len(source), 2 * len(source)])
+        depth = depths(len(used), source, target)
+        order = order_by(np.maximum(depth, 0))
+        place = inverse(order)
+        self.order, self._place = used[order], place
+        edge = np.flatnonzero(depth[target] > 0)
+        edge = edge[order_by(place[target[edge]])]
+        to = place[target[edge]]
+        self.levels = list[tuple[slice, slice, Stretches]]()
+        ends = np.cumsum(count_by(depth[target[edge]])[1:]).tolist()
+        for low, high in pairwise([0, *ends]):
+            of_targets = Stretches.of(to[low:high])
+            self.levels.append((slice(low, high), slice(to[low], to[high - 1] + 1), of_targets))
+        self.edge, self.source, self.target = edge, place[source[edge]], to
+        #: moments on or behind a circle: they have no time
+        self.circular = used[depth < 0]
+
+    def place(self, moments: Ints) -> Ints:
+        """Return where these moments, of any shape, are in `order`; of others the last place."""
+        return where_known(self._place, first_places(self._used, moments), self.size - 1)
+
+    def one_pass(self, length: Ints, times: Ints) -> Ints:
+        """Return when each moment is, in `times`: which may have more, and is written to.
+
+        `length` is [edges] or [what-ifs, edges] (ns), in the order of `edge`; `times` is [moments]
+        or [what-ifs, moments], in `order`, with the times of moments that wait for nothing, and
+        NEVER for all others, or the least time of a moment that also waits.
+        """
+        for edges, targets, of_targets in self.levels:
+            reached: Ints = times.take(self.source[edges], axis=-1)
+            reached += length[..., edges]
+            latest = times[..., targets]
+            np.maximum(latest, of_targets.greatest(reached), out=latest)
+        return times
+
+
+def depths(moments: int, source: Ints, target: Ints) -> Ints:
+    """How many edges lie on the longest way to each moment; -1 where it is on or behind a circle.
+
+    Kahn's method (Topological sorting of large networks, CACM 1962), a whole level at a time.
+    """
+    depth = np.full(moments, -1, dtype=np.int64)
+    waiting = count_by(target, moments)
+    order = order_by(source)
+    out_of, leads = first_at_or_after(source[order], np.arange(moments + 1)), target[order]
+    now, level = np.flatnonzero(waiting == 0), 0
+    while len(now):
+        depth[now] = level
+        low, count = out_of[now], out_of[now + 1] - out_of[now]
+        reached = leads[ranges(low, count)]
+        if not len(reached):
+            break
+        nodes, arrived = np.unique(reached, return_counts=True)
+        waiting[nodes] -= arrived
+        now, level = nodes[waiting[nodes] == 0], level + 1
+    return depth
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +196,7 @@ def _digest(array: Ints) -> bytes:
     return _DIGESTS[key]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class Replay(Part):
     """A job's graph, and where each length is from."""
 
@@ -152,15 +236,10 @@ class Replay(Part):
         """When each host moment's own time began and ended in the recording."""
         return self.host_at - self.lengths.own, self.host_at
 
-    @cached_property
-    def first_of_host(self) -> Ints:
-        """The first moment of each rank's host."""
-        return Stretches.of(self.host_rank).first
-
-    @property
-    def ranks(self) -> Small:
-        """The places of the ranks that are replayed, ascending."""
-        return self.host_rank[self.first_of_host]
+    def __post_init__(self) -> None:
+        #: the first moment of each rank's host, and the places of these ranks, ascending
+        self.first_of_host = Stretches.of(self.host_rank).first
+        self.ranks: Small = self.host_rank[self.first_of_host]
 
     def launched_before(self, group: Ints, which: Bools | slice = EVERY) -> Small:
         """How many of these activities its host has launched before each host moment of a group.
@@ -190,8 +269,7 @@ class Replay(Part):
     def _passes(self, lengths: Lengths) -> Callable[[Ints], list[Ints]]:
         """A function from when what came before the window was (`first_ns`) to all times.
 
-        In the graph's order; of two passes where waits are shorter than recorded: before and after
-        what ran beside them is `eased`.
+        Of two passes where waits are shorter than recorded: what ran beside them is `eased` then.
         """
         plain = eased = self.edges(lengths)
         run = lengths.run
@@ -272,8 +350,7 @@ class Replay(Part):
         ends = [rounds[settled - 1][..., -1:], *(times[..., 1:] for times in rounds[settled:])]
         took = np.diff(np.concatenate(ends, axis=-1))
         took = took.reshape(*took.shape[:-1], settled, steps).mean(axis=-2)
-        self._known[key] = window[..., marks], took
-        return self._known[key]
+        return self._known.setdefault(key, (window[..., marks], took))
 
     def _goes_on(self, before: list[Ints], now: list[Ints]) -> bool:
         """Whether each moment is as much later in all rounds to come as it is in this one.
@@ -323,9 +400,8 @@ class Block:
     def launched(self, lengths: Lengths, since: Ints) -> tuple[Ints, Ints]:
         """Return what the ends of queued activities are made of (ns).
 
-        Before each activity, and behind the last, the sum of all times in the queues so far; and
-        of each one its host's time until its launch (of those `since` it was woken), and its own,
-        beyond that sum.
+        Before each activity, and behind the last, the sum of all times in the queues so far; and of
+        each its host's time until its launch (`since` it was woken) and its own, beyond that sum.
         """
         job, rows, run = self.job, self.rows, lengths.run[..., self.rows]
         before, latency = job.before[rows], job.latency[rows]

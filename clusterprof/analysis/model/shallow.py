@@ -128,8 +128,8 @@ def all_ranks(
     known = table.filter(pc.is_valid(table["lateness_ns"])).unify_dictionaries()
     late = known.filter(pc.is_valid(known["line"])).group_by(["rank", "line"])
     # the last is the one with the calls to which the rank came latest, summed over all of them
-    by_lateness = late.aggregate([("lateness_ns", "sum")]).sort_by("lateness_ns_sum")
-    lines = dict(zip(*(by_lateness[name].to_pylist() for name in ("rank", "line")), strict=True))
+    by_lateness = late.aggregate([("lateness_ns", "sum")]).sort_by("lateness_ns_sum").to_pylist()
+    lines = {row["rank"]: row["line"] for row in by_lateness}
     by: Literal["durations", "clock", "nothing"] = "clock" if known.num_rows else "nothing"
     if known["duration_ns"].null_count < known.num_rows:
         by = "durations"
@@ -162,9 +162,10 @@ def waits(table: pa.Table, disturbed: Sequence[int] = ()) -> Waits:
     last = greatest_by(call, lateness, np.zeros_like(calls))
     waited = last[call] - lateness
     operations, operation = coded(table, "operation")
-    direct, computed, exchanged = (
-        np.isin(operations, names)[operation]
-        for names in (("Send", "Recv"), COMPUTED, ("AllToAll",))
+    direct = np.isin(operations, ("Send", "Recv"))[operation]
+    computed, exchanged = (
+        np.isin(operations, COMPUTED)[operation],
+        (operations == "AllToAll")[operation],
     )
 
     def by_step(what: np.ufunc, values: Ints | Floats, start: float = 0.0) -> Floats:
@@ -248,27 +249,22 @@ def _late(group: Waits, name: str, chance: float, least_ns: float) -> list[Suspe
             bound = half_width(caused, chance) + compared.bound_ns[0].mean()
             if caused.mean() <= max(bound, least_ns) or (delays and outlasts(compared, caused)):
                 continue
-            suspect = _suspect(compared, name, float(caused.mean()), bound, when)
-            named.append({**suspect, "delays": delays})
+            since, until = compared.steps[[0, -1]].tolist()
+            suspect = _suspect(compared, name, float(caused.mean()), bound)
+            suspect["since_step"] = since if when.start else None
+            suspect["until_step"], suspect["delays"] = until if when.stop else None, delays
+            named.append(suspect)
             break
     return named
 
 
-def _suspect(compared: Waits, name: str, late_ns: float, bound_ns: float, when: slice) -> Suspect:
-    """Return the first rank as one that is late by so much in the mean, in those steps."""
-    since, until = compared.steps[[0, -1]].tolist()
-    return {
-        "rank": int(compared.ranks[0]),
-        "lateness_ns": round(late_ns),
-        "bound_ns": round(bound_ns),
-        "group": name,
-        "host": None,
-        "since_step": since if when.start else None,
-        "until_step": until if when.stop else None,
-        "late_steps": None,
-        "delays": True,
-        "line": None,
-    }
+def _suspect(compared: Waits, name: str, late_ns: float, bound_ns: float) -> Suspect:
+    """Return the first rank as one that is late by so much in the mean, in all steps."""
+    return Suspect(
+        rank=int(compared.ranks[0]), lateness_ns=round(late_ns), bound_ns=round(bound_ns),
+        group=name, host=None, since_step=None, until_step=None, late_steps=None, delays=True,
+        line=None,
+    )  # fmt: skip
 
 
 def _now_and_then(group: Waits, name: str, step_ns: float, chance: float) -> list[Suspect]:
@@ -287,7 +283,7 @@ def _now_and_then(group: Waits, name: str, step_ns: float, chance: float) -> lis
         # in how many steps it is late is a count of the look; by how much, varies
         varies = 2 * float(late_ns[place, late].std(ddof=1)) * math.sqrt(late.sum()) / late.size
         bound = varies + float((compared.bound_ns[0] * late).mean())
-        suspect = _suspect(compared, name, float(late_ns[place].mean()), bound, slice(None))
+        suspect = _suspect(compared, name, float(late_ns[place].mean()), bound)
         named.append({**suspect, "late_steps": group.steps[late].tolist()})
     return named
 
@@ -365,25 +361,20 @@ def persists(values: Floats, so_far: int) -> bool:
     return change / spread < anew and abs(float(values.mean())) < walked
 
 
-def change(values: Floats) -> int:
-    """Return the place from which on values are higher than before; 0 where they always were."""
-    # the sum of what is above its mean falls until there, and rises from there on
-    begin = int(np.cumsum(values - values.mean()).argmin()) + 1
-    if min(begin, values.size - begin) < limits.FEW:
-        return 0
-    before, after = values[:begin], values[begin:]
-    wide = half_width(before, limits.CHANCE) + half_width(after, limits.CHANCE)
-    # what grows by less than half was there before
-    grown = after.mean() - before.mean()
-    return begin if grown > wide and grown > after.mean() / 2 else 0
-
-
 def regime(values: Floats) -> slice:
     """Return where values are high: from a change on, or until one; else everywhere."""
-    if since := change(values):
-        return slice(since, None)
-    until = change(values[::-1])
-    return slice(None, values.size - until if until else None)
+    for ordered in (values, values[::-1]):
+        # the sum of what is above its mean falls until there, and rises from there on
+        begin = int(np.cumsum(ordered - ordered.mean()).argmin()) + 1
+        if min(begin, ordered.size - begin) < limits.FEW:
+            continue
+        before, after = ordered[:begin], ordered[begin:]
+        wide = half_width(before, limits.CHANCE) + half_width(after, limits.CHANCE)
+        grown = after.mean() - before.mean()
+        # what grows by less than half was there before
+        if grown > wide and grown > after.mean() / 2:
+            return slice(begin, None) if ordered is values else slice(None, values.size - begin)
+    return slice(None)
 
 
 def lengthened(
@@ -399,10 +390,9 @@ def lengthened(
     means = []
     for span in (before, late):
         inside = (step >= span.start) & (step < span.stop)
-        numbers, place = places(step[inside])
-        if numbers.size < limits.FEW:
+        by_step = rows_by(step[inside])
+        if len(by_step) < limits.FEW:
             return None
-        by_step = rows_by(place)
         means.append(np.array([np.median(length[inside][rows]) for rows in by_step.values()]))
     usual, longer = means
     more_ns = float(longer.mean() - usual.mean())

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +13,6 @@ from clusterprof import threads
 from clusterprof.align.time_stamps import issue_times
 from clusterprof.analysis.model import limits
 from clusterprof.columns import (
-    Bools,
     Ints,
     Small,
     Stretches,
@@ -58,28 +56,23 @@ class Intervals:
     start: Ints
     end: Ints
 
-    @cached_property
-    def _before(self) -> Ints:
-        """The length covered before each of them (ns)."""
-        length = self.end - self.start
-        return np.asarray(np.cumsum(length) - length)
-
     def __or__(self, other: Intervals) -> Intervals:
         """Return what one of both covers."""
         start = np.concatenate((self.start, other.start))
         return union(start, np.concatenate((self.end, other.end)))
 
-    def covered(self, times: Ints) -> Ints:
-        """Return for each time how much of the axis before it is covered."""
-        if not len(self.start):
-            return np.zeros(np.shape(times), dtype=np.int64)
-        row = last_at_or_before(self.start, times)
-        inside = np.minimum(times, self.end[row]) - self.start[row]
-        return np.where(row < 0, 0, self._before[row] + inside)
-
     def within(self, begin: Ints, end: Ints) -> Ints:
         """Return for each span `begin`..`end` how much of it is covered."""
-        return self.covered(end) - self.covered(begin)
+        if not len(self.start):
+            return np.zeros(np.shape(begin), dtype=np.int64)
+        # how much is covered before each interval, and then before each time
+        length = self.end - self.start
+        before, covered = np.cumsum(length) - length, []
+        for times in (begin, end):
+            row = last_at_or_before(self.start, times)
+            inside = np.minimum(times, self.end[row]) - self.start[row]
+            covered.append(np.where(row < 0, 0, before[row] + inside))
+        return covered[1] - covered[0]
 
 
 def union(start: Ints, end: Ints) -> Intervals:
@@ -159,24 +152,22 @@ class Timelines:
             correlation = table.activity["correlation"]
             no_launches = correlation.null_count == len(correlation)
             self.on_host[k] = table.info.backend == "gloo" or no_launches
-            cut, of, self.has_steps[k] = _cut(table)
+            cut, launched_in, self.has_steps[k] = _cut(table)
             steps.append(np.stack([np.full(len(cut[0]), k), *cut]))
-            self.launched_in[self.rows(k)] = np.where(of < 0, -1, of + count)
+            self.launched_in[self.rows(k)] = np.where(launched_in < 0, -1, launched_in + count)
             kinds, kind = coded(table.activity, "kind")
             self.kind[self.rows(k)] = np.asarray([KINDS.index(each) for each in kinds], int)[kind]
             count += len(cut[0])
             release()
+        columns = np.concatenate(steps, axis=1)
         #: of each step: the place of its rank, its number, when its host and its device begin and
-        #: end it
-        self.rank, self.step, self.host_begin, self.host_end, begin, end = np.concatenate(
-            steps, axis=1
-        )
+        #: end it, the last two on the axis
+        self.rank, self.step, self.host_begin, self.host_end, begin, end = columns
+        self.axis = Axis(begin[begins(self.rank)])
+        self.begin, self.end = (self.axis.of(self.rank, times) for times in (begin, end))
         #: the place of the rank of each activity
         self.of: Small = group_of_rows(np.diff(self.first), np.int32)
         trim()
-        #: on the axis
-        self.axis = Axis(begin[begins(self.rank)])
-        self.begin, self.end = (self.axis.of(self.rank, each) for each in (begin, end))
 
     def near(self, steps: Sequence[int]) -> Timelines:
         """The same with those activities alone that may show in `steps`.
@@ -191,7 +182,15 @@ class Timelines:
         for k in range(len(self.tables)):
             kept, in_steps = self.rows(k), self.steps_of(k, steps)
             if len(in_steps):
-                kept = self._near(k, kept, int(in_steps[0]), int(in_steps[-1]))
+                first, last = in_steps[[0, -1]].tolist()
+                launched, (start, stop) = self.launched_in[kept], self.on_axis((0, 1), k, k + 1)
+                # a host is steps ahead of its device
+                begin = self.axis.of(k, self.host_begin[first])
+                near = (stop > begin) & (start < self.end[last])
+                near |= (launched >= first - 1) & (launched <= last + 1)
+                shown = np.flatnonzero(near)
+                low, high = (shown[0], shown[-1] + 1) if len(shown) else (0, 0)
+                kept = slice(kept.start + int(low), kept.start + int(high))
             rows.append(kept)
         shorter = copy(self)
         shorter.tables = [
@@ -205,26 +204,12 @@ class Timelines:
         )
         return shorter
 
-    def _near(self, k: int, rows: slice, first_step: int, last_step: int) -> slice:
-        """Those of the k-th rank's activities (`rows`) that may show in these steps (rows)."""
-        launched, (start, stop) = self.launched_in[rows], self.on_axis((0, 1), k, k + 1)
-        # a host is steps ahead of its device
-        begin = self.axis.of(k, self.host_begin[first_step])
-        near = (stop > begin) & (start < self.end[last_step])
-        near |= (launched >= first_step - 1) & (launched <= last_step + 1)
-        shown = rows.start + np.flatnonzero(near)
-        first, last = shown[[0, -1]] if len(shown) else (rows.start, rows.start - 1)
-        return slice(first, last + 1)
-
     def rows(self, k: int, until: int | None = None) -> slice:
         """Where the k-th rank's activities are, or those of all from it to before `until`."""
         return slice(int(self.first[k]), int(self.first[k + 1 if until is None else until]))
 
     def blocks(self, most: int = 500_000) -> list[tuple[int, int]]:
-        """All ranks' places in ranges that begin within so many activities.
-
-        What is computed of each activity of a range takes 150 bytes meanwhile.
-        """
+        """All ranks' places in ranges that begin within so many activities, of 150 bytes each."""
         return threads.blocks(self.first, most)
 
     def ran(self, k: int, until: int, *kinds: Sequence[int]) -> list[Intervals]:
@@ -237,11 +222,11 @@ class Timelines:
         """Those of the `wall_times` of these ranks' activities, on the axis."""
         rows = self.rows(k, until)
         on_axis = np.empty((len(which), rows.stop - rows.start), dtype=np.int64)
+        bounds = self.first - rows.start
         for rank in range(k, until):
-            of_rank = slice(self.first[rank] - rows.start, self.first[rank + 1] - rows.start)
             times = wall_times(self.tables[rank])
             for line, column in zip(on_axis, which, strict=True):
-                line[of_rank] = self.axis.of(rank, times[column])
+                line[bounds[rank] : bounds[rank + 1]] = self.axis.of(rank, times[column])
             release()
         return on_axis
 
@@ -264,9 +249,9 @@ def wall_times(tables: RankTables) -> tuple[Ints, ...]:
 def _cut(tables: RankTables) -> tuple[Ints, Ints, bool]:
     """Cut one rank's report into steps. Assumes that `steps` are the program's own, in order.
 
-    Returns the number, the begin and end by the host, and the begin and end by the device of each
-    step, [5, steps]; of each activity the place of the step that launched it, or -1; and whether
-    the report has steps: else one of number 0 stands for the whole window.
+    Returns each step's number, and begin and end by the host and by the device, [5, steps]; of each
+    activity the place of the step that launched it, or -1; and whether the report has steps: else
+    one of number 0 stands for the whole window.
     """
     start, stop, launch, launch_end = wall_times(tables)
     steps = _host_steps(tables, launch)
@@ -304,8 +289,7 @@ def _cut(tables: RankTables) -> tuple[Ints, Ints, bool]:
 def _host_steps(tables: RankTables, launch: Ints) -> Ints:
     """Number, begin and end [3, steps] of the steps of which the report holds something.
 
-    Fragments at the window's edges, with less than half of the activities that steps usually have,
-    are left out.
+    Fragments at the window's edges, with less than half of the usual activities, are left out.
     """
     steps = np.stack([tables.steps[name].to_numpy() for name in ("step", "begin_ns", "end_ns")])
     bounds = np.append(steps[1], steps[2, -1:])
@@ -313,7 +297,7 @@ def _host_steps(tables: RankTables, launch: Ints) -> Ints:
     inside = np.flatnonzero(count > 0)
     if not len(inside):
         return steps[:, :0]
-    first, last = inside[0], inside[-1]
+    first, last = inside[[0, -1]]
     most = limits.HALF * float(np.median(count[first : last + 1]))
     if last - first >= 2:
         first += int(count[first] < most)
@@ -336,13 +320,13 @@ def steady_steps(d: Timelines, placed: pa.Table) -> tuple[int, ...]:
     passes on some rank (of a report whose times are wrong) shows nothing.
     """
     reported = d.has_steps[d.rank]
-    rank, step, took = (each[reported] for each in (d.rank, d.step, d.end - d.begin))
-    if not len(step):
+    if not reported.any():
         return ()
-    steps, counts = np.unique(step, return_counts=True)
+    steps, counts = np.unique(d.step[reported], return_counts=True)
     # a rank whose window has none of the steps that most have is compared with no other
-    kept = np.isin(rank, rank[np.isin(step, steps[counts == counts.max()])])
-    rank, step, took = rank[kept], step[kept], took[kept]
+    usual = reported & np.isin(d.step, steps[counts == counts.max()])
+    kept = reported & np.isin(d.rank, d.rank[usual])
+    rank, step, took = d.rank[kept], d.step[kept], (d.end - d.begin)[kept]
     steps = np.unique(step)
     windows = Stretches.of(rank)
     first, last = step[windows.first], step[windows.last]
@@ -356,9 +340,8 @@ def steady_steps(d: Timelines, placed: pa.Table) -> tuple[int, ...]:
     steady = (steps > _synchronised(placed, int(first.max()))) & ~np.isin(steps, disturbed)
     ranks = count_by(column, len(steps))
     inside = (first[:, None] <= steps) & (steps <= last[:, None])
-    steady &= ranks == inside.sum(axis=0)
     # what few ranks have is of another window; profilers begin in one step, or in the next
-    steady &= 2 * ranks > len(first)
+    steady &= (ranks == inside.sum(axis=0)) & (2 * ranks > len(first))
     if first.max() - first.min() > 1:
         steady &= ranks == len(first)
     chosen = steps[steady].tolist()
@@ -374,15 +357,16 @@ def steady_steps(d: Timelines, placed: pa.Table) -> tuple[int, ...]:
 def _synchronised(placed: pa.Table, start: int) -> int:
     """The first step, from `start` on, by whose end the ranks that can have synchronised."""
     role, step = texts(placed, "role"), integers(placed, "step", -1)
-    rank, collective = integers(placed, "rank"), integers(placed, "collective")
     usable = (role != "none") & (step >= 0)
     step = step[usable]
-    (ranks, member), (_, group) = (places(each[usable]) for each in (rank, collective))
+    (ranks, member), (_, group) = (
+        places(integers(placed, name)[usable]) for name in ("rank", "collective")
+    )
 
-    def apart(rows: Bools) -> int:
-        """How many sets of ranks there are that no collective connects with each other."""
+    def apart(last: int) -> int:
+        """How many sets of ranks no collective up to a step connects with each other."""
+        rows = step <= last
         return len(np.unique(connected(member[rows], group[rows], len(ranks))))
 
-    least = apart(step >= 0)
-    whole = (last for last in np.unique(step[step >= start]) if apart(step <= last) == least)
-    return int(next(whole, start))
+    least, later = apart(step.max(initial=0)), np.unique(step[step >= start]).tolist()
+    return next((last for last in later if apart(last) == least), start)

@@ -17,9 +17,8 @@ import numpy as np
 
 from clusterprof.analysis.model import host_activity, limits
 from clusterprof.analysis.model.accounts import call_of
+from clusterprof.analysis.model.by_report import NEVER
 from clusterprof.analysis.model.dataset import Dataset, once
-from clusterprof.analysis.model.graph import NEVER
-from clusterprof.analysis.model.peers import Peers, peers, stages, tied
 from clusterprof.analysis.model.profiler_bias import (
     MOST_SLOWER,
     Hosts,
@@ -30,6 +29,7 @@ from clusterprof.analysis.model.profiler_bias import (
 from clusterprof.analysis.model.recorded import replay_of
 from clusterprof.analysis.model.replay import EVERY, Lengths, Replay, Some
 from clusterprof.analysis.model.timeline import COLLECTIVE
+from clusterprof.analysis.model.topology import Peers, peers, stages, tied
 from clusterprof.columns import (
     Bools,
     Floats,
@@ -49,7 +49,7 @@ PARTS: tuple[Part, ...] = ("host", "gpu")
 _MEASURED_FRAC = 1 / 8
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Saved:
     """What a what-if saves a step (ns): in the window, by steady step, and in the long run."""
 
@@ -75,36 +75,24 @@ class Saved:
     #: the same repair where nothing is repaired before it; None: nothing is
     alone: Saved | None = None
 
-    @property
-    def window_ns(self) -> float:
-        """The mean over the window's steady-state steps."""
-        return float(self.by_step_ns.mean()) if len(self.by_step_ns) else 0.0
-
-    @property
-    def base_ns(self) -> float:
-        """The mean step of the window without the what-if."""
-        return float(self.steps.mean())
-
-    @property
-    def hit(self) -> Bools:
-        """In which steady-state steps it saves anything, beside the one in which it saves most."""
+    def __post_init__(self) -> None:
         savings_ns = self.by_step_ns
-        return np.asarray(savings_ns > limits.WARNING_FRAC * savings_ns.max(initial=0.0))
-
-    @property
-    def ns(self) -> float:
-        """The stated saving, of the pace without the profiler where that is known."""
-        return self.long_ns if self.long_run else self.window_ns
-
-    @property
-    def alone_ns(self) -> float:
-        """What it saves where nothing is repaired before it, as `ns`."""
-        return replace(self.alone, long_run=self.long_run).ns if self.alone else self.ns
-
-    @property
-    def of_ns(self) -> float:
-        """The step of which the stated saving is a part."""
-        return self.base_long_ns if self.long_run else self.base_ns
+        #: the means over the window's steady-state steps: what it saves, and the step without it
+        self.window_ns, self.base_ns = float(savings_ns.mean()), float(self.steps.mean())
+        #: in which steady-state steps it saves anything, beside the one in which it saves most
+        self.hit: Bools = savings_ns > limits.WARNING_FRAC * savings_ns.max(initial=0.0)
+        #: the stated saving, of the pace without the profiler where that is known, and the step of
+        #: which it is a part
+        self.ns, self.of_ns = self.window_ns, self.base_ns
+        if self.long_run:
+            self.ns, self.of_ns = self.long_ns, self.base_long_ns
+        #: what it saves where nothing is repaired before it, as `ns`
+        self.alone_ns = replace(self.alone, long_run=self.long_run).ns if self.alone else self.ns
+        #: the larger of both views
+        self.most_ns = max(self.window_ns, self.long_ns)
+        least_ns = limits.LEAST_FRAC * self.of_ns
+        #: whether it is of the window, and hardly of the steps that tell the job's pace
+        self.rare = self.shares is not None and self.ns < least_ns <= self.window_ns
 
     @cached_property
     def errors_ns(self) -> Floats:
@@ -122,8 +110,8 @@ class Saved:
         # other explanations have the long run's pace
         others = [ns - self.long_ns for ns in self.others_ns()]
         window_ns = self.window_ns if self.shares is None else float(self.shares @ self.by_step_ns)
-        views = [] if self.long_run and not self.paced else [window_ns, self.long_ns]
-        hidden = [ns - (self.long_ns if self.long_run else window_ns) for ns in views]
+        apart = self.long_ns - window_ns
+        hidden = [-apart if self.long_run else apart] if self.paced or not self.long_run else []
         # beyond what clocks differ by nothing was wrong
         slower = (MOST_SLOWER - 1) * max(self.of_ns - self.ns, 0.0)
         both = [(error, error) for error in (min(abs(self.ns) * _MEASURED_FRAC, slower), chance)]
@@ -133,17 +121,6 @@ class Saved:
     def certain_ns(self) -> float:
         """What it saves at least, whatever the clocks are."""
         return self.most_ns - float(np.hypot.reduce(self.errors_ns[:, 0]))
-
-    @property
-    def rare(self) -> bool:
-        """Whether it is of the window, and hardly of the steps that tell the job's pace."""
-        least_ns = limits.LEAST_FRAC * self.of_ns
-        return self.shares is not None and self.ns < least_ns <= self.window_ns
-
-    @property
-    def most_ns(self) -> float:
-        """The larger of both views."""
-        return max(self.window_ns, self.long_ns)
 
 
 class Interval(NamedTuple):
@@ -194,8 +171,7 @@ class WhatIfs:
             "gpu": (self.work, job.rank, job.step, self.host_phase[job.launch_moment]),
         }  # fmt: skip
         capture = dataset.capture
-        before = capture["profiled"]["before_ns"] if capture else None
-        usual = dataset.usual_step_ns or before
+        usual = dataset.usual_step_ns or (capture["profiled"]["before_ns"] if capture else None)
         #: the job without the profiler, the likeliest first
         self.untraced = explanations(job, usual, self.named["input.stall"])
         self.job, self.base = self.untraced[0].job, self.untraced[0].lengths
@@ -257,19 +233,18 @@ class WhatIfs:
         """
         base, repaired = base or self.base, self.ties[np.isin(self.dataset.ranks, ranks)]
         among = np.isin(self.ties[self.job.ranks], repaired)
-        of = np.flatnonzero(among | ~among.any())
-        (before, long), (after, long_after) = self._steps(base, of), self._steps(lengths, of)
-        likeliest, *unlikelier = self.untraced
+        rows = np.flatnonzero(among | ~among.any())
+        (before, long), (after, long_after) = (self._steps(ns, rows) for ns in (base, lengths))
 
-        def others() -> list[float]:
-            return [
-                job.pace_as_in(likeliest, base, of) - job.pace_as_in(likeliest, lengths, of)
-                for job in unlikelier
-            ]
+        def others_ns() -> list[float]:
+            likeliest, *unlikelier = self.untraced
+            paces = [job.pace_as_in(likeliest, base, rows) for job in unlikelier]
+            after = [job.pace_as_in(likeliest, lengths, rows) for job in unlikelier]
+            return [pace - pace_after for pace, pace_after in zip(paces, after, strict=True)]
 
         return Saved(
-            before - after, long - long_after, before, long, base, lengths, of,
-            self.paced, self.paced, others, self.shares,
+            before - after, long - long_after, before, long, base, lengths, rows,
+            self.paced, self.paced, others_ns, self.shares,
         )  # fmt: skip
 
     def remaining_ns(self, repairs: Sequence[Saved], long_run: bool, ranks: Some = EVERY) -> float:
@@ -330,28 +305,24 @@ class WhatIfs:
         return _sides(errors)
 
     def excess(self, lengths: Lengths) -> dict[Part, Floats]:
-        """How much more than its middle peer each rank takes a step, [ranks, steps] (ns)."""
+        """How much more than its middle peer each rank takes, [ranks, steps] (ns)."""
         return {part: np.maximum(self.differences(part, lengths), 0.0) for part in PARTS}
 
     def differences(self, part: Part, lengths: Lengths) -> Floats:
         """How much more or less than its middle peer each rank takes, [ranks, steps] (ns)."""
         job, shape = self.job, (len(self.dataset.ranks), len(self.job.steps))
         rows, rank, step, _ = self.parts[part]
+        took = np.minimum(lengths.run, job.contention.freely)
         if part == "host":
             took = lengths.own - self._in_common
-        else:
-            took = np.minimum(lengths.run, job.contention.freely)
-        if part == "host" and self.unlike:
-            later = self.unlike.by_step(self.unlike.later(took))
-        else:
-            total = sums(shape, (rank[rows], step[rows]), took[rows])
-            total[np.setdiff1d(np.arange(shape[0]), job.ranks)] = np.nan
-            later = self.peers.differences(total)
-            if self.alone.any():
-                # a rank that is its stage's only one is compared by what each launch takes
-                count = np.maximum(count_by(job.host_rank, shape[0]), 1)[:, None]
-                by_launch = self.peers.differences(total / count) * count
-                later = np.where(self.alone[:, None], by_launch, later)
+            if self.unlike:
+                return self.by_steady_step(self.unlike.later(took))
+        total = sums(shape, (rank[rows], step[rows]), took[rows])
+        total[np.setdiff1d(np.arange(shape[0]), job.ranks)] = np.nan
+        # a rank that is its stage's only one is compared by what each launch takes
+        count = np.maximum(count_by(job.host_rank, shape[0]), 1)[:, None]
+        by_launch = self.peers.differences(total / count) * count
+        later = np.where(self.alone[:, None], by_launch, self.peers.differences(total))
         return self.by_steady_step(later)
 
     @cached_property
@@ -406,21 +377,18 @@ class WhatIfs:
             values, source = lengths.run.copy(), np.minimum(lengths.run, freely)
         chosen, rank, step, phase = self.parts[part]
         for k in ranks:
-            others = np.setdiff1d(self.peers.others(k), ranks)
-            if not len(others):
-                continue
             # of many peers only so many are compared with
-            rows = {int(q): chosen[rank[chosen] == q] for q in (k, *others[: limits.MOST])}
-            for s in range(len(self.job.steps)):
-                in_step = {q: r[step[r] == s] for q, r in rows.items()}
-                total = {q: int(source[r].sum()) for q, r in in_step.items() if q != k}
-                peer = sorted(total, key=lambda q: total[q])[len(total) // 2]
-                own, peers = in_step[k], in_step[peer]
-                if not self.alone[k] and source[own].sum() > total[peer]:
-                    values[own] = _as_long(source[own], phase[own], source[peers], phase[peers])
-                elif self.alone[k] and len(peers):
+            others = np.setdiff1d(self.peers.others(k), ranks)[: limits.MOST]
+            rows = [chosen[rank[chosen] == q] for q in (k, *others)]
+            for s in range(len(self.job.steps) if len(others) else 0):
+                own, *in_step = (of_rank[step[of_rank] == s] for of_rank in rows)
+                peer = sorted(in_step, key=lambda of_rank: source[of_rank].sum())[len(others) // 2]
+                total = int(source[peer].sum())
+                if not self.alone[k] and source[own].sum() > total:
+                    values[own] = _as_long(source[own], phase[own], source[peer], phase[peer])
+                elif self.alone[k] and len(peer):
                     # another stage has another number of launches: as long for each of them
-                    values[own] = cut(source[own], total[peer] * len(own) // len(peers))
+                    values[own] = cut(source[own], total * len(own) // len(peer))
         return replace(lengths, own=values) if part == "host" else replace(lengths, run=values)
 
     def spread(self, lengths: Lengths, base: Lengths, ranks: Sequence[int]) -> Lengths:
