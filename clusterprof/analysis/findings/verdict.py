@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -33,62 +31,41 @@ _PARTS = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class _Candidates:
-    """The findings that the verdict may begin with; of each kind those first that save most."""
-
-    dataset: Dataset
-    findings: Sequence[Finding]
-
-    @cached_property
-    def weighty(self) -> list[Finding]:
-        """Those above severity info."""
-        return [f for f in self.findings if f["severity"] != "info"]
-
-    @cached_property
-    def large(self) -> list[Finding]:
-        """Those whose least saving is above it.
-
-        Some are no more than information: what no step log tells the frequency of, or what may be
-        waiting for unprofiled ranks.
-        """
-        step_ns = pace_ns(self.dataset)
-        return [f for f in self.findings if severity(f["saved_least_ns"] / step_ns) != "info"]
-
-    @cached_property
-    def late(self) -> list[Finding]:
-        """Stragglers that delay the other ranks."""
-        stragglers = [f for f in self.findings if f["code"].startswith("straggler.")]
-        return [f for f in stragglers if not overlapped(f)]
-
-    @property
-    def most_ns(self) -> int:
-        """What the weightiest saves."""
-        return max((f["saved_ns_per_step"] for f in self.weighty), default=0)
-
-
 def verdict(dataset: Dataset, findings: Sequence[Finding]) -> list[Sentence]:
     """Who delays the other ranks and why; else that no rank does, and what saves most."""
-    count, candidates = len(dataset.steady_steps), _Candidates(dataset, findings)
-    weighty, late = candidates.weighty, candidates.late
-    by_look = [f for f in weighty if f["code"] == all_ranks.CODE]
-    if by_look and count < LEAST_STEADY:
+    count, weighty = len(dataset.steady_steps), [f for f in findings if f["severity"] != "info"]
+    if count >= LEAST_STEADY:
+        return _of_findings(dataset, findings, weighty)
+    if by_look := [f for f in weighty if f["code"] == all_ranks.CODE]:
         return headline(by_look[0], 2)
     if not dataset.ranks:
         return _looked_at(dataset)
-    if count < LEAST_STEADY:
-        few = f"Not enough steady-state steps ({count} of {LEAST_STEADY})."
-        if not dataset.timelines.has_steps.any():
-            few = f"No report has steps, so stragglers {_OPEN}."
-        return _plain("unknown", few, *_single_step(dataset))
+    few = f"Not enough steady-state steps ({count} of {LEAST_STEADY})."
+    if not dataset.timelines.has_steps.any():
+        few = f"No report has steps, so stragglers {_OPEN}."
+    return _plain("unknown", few, *_single_step(dataset))
+
+
+def _of_findings(
+    dataset: Dataset, findings: Sequence[Finding], weighty: Sequence[Finding]
+) -> list[Sentence]:
+    """The first line by what findings save, of which `weighty` are above severity info.
+
+    Those whose least saving is `large` enough may be below it: what no step log tells the frequency
+    of, or what may be waiting for unprofiled ranks.
+    """
+    step_ns, job = pace_ns(dataset), what_ifs(dataset)
+    large = [f for f in findings if severity(f["saved_least_ns"] / step_ns) != "info"]
+    late = [f for f in findings if f["code"].startswith("straggler.") and not overlapped(f)]
+    most_ns = max((f["saved_ns_per_step"] for f in weighty), default=0)
     start = _no_straggler(dataset, named=bool(late))
-    enough_ns = max(limits.WARNING_FRAC * pace_ns(dataset), candidates.most_ns)
-    if (job := what_ifs(dataset)) and job.unseen_ns > enough_ns:
-        window, step = ms(dataset.step_ns), ms(pace_ns(dataset))
-        text = f"The window shows {window} of each {step} step: the rest {_OPEN}."
+    if job and job.unseen_ns > max(limits.WARNING_FRAC * step_ns, most_ns):
+        text = (
+            f"The window shows {ms(dataset.step_ns)} of each {ms(step_ns)} step: the rest {_OPEN}."
+        )
         start, late = _plain("unknown", text), []
-    leading, large = [f for f in late if f in weighty], candidates.large
-    if leading and leading[0]["saved_ns_per_step"] >= limits.HALF * candidates.most_ns:
+    leading = [f for f in late if f in weighty]
+    if leading and leading[0]["saved_ns_per_step"] >= limits.HALF * most_ns:
         return headline(leading[0], 2)
     if weighty and large and large[0] not in weighty:
         return [*headline(large[0], 1), _also((leading or weighty)[0])]
@@ -100,8 +77,8 @@ def verdict(dataset: Dataset, findings: Sequence[Finding]) -> list[Sentence]:
         none = "No stragglers among the profiled ranks." if some else "No stragglers."
         start = start or _too_few(dataset, worth[0]) or _plain("none", none)
         return [*start, *headline(worth[0], 1)]
-    steps = f"in {count} steady-state steps of {ms(dataset.step_ns)}"
-    steps += f" ({ms(pace_ns(dataset))} without the profiler)." if another_pace(dataset) else "."
+    steps = f"in {len(dataset.steady_steps)} steady-state steps of {ms(dataset.step_ns)}"
+    steps += f" ({ms(step_ns)} without the profiler)." if another_pace(dataset) else "."
     kind = "other findings" if start else "findings above severity info" if findings else "findings"
     return [*start, *_plain("none", f"No {kind} {steps}")]
 
@@ -120,22 +97,20 @@ def headline(finding: Finding, most: int) -> list[Sentence]:
 
 def _looked_at(dataset: Dataset) -> list[Sentence]:
     """The first line where no rank was profiled."""
-    shallow = dataset.shallow
+    shallow, unknown = dataset.shallow, f"Stragglers {_OPEN}"
     if shallow is None:
         return _plain("unknown", "No report could be read.")
-    steps = f"{len(shallow['steps'])} steps of {ms(shallow['step_ns'])}"
-    count = f"{len(shallow['ranks'])} ranks, {steps}"
     if shallow["by"] == "nothing" or not shallow["steps"]:
-        why = "no call is known of all members of its group."
-        return _plain("unknown", f"Stragglers {_OPEN}: {why}")
-    unknown = f"Stragglers {_OPEN} from flight recorders alone"
+        return _plain("unknown", f"{unknown}: no call is known of all members of its group.")
+    steps = f"{len(shallow['steps'])} steps of {ms(shallow['step_ns'])}"
+    count = f"({len(shallow['ranks'])} ranks, {steps})."
     if late := [suspect["rank"] for suspect in shallow["suspects"]]:
         advice = f"Profile {rank_list(late, 4)} and a peer (--ranks)."
-        return _plain("unknown", f"{unknown} ({count}).", advice)
+        return _plain("unknown", f"{unknown} from flight recorders alone {count}", advice)
     if shallow["by"] == "clock":
-        text = f"No rank delays the other ranks by their flight recorders ({count})."
-        return _plain("none", text)
-    return _plain("unknown", f"{unknown}.", f"No rank keeps its group waiting ({count}).")
+        return _plain("none", f"No rank delays the other ranks by their flight recorders {count}")
+    waits = f"No rank keeps its group waiting {count}"
+    return _plain("unknown", f"{unknown} from flight recorders alone.", waits)
 
 
 def _also(finding: Finding) -> Sentence:
