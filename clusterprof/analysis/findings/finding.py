@@ -25,11 +25,7 @@ from clusterprof.results import NODES, RANKS, Finding, Pace, Recurrence, Saving,
 
 #: a sentence of the verdict's first line is at most this long, to fit a terminal's line
 SENTENCE_LENGTH = 100
-#: and a name in it: two of them leave a fifth for what is said
-_NAME_LENGTH = SENTENCE_LENGTH * 2 // 5
 _LEVELS: tuple[Severity, ...] = ("info", "warning", "critical")
-#: options of a run that --profiler torch refuses
-_FOR_NSYS = {"--nsys", "--nsys-arg", "--trace", "--pytorch", "--cpu-sampling", "--arm"}
 #: the code of a job whose kernels are launched too slowly
 LAUNCH_BOUND = "host.launch_bound"
 
@@ -104,6 +100,45 @@ class Repair:
     calls: Bools | None = None
 
 
+class _Stated(NamedTuple):
+    """What a finding states of its repair (ns); without one nothing is saved."""
+
+    #: the step that its savings are a share of
+    step_ns: float
+    saved_ns: float = 0.0
+    alone_ns: float = 0.0
+    lies: Interval = Interval(0.0, 0.0, (0.0, 0.0))
+    #: what the cause costs in each steady-state step
+    costs_ns: Floats = np.zeros(0)
+    saving: Saving | None = None
+
+
+def _stated(dataset: Dataset, ranks: Sequence[int], say: Words, saved: Saved) -> _Stated:
+    """What is saved, of what, and how certain that is."""
+    # where queued work hides it, the longer step to come
+    hidden = saved.long_run and not saved.paced
+    # no step can cost more than it lasts
+    costs_ns = saved.by_step_ns if say.costs is None else say.costs
+    lies = job_of(dataset).interval(saved, ranks)
+    base, long = saved.base_ns, saved.base_long_ns
+    return _Stated(
+        max(saved.of_ns if hidden else pace_ns(dataset), 1.0),
+        # nor can its repair save more than the step where one rank's times are wrong
+        min(saved.ns, saved.of_ns),
+        saved.alone_ns,
+        lies,
+        np.clip(costs_ns, 0.0, dataset.durations),
+        {
+            "window": {"step_ns": round(base), "without_ns": round(base - saved.window_ns)},
+            "long_run": {"step_ns": round(long), "without_ns": round(long - saved.long_ns)},
+            "stated": "long_run" if saved.long_run else "window",
+            "each_ns": [round(ns) for ns in saved.by_step_ns.tolist()],
+            "clocks_ns": round(max(lies.clocks_ns)),
+            "net_of": [{"code": code, "ranks": list(ranks)} for code, ranks in saved.base.repaired],
+        },
+    )
+
+
 def finding(
     dataset: Dataset, code: Code, ranks: Sequence[int], say: Words, saved: Saved | None = None
 ) -> Finding:
@@ -113,29 +148,24 @@ def finding(
     the least that may be saved: what happens once in a window is an information, unless the pace
     before it tells how often it does.
     """
-    costs_ns, step_ns, saved_ns = np.zeros(0), max(pace_ns(dataset), 1.0), 0.0
-    lies, summary, at_most = Interval(0.0, 0.0, (0.0, 0.0)), say.summary, say.at_most
+    stated, at_most, summary = _Stated(max(pace_ns(dataset), 1.0)), say.at_most, say.summary
     if saved:
         saved = replace(saved, long_run=saved.long_run or say.hidden)
-        # no step can cost more than it lasts
-        costs_ns = saved.by_step_ns if say.costs is None else say.costs
-        costs_ns = np.clip(costs_ns, 0.0, dataset.durations)
-        # nor can its repair save more than the step where one rank's times are wrong
-        saved_ns, lies = min(saved.ns, saved.of_ns), job_of(dataset).interval(saved, ranks)
-        if saved.long_run and not saved.paced:
-            # where queued work hides it, the longer step to come
-            step_ns = max(saved.of_ns, 1.0)
-        job_of(dataset).weighed[code.code, tuple(ranks), round(saved_ns)] = saved
+        stated = _stated(dataset, ranks, say, saved)
+        job_of(dataset).weighed[code.code, tuple(ranks), round(stated.saved_ns)] = saved
+    costs_ns, lies = stated.costs_ns, stated.lies
     hit = np.flatnonzero(costs_ns > limits.WARNING_FRAC * costs_ns.max(initial=0.0))
     often = recurrence(len(hit), len(costs_ns))
     if saved and not saved.paced and often == "once":
         at_most = "info"
-    share = min(max(saved_ns / step_ns, 0.0), 1.0)
+    level = min(severity(lies.least_ns / stated.step_ns), at_most, key=_LEVELS.index)
+    share = min(max(stated.saved_ns / stated.step_ns, 0.0), 1.0)
     if saved and at_most != "info" and lies.least_ns <= 0 and severity(share) != "info":
         summary = _doubted(summary, saved, lies)
-    level = min(severity(lies.least_ns / step_ns), at_most, key=_LEVELS.index)
-    unsure_ns = round(max(saved_ns - lies.least_ns, lies.most_ns - saved_ns))
     steps_said = saved and often != "persistent" and of_saving(dataset, saved) in summary
+    if 0 < len(hit) < len(costs_ns) and not steps_said:
+        much = words.ms(float(costs_ns[hit].mean()))
+        summary += f" It happens in {_often(dataset, hit)}, {much} each."
     return {
         "code": code.code,
         "severity": max(level, say.at_least, key=_LEVELS.index),
@@ -145,14 +175,16 @@ def finding(
         "recurrence": say.recurrence or often,
         "cost_ns_per_step": round(float(costs_ns.mean())) if len(costs_ns) else 0,
         "share_of_step": round(share, 4),
-        "saved_ns_per_step": round(saved_ns),
-        "saved_alone_ns": round(saved.alone_ns) if saved else 0,
+        "saved_ns_per_step": round(stated.saved_ns),
+        "saved_alone_ns": round(stated.alone_ns),
         "saved_least_ns": round(lies.least_ns),
         "saved_most_ns": round(lies.most_ns),
-        "saved_uncertainty_ns": unsure_ns,
-        "saving": _saving(saved, max(lies.clocks_ns)) if saved else None,
+        "saved_uncertainty_ns": round(
+            max(stated.saved_ns - lies.least_ns, lies.most_ns - stated.saved_ns)
+        ),
+        "saving": stated.saving,
         "confidence": say.confidence,
-        "summary": _worded(dataset, summary + ("" if steps_said else when(dataset, costs_ns, hit))),
+        "summary": _worded(dataset, summary),
         "evidence": say.evidence,
         "advice": _worded(dataset, say.advice or code.recommendation),
         "next": say.follow_up,
@@ -174,19 +206,6 @@ def severity(share: float) -> Severity:
     return _LEVELS[(share >= limits.WARNING_FRAC) + (share >= limits.CRITICAL_FRAC)]
 
 
-def _saving(saved: Saved, clocks_ns: float) -> Saving:
-    """Where a saving is from."""
-    base, long = saved.base_ns, saved.base_long_ns
-    return {
-        "window": {"step_ns": round(base), "without_ns": round(base - saved.window_ns)},
-        "long_run": {"step_ns": round(long), "without_ns": round(long - saved.long_ns)},
-        "stated": "long_run" if saved.long_run else "window",
-        "each_ns": [round(ns) for ns in saved.by_step_ns.tolist()],
-        "clocks_ns": round(clocks_ns),
-        "net_of": [{"code": code, "ranks": list(ranks)} for code, ranks in saved.base.repaired],
-    }
-
-
 def _worded(dataset: Dataset, text: str) -> str:
     """A sentence about GPUs as it is; for a job without any, about what it computes on."""
     if not dataset.on_host:
@@ -196,8 +215,8 @@ def _worded(dataset: Dataset, text: str) -> str:
 
 def named(name: object) -> str:
     """A name from a report (a call, a range, a host), short enough for a sentence."""
-    text = words.plain(str(name))
-    return text if len(text) <= _NAME_LENGTH else text[: _NAME_LENGTH - 1] + "…"
+    text, most = words.plain(str(name)), SENTENCE_LENGTH * 2 // 5  # two leave a fifth for the rest
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 # --- the pace that savings are of
@@ -257,9 +276,8 @@ def another_pace(dataset: Dataset) -> bool:
 
 def of_step(dataset: Dataset, saved: Saved) -> str:
     """A saving as text: `16.9 ms of each 47.5 ms step (35%)`, or `(35%; 20.1 ms alone)`."""
-    step_ns = pace_ns(dataset)
-    alone = words.alone(saved.ns, saved.alone_ns, step_ns)
-    return _of(saved.ns, step_ns, f"; {alone}" if alone else "")
+    alone = words.alone(saved.ns, saved.alone_ns, pace_ns(dataset))
+    return _of(saved.ns, pace_ns(dataset), f"; {alone}" if alone else "")
 
 
 def of_saving(dataset: Dataset, saved: Saved) -> str:
@@ -276,8 +294,7 @@ def of_saving(dataset: Dataset, saved: Saved) -> str:
 
 def of_window(dataset: Dataset, ns: float) -> str:
     """A time that was measured in the window as text, with the window's own step."""
-    text = _of(ns, dataset.step_ns)
-    return f"{text} under the profiler" if another_pace(dataset) else text
+    return _of(ns, dataset.step_ns) + (" under the profiler" if another_pace(dataset) else "")
 
 
 def _of(ns: float, step_ns: float, more: str = "") -> str:
@@ -289,14 +306,6 @@ def recurrence(hit: int, steps: int) -> Recurrence:
     if hit >= limits.STEADY_FRAC * steps:
         return "persistent"
     return "once" if hit <= 1 else "intermittent"
-
-
-def when(dataset: Dataset, costs_ns: np.ndarray, hit: np.ndarray) -> str:
-    """In which steps of the window it is, where not in all: at one stretch, or how many."""
-    if not 0 < len(hit) < len(costs_ns):
-        return ""
-    much = words.ms(float(costs_ns[hit].mean()))
-    return f" It happens in {_often(dataset, hit)}, {much} each."
 
 
 def _often(dataset: Dataset, hit: np.ndarray) -> str:
@@ -343,7 +352,8 @@ def lighter(dataset: Dataset) -> str:
 
 def asks_for_nsys(dataset: Dataset) -> bool:
     """Whether the run's own command line has options that --profiler torch refuses."""
-    return bool(_FOR_NSYS & {word.partition("=")[0] for word in dataset.again})
+    for_nsys = {"--nsys", "--nsys-arg", "--trace", "--pytorch", "--cpu-sampling", "--arm"}
+    return bool(for_nsys & {word.partition("=")[0] for word in dataset.again})
 
 
 def operators(dataset: Dataset) -> tuple[str, str]:

@@ -26,9 +26,11 @@ from clusterprof.analysis.findings import all_ranks, profiler_overhead, unprofil
 from clusterprof.analysis.findings.finding import Code, Repair, Tier, finding, job_of
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import LEAST_STEADY, Dataset
-from clusterprof.analysis.model.what_if import Saved, what_ifs
+from clusterprof.analysis.model.what_if import Saved, WhatIfs, what_ifs
 from clusterprof.results import Combined, Finding
 
+#: a finding's code and ranks, and what its repair saves
+_Weighed = tuple[tuple[str, tuple[int, ...]], Saved]
 #: the finding modules in the order in which they run
 MODULES: list[Any] = []
 #: every code that a finding can carry
@@ -99,10 +101,7 @@ def weigh(dataset: Dataset) -> list[tuple[Repair, Saved]]:
         modules = [m for m in MODULES if m.TIER is tier and hasattr(m, "repairs")]
         proposed = [m.repairs(dataset, lengths, before) for m in modules]
         while any(proposed):
-            # of each module those of its earliest turn
-            turns = [min((r.turn for r in repairs), default=0) for repairs in proposed]
-            by_turn = zip(proposed, turns, strict=True)
-            ready = [r for repairs, turn in by_turn for r in repairs if r.turn == turn]
+            ready = [repair for repairs in proposed for repair in _first_turn(repairs)]
             saved = {r: job.saved(r.apply(lengths), lengths, r.ranks) for r in ready}
             enough = {r: saved[r].most_ns >= r.least * step_ns for r in ready} | enough
             # first what is too little to change anything for the others
@@ -121,23 +120,20 @@ def weigh(dataset: Dataset) -> list[tuple[Repair, Saved]]:
     return weighed
 
 
+def _first_turn(repairs: list[Repair]) -> list[Repair]:
+    """Of a module's repairs those of the earliest turn."""
+    return [r for r in repairs if r.turn == min(waiting.turn for waiting in repairs)]
+
+
 def combined(dataset: Dataset, findings: Sequence[Finding]) -> Combined | None:
     """The step that each choice of the findings that save most leaves: one replay for each.
 
     None where no finding above severity info saves anything. After what is chosen with it and comes
     before it a repair saves what is left of it; else what it saves alone.
     """
-    if (job := what_ifs(dataset)) is None:
+    job = what_ifs(dataset)
+    if job is None or not (repairs := _largest(job, findings)):
         return None
-    worth = [f for f in findings if f["severity"] != "info"]
-    keys = [(f["code"], tuple(f["ranks"]), f["saved_ns_per_step"]) for f in worth]
-    # of four there are 16 replays, of which some are known already
-    repairs = [(key[:2], job.weighed[key]) for key in keys if key in job.weighed]
-    if not repairs:
-        return None
-    # those of ranks that nothing ties to the first one's make other steps shorter
-    tied = repairs[0][1].ranks
-    repairs = [repair for repair in repairs if np.array_equal(repair[1].ranks, tied)][: limits.FEW]
     # queued work would hide in the window what one of them costs
     long_run, remaining_ns = any(saved.long_run for _, saved in repairs), []
     for choice in range(1 << len(repairs)):
@@ -145,12 +141,25 @@ def combined(dataset: Dataset, findings: Sequence[Finding]) -> Combined | None:
         for _, saved in chosen:
             others = {name for name, other in chosen if other is not saved}
             saves.append(saved if others & {*saved.base.repaired} else saved.alone or saved)
-        remaining_ns.append(round(job.remaining_ns(saves, long_run, tied)))
+        remaining_ns.append(round(job.remaining_ns(saves, long_run, repairs[0][1].ranks)))
     return {
         "view": "long_run" if long_run else "window",
         "findings": [{"code": code, "ranks": list(ranks)} for (code, ranks), _ in repairs],
         "remaining_ns": remaining_ns,
     }
+
+
+def _largest(job: WhatIfs, findings: Sequence[Finding]) -> list[_Weighed]:
+    """The repairs of the findings above severity info, of the same steps and no more than `FEW`.
+
+    Of four there are 16 replays, of which some are known already.
+    """
+    worth = [f for f in findings if f["severity"] != "info"]
+    keys = [(f["code"], tuple(f["ranks"]), f["saved_ns_per_step"]) for f in worth]
+    repairs = [(key[:2], job.weighed[key]) for key in keys if key in job.weighed]
+    # those of ranks that nothing ties to the first one's make other steps shorter
+    alike = [r for r in repairs if np.array_equal(r[1].ranks, repairs[0][1].ranks)]
+    return alike[: limits.FEW]
 
 
 def explain(code: str) -> str:

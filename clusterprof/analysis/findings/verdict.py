@@ -54,33 +54,34 @@ def _of_findings(
     Those whose least saving is `large` enough may be below it: what no step log tells the frequency
     of, or what may be waiting for unprofiled ranks.
     """
-    step_ns, job = pace_ns(dataset), what_ifs(dataset)
+    step_ns, most_ns = pace_ns(dataset), max((f["saved_ns_per_step"] for f in weighty), default=0)
     large = [f for f in findings if severity(f["saved_least_ns"] / step_ns) != "info"]
     late = [f for f in findings if f["code"].startswith("straggler.") and not overlapped(f)]
-    most_ns = max((f["saved_ns_per_step"] for f in weighty), default=0)
-    start = _no_straggler(dataset, named=bool(late))
-    if job and job.unseen_ns > max(limits.WARNING_FRAC * step_ns, most_ns):
-        text = (
-            f"The window shows {ms(dataset.step_ns)} of each {ms(step_ns)} step: the rest {_OPEN}."
-        )
-        start, late = _plain("unknown", text), []
-    leading = [f for f in late if f in weighty]
+    unseen = _unseen(dataset, most_ns)
+    start = unseen or _no_straggler(dataset, named=bool(late))
+    leading = [f for f in late if f in weighty and not unseen]
     if leading and leading[0]["saved_ns_per_step"] >= limits.HALF * most_ns:
         return headline(leading[0], 2)
-    if weighty and large and large[0] not in weighty:
-        return [*headline(large[0], 1), _also((leading or weighty)[0])]
-    if weighty and (leading or (late and not start)):
+    unsure = [f for f in large[:1] if f not in weighty]
+    worth, also = [*unsure, *weighty], leading or (weighty if unsure else [] if start else late)
+    if weighty and also:
         # the straggler comes first, but not where something else saves many times as much
-        return [*headline(weighty[0], 1), _also((leading or late)[0])]
-    if worth := weighty or large:
-        some = len(dataset.ranks) < (dataset.world_size or 0)
-        none = "No stragglers among the profiled ranks." if some else "No stragglers."
-        start = start or _too_few(dataset, worth[0]) or _plain("none", none)
-        return [*start, *headline(worth[0], 1)]
-    steps = f"in {len(dataset.steady_steps)} steady-state steps of {ms(dataset.step_ns)}"
-    steps += f" ({ms(step_ns)} without the profiler)." if another_pace(dataset) else "."
+        return [*headline(worth[0], 1), _also(also[0])]
+    if worth:
+        return [*(start or _too_few(dataset, worth[0])), *headline(worth[0], 1)]
     kind = "other findings" if start else "findings above severity info" if findings else "findings"
-    return [*start, *_plain("none", f"No {kind} {steps}")]
+    steps = f"{len(dataset.steady_steps)} steady-state steps of {ms(dataset.step_ns)}"
+    steps += f" ({ms(step_ns)} without the profiler)." if another_pace(dataset) else "."
+    return [*start, *_plain("none", f"No {kind} in {steps}")]
+
+
+def _unseen(dataset: Dataset, most_ns: float) -> list[Sentence]:
+    """That the window shows too little of a step, where that is more than the findings save."""
+    job, step_ns = what_ifs(dataset), pace_ns(dataset)
+    if job is None or job.unseen_ns <= max(limits.WARNING_FRAC * step_ns, most_ns):
+        return []
+    shown = f"The window shows {ms(dataset.step_ns)} of each {ms(step_ns)} step"
+    return _plain("unknown", f"{shown}: the rest {_OPEN}.")
 
 
 def _plain(code: Literal["unknown", "none"], *texts: str) -> list[Sentence]:
@@ -120,12 +121,12 @@ def _also(finding: Finding) -> Sentence:
 
 
 def _too_few(dataset: Dataset, finding: Finding) -> list[Sentence]:
-    """Why one rank's pause in so few steps leaves open whether it pauses often; else nothing."""
-    steps = len(dataset.steady_steps)
+    """No straggler; but one rank's pause in so few steps leaves open whether it pauses often."""
+    steps, some = len(dataset.steady_steps), len(dataset.ranks) < (dataset.world_size or 0)
     # the pace before the window tells that what was seen once recurs
     enough = steps >= limits.FEW and finding["severity"] == "info"
     if enough or len(finding["ranks"]) != 1 or finding["recurrence"] != "once":
-        return []
+        return _plain("none", f"No stragglers{' among the profiled ranks' if some else ''}.")
     why = f"from {steps} steady-state steps; profile more (--steps)."
     return _plain("unknown", f"Stragglers {_OPEN} {why}")
 
