@@ -83,7 +83,6 @@ def _finding(dataset: Dataset, shallow: ShallowResults, suspects: list[Suspect])
     )
     first, last = since or 0, math.inf if until is None else until
     steps = shallow["steps"] if late_steps is None else late_steps
-    # without a repair that is replayed `finding` has zeros for these
     return finding(dataset, CODES[0], sorted(ranks), say) | {
         "severity": severity((saved - bound) / max(step_ns, 1)),
         "steps": [step for step in steps if first <= step <= last],
@@ -116,12 +115,12 @@ def _peers(shallow: ShallowResults, late: Suspect) -> list[int]:
 
 
 def _summary(shallow: ShallowResults, suspects: list[Suspect]) -> str:
-    worst, step, late = suspects[0], compared_step_ns(shallow), suspects[0]["lateness_ns"]
+    worst, step = suspects[0], compared_step_ns(shallow)
     ranks = [suspect["rank"] for suspect in suspects]
-    much = f"{ms(late)} of each {ms(step)} step"
-    if step:  # who is behind by more than a step is waited for no longer than that
-        late = min(late, step)
-        much = f"{ms(late)} of each {ms(step)} step ({percent(late / step)})"
+    # who is behind by more than a step is waited for no longer than that
+    late = min(worst["lateness_ns"], step or worst["lateness_ns"])
+    share = f" ({percent(late / step)})" if step else ""
+    much = f"{ms(late)} of each {ms(step)} step{share}"
     begin, end = worst["since_step"], worst["until_step"]
     when = {
         (True, True): "",
@@ -129,8 +128,8 @@ def _summary(shallow: ShallowResults, suspects: list[Suspect]) -> str:
         (True, False): f", until step {end}",
         (False, False): f", in the steps {begin} to {end}",
     }[begin is None, end is None]
-    if some_steps := words.in_some(worst["late_steps"], shallow["steps"]):
-        when += f", {some_steps}"
+    some_steps = words.in_some(worst["late_steps"], shallow["steps"])
+    when += f", {some_steps}" if some_steps else ""
     text = f"The other ranks wait {much} for {rank_list(ranks, 4)}{when}."
     text += " Whether that delays their work cannot be determined from flight recorders."
     if worst["delays"]:

@@ -100,94 +100,87 @@ class Repair:
     calls: Bools | None = None
 
 
-class _Stated(NamedTuple):
-    """What a finding states of its repair (ns); without one nothing is saved."""
-
-    #: the step that its savings are a share of
-    step_ns: float
-    saved_ns: float = 0.0
-    alone_ns: float = 0.0
-    lies: Interval = Interval(0.0, 0.0, (0.0, 0.0))
-    #: what the cause costs in each steady-state step
-    costs_ns: Floats = np.zeros(0)
-    saving: Saving | None = None
-
-
-def _stated(dataset: Dataset, ranks: Sequence[int], say: Words, saved: Saved) -> _Stated:
-    """What is saved, of what, and how certain that is."""
-    # where queued work hides it, the longer step to come
-    hidden = saved.long_run and not saved.paced
-    # no step can cost more than it lasts
-    costs_ns = saved.by_step_ns if say.costs is None else say.costs
-    lies = job_of(dataset).interval(saved, ranks)
-    base, long = saved.base_ns, saved.base_long_ns
-    return _Stated(
-        max(saved.of_ns if hidden else pace_ns(dataset), 1.0),
-        # nor can its repair save more than the step where one rank's times are wrong
-        min(saved.ns, saved.of_ns),
-        saved.alone_ns,
-        lies,
-        np.clip(costs_ns, 0.0, dataset.durations),
-        {
-            "window": {"step_ns": round(base), "without_ns": round(base - saved.window_ns)},
-            "long_run": {"step_ns": round(long), "without_ns": round(long - saved.long_ns)},
-            "stated": "long_run" if saved.long_run else "window",
-            "each_ns": [round(ns) for ns in saved.by_step_ns.tolist()],
-            "clocks_ns": round(max(lies.clocks_ns)),
-            "net_of": [{"code": code, "ranks": list(ranks)} for code, ranks in saved.base.repaired],
-        },
-    )
+def finding(dataset: Dataset, code: Code, ranks: Sequence[int], say: Words) -> Finding:
+    """Make a finding that nothing is replayed for: it costs nothing, and nothing is saved."""
+    return {
+        "code": code.code,
+        "severity": say.at_least,
+        "rank": say.rank,
+        "ranks": list(ranks),
+        "steps": [],
+        "recurrence": say.recurrence or "persistent",
+        "cost_ns_per_step": 0,
+        "share_of_step": 0.0,
+        "saved_ns_per_step": 0,
+        "saved_alone_ns": 0,
+        "saved_least_ns": 0,
+        "saved_most_ns": 0,
+        "saved_uncertainty_ns": 0,
+        "saving": None,
+        "confidence": say.confidence,
+        "summary": _worded(dataset, say.summary),
+        "evidence": say.evidence,
+        "advice": _worded(dataset, say.advice or code.recommendation),
+        "next": say.follow_up,
+    }
 
 
-def finding(
-    dataset: Dataset, code: Code, ranks: Sequence[int], say: Words, saved: Saved | None = None
+def finding_of_repair(
+    dataset: Dataset, code: Code, ranks: Sequence[int], say: Words, saved: Saved
 ) -> Finding:
-    """Make a finding from what its repair saves; without a repair nothing is saved.
+    """Make a finding from what its repair saves.
 
     It costs in each steady-state step what the what-if saves in the window. The severity is that of
     the least that may be saved: what happens once in a window is an information, unless the pace
     before it tells how often it does.
     """
-    stated, at_most, summary = _Stated(max(pace_ns(dataset), 1.0)), say.at_most, say.summary
-    if saved:
-        saved = replace(saved, long_run=saved.long_run or say.hidden)
-        stated = _stated(dataset, ranks, say, saved)
-        job_of(dataset).weighed[code.code, tuple(ranks), round(stated.saved_ns)] = saved
-    costs_ns, lies = stated.costs_ns, stated.lies
+    saved, job = replace(saved, long_run=saved.long_run or say.hidden), job_of(dataset)
+    # no step can cost more than it lasts
+    costs_ns = saved.by_step_ns if say.costs is None else say.costs
+    costs_ns = np.clip(costs_ns, 0.0, dataset.durations)
     hit = np.flatnonzero(costs_ns > limits.WARNING_FRAC * costs_ns.max(initial=0.0))
     often = recurrence(len(hit), len(costs_ns))
-    if saved and not saved.paced and often == "once":
-        at_most = "info"
-    level = min(severity(lies.least_ns / stated.step_ns), at_most, key=_LEVELS.index)
-    share = min(max(stated.saved_ns / stated.step_ns, 0.0), 1.0)
-    if saved and at_most != "info" and lies.least_ns <= 0 and severity(share) != "info":
-        summary = _doubted(summary, saved, lies)
-    steps_said = saved and often != "persistent" and of_saving(dataset, saved) in summary
+    # nor can its repair save more than the step where one rank's times are wrong
+    saved_ns, lies = min(saved.ns, saved.of_ns), job.interval(saved, ranks)
+    job.weighed[code.code, tuple(ranks), round(saved_ns)] = saved
+    # where queued work hides it, the longer step to come
+    step_ns = max(job.step_ns if saved.paced or not saved.long_run else saved.of_ns, 1.0)
+    share = min(max(saved_ns / step_ns, 0.0), 1.0)
+    at_most: Severity = "info" if often == "once" and not saved.paced else say.at_most
+    level = min(severity(lies.least_ns / step_ns), at_most, key=_LEVELS.index)
+    if at_most != "info" and lies.least_ns <= 0 and severity(share) != "info":
+        say = say._replace(summary=_doubted(say.summary, saved, lies))
+    steps_said = often != "persistent" and of_saving(dataset, saved) in say.summary
     if 0 < len(hit) < len(costs_ns) and not steps_said:
-        much = words.ms(float(costs_ns[hit].mean()))
-        summary += f" It happens in {_often(dataset, hit)}, {much} each."
-    return {
-        "code": code.code,
+        when = (
+            f" It happens in {_often(dataset, hit)}, {words.ms(float(costs_ns[hit].mean()))} each."
+        )
+        say = say._replace(summary=say.summary + when)
+    return finding(dataset, code, ranks, say) | {
         "severity": max(level, say.at_least, key=_LEVELS.index),
-        "rank": say.rank,
-        "ranks": list(ranks),
         "steps": [int(dataset.steady_steps[k]) for k in hit],
         "recurrence": say.recurrence or often,
         "cost_ns_per_step": round(float(costs_ns.mean())) if len(costs_ns) else 0,
         "share_of_step": round(share, 4),
-        "saved_ns_per_step": round(stated.saved_ns),
-        "saved_alone_ns": round(stated.alone_ns),
+        "saved_ns_per_step": round(saved_ns),
+        "saved_alone_ns": round(saved.alone_ns),
         "saved_least_ns": round(lies.least_ns),
         "saved_most_ns": round(lies.most_ns),
-        "saved_uncertainty_ns": round(
-            max(stated.saved_ns - lies.least_ns, lies.most_ns - stated.saved_ns)
-        ),
-        "saving": stated.saving,
-        "confidence": say.confidence,
-        "summary": _worded(dataset, summary),
-        "evidence": say.evidence,
-        "advice": _worded(dataset, say.advice or code.recommendation),
-        "next": say.follow_up,
+        "saved_uncertainty_ns": round(max(saved_ns - lies.least_ns, lies.most_ns - saved_ns)),
+        "saving": _saving(saved, max(lies.clocks_ns)),
+    }
+
+
+def _saving(saved: Saved, clocks_ns: float) -> Saving:
+    """Where a saving is from."""
+    base, long = saved.base_ns, saved.base_long_ns
+    return {
+        "window": {"step_ns": round(base), "without_ns": round(base - saved.window_ns)},
+        "long_run": {"step_ns": round(long), "without_ns": round(long - saved.long_ns)},
+        "stated": "long_run" if saved.long_run else "window",
+        "each_ns": [round(ns) for ns in saved.by_step_ns.tolist()],
+        "clocks_ns": round(clocks_ns),
+        "net_of": [{"code": code, "ranks": list(ranks)} for code, ranks in saved.base.repaired],
     }
 
 

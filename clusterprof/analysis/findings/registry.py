@@ -23,7 +23,7 @@ import numpy as np
 
 from clusterprof.analysis import findings
 from clusterprof.analysis.findings import all_ranks, profiler_overhead, unprofiled
-from clusterprof.analysis.findings.finding import Code, Repair, Tier, finding, job_of
+from clusterprof.analysis.findings.finding import Code, Repair, Tier, finding_of_repair, job_of
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import LEAST_STEADY, Dataset
 from clusterprof.analysis.model.what_if import Saved, WhatIfs, what_ifs
@@ -66,7 +66,7 @@ def all_findings(dataset: Dataset) -> tuple[list[Finding], list[str]]:
     else:
         for repair, saved in weigh(dataset):
             words = repair.words(saved)
-            every.append(finding(dataset, repair.code, repair.ranks, words, saved))
+            every.append(finding_of_repair(dataset, repair.code, repair.ranks, words, saved))
     for module in modules:
         every += module.find(dataset, every) if hasattr(module, "find") else []
     every = _by_recorders(every)
@@ -99,14 +99,13 @@ def weigh(dataset: Dataset) -> list[tuple[Repair, Saved]]:
     for tier in Tier:
         before, enough = [repair for repair, _ in weighed], dict[Repair, bool]()
         modules = [m for m in MODULES if m.TIER is tier and hasattr(m, "repairs")]
-        proposed = [m.repairs(dataset, lengths, before) for m in modules]
+        proposed: list[list[Repair]] = [m.repairs(dataset, lengths, before) for m in modules]
         while any(proposed):
             ready = [repair for repairs in proposed for repair in _first_turn(repairs)]
             saved = {r: job.saved(r.apply(lengths), lengths, r.ranks) for r in ready}
             enough = {r: saved[r].most_ns >= r.least * step_ns for r in ready} | enough
             # first what is too little to change anything for the others
-            small = [r for r in ready if not enough[r]]
-            best = small[0] if small else max(ready, key=lambda r: saved[r].certain_ns)
+            best = max(ready, key=lambda r: (not enough[r], enough[r] and saved[r].certain_ns))
             proposed = [[r for r in repairs if r is not best] for repairs in proposed]
             if not enough[best]:
                 continue

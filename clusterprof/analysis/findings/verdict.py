@@ -66,13 +66,20 @@ def _of_findings(
     worth, also = [*unsure, *weighty], leading or (weighty if unsure else [] if start else late)
     if weighty and also:
         # the straggler comes first, but not where something else saves many times as much
-        return [*headline(worth[0], 1), _also(also[0])]
+        (second,) = headline(also[0], 1)
+        second["text"] = f"Also, {second['text'][0].lower()}{second['text'][1:]}"
+        return [*headline(worth[0], 1), second]
     if worth:
         return [*(start or _too_few(dataset, worth[0])), *headline(worth[0], 1)]
-    kind = "other findings" if start else "findings above severity info" if findings else "findings"
-    steps = f"{len(dataset.steady_steps)} steady-state steps of {ms(dataset.step_ns)}"
-    steps += f" ({ms(step_ns)} without the profiler)." if another_pace(dataset) else "."
-    return [*start, *_plain("none", f"No {kind} in {steps}")]
+    none = "findings above severity info" if findings else "findings"
+    return [*start, *_plain("none", f"No {'other findings' if start else none} {_steps(dataset)}")]
+
+
+def _steps(dataset: Dataset) -> str:
+    """The steps that there are no findings in."""
+    steps = f"in {len(dataset.steady_steps)} steady-state steps of {ms(dataset.step_ns)}"
+    unprofiled = f" ({ms(pace_ns(dataset))} without the profiler)" if another_pace(dataset) else ""
+    return f"{steps}{unprofiled}."
 
 
 def _unseen(dataset: Dataset, most_ns: float) -> list[Sentence]:
@@ -112,12 +119,6 @@ def _looked_at(dataset: Dataset) -> list[Sentence]:
         return _plain("none", f"No rank delays the other ranks by their flight recorders {count}")
     waits = f"No rank keeps its group waiting {count}"
     return _plain("unknown", f"{unknown} from flight recorders alone.", waits)
-
-
-def _also(finding: Finding) -> Sentence:
-    """What comes second in the first line."""
-    (also,) = headline(finding, 1)
-    return {**also, "text": f"Also, {also['text'][0].lower()}{also['text'][1:]}"}
 
 
 def _too_few(dataset: Dataset, finding: Finding) -> list[Sentence]:
