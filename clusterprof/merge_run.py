@@ -6,7 +6,7 @@ import contextlib
 import math
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,19 +25,10 @@ if TYPE_CHECKING:
     from clusterprof.analysis.model.shallow import Shallow
     from clusterprof.clock_probe import Measurement
     from clusterprof.ingest.engines import Engine
+    from clusterprof.ingest.sources import Source
     from clusterprof.report.whole_job import Job
-    from clusterprof.results import (
-        HangResults,
-        MissingRank,
-        Results,
-    )
+    from clusterprof.results import HangResults, MissingRank, Results
     from clusterprof.study import Study
-
-#: Tables are written in seconds, and what a rank started ends five minutes after it at most: what
-#: was not written to for so long was left by a process that was killed.
-_LEFT_S = 600.0
-#: threads that write tables beside the page's: more would hold more of them packed in memory
-_PACKERS = 2
 
 
 def merge_run(run: Window, outcomes: Sequence[Outcome], engine: Engine | None = None) -> Study:
@@ -45,9 +36,12 @@ def merge_run(run: Window, outcomes: Sequence[Outcome], engine: Engine | None = 
 
     `engine` reads them, by default processes of this host.
     """
+    # Tables are written in seconds, and what a rank started ends five minutes after it at most:
+    # what was not written to for so long was left by a process that was killed.
+    left_s = 600.0
     with console.Progress(), run_directory.merging(run):
         for outcome in outcomes:
-            files.remove_left(run.rank(outcome.rank) / paths.REDUCED, _LEFT_S)
+            files.remove_left(run.rank(outcome.rank) / paths.REDUCED, left_s)
         made = merged(run, outcomes, engine)
         console.progress("writing tables and the page")
         save(made, run)
@@ -59,11 +53,54 @@ def merged(run: Window, outcomes: Sequence[Outcome], engine: Engine | None = Non
     from clusterprof import clock_probe
     from clusterprof.align.clock.measured import known_clocks
     from clusterprof.analysis.findings.profiler_overhead import capture_cost
-    from clusterprof.ingest import Gathered, Source, find_sources, gather
+    from clusterprof.ingest import Gathered, gather
     from clusterprof.study import study
 
     with writing(run.results.path):
         probe = clock_probe.gathered(run.results)
+    sources, manifest = _sources(run, outcomes), run.directory.read_manifest()
+    # a report without the environment does not say how large its job was
+    size = manifest.world_size
+    gathered = gather(sources, engine=engine, world_size=size) if sources else Gathered([], [], [])
+    ranks = gathered.ranks
+    profiled = [tables.rank for tables in ranks]
+    lost: list[MissingRank] = [
+        {"rank": outcome.rank, "source": str(run.rank(outcome.rank)), "reason": outcome.reason}
+        for outcome in outcomes
+        if not outcome.report and outcome.rank not in profiled
+    ]
+    # A report may be there although something went wrong: the program ended inside the window, say.
+    reported = {outcome.rank: outcome.reason for outcome in outcomes if outcome.report}
+    incomplete = [f"rank {rank}: {reason}" for rank, reason in reported.items() if reason]
+    measured, window = clock_probe.of_run(run, profiled), run.window()
+    # Profilers start in the window's first step and stop after its last one.
+    disturbed = [window.first, window.end, window.end + 1] if profiled else []
+    job = job_record(run, manifest)
+    shallow, silent = all_ranks(run.results, disturbed, job.steps)
+    if shallow is not None:
+        looks = watched.read(watched.path_of(run.directory.path))
+        shallow = replace(shallow, results=watched.over_the_run(shallow.results, looks))
+    elif any(len(ranks) == tables.info.world_size for tables in ranks):
+        silent = []  # each rank was profiled
+    made = study(
+        ranks,
+        missing=[*gathered.missing, *lost],
+        warnings=[*gathered.warnings, *incomplete, *silent],
+        source=str(run.path),
+        clocks=known_clocks(ranks, measured, probe.as_json() if probe else None),
+        capture=job.window and capture_cost(job.steps, reported, *job.window, job.paces),
+        again=again(run, manifest),
+        shallow=shallow,
+    )
+    return replace(made, job=replace(job, shallow=made.shallow))
+
+
+def _sources(run: Window, outcomes: Sequence[Outcome]) -> Sequence[Source]:
+    """The reports of a run: where it has none, who shares it may have put them, scrubbed, anywhere
+    in it.
+    """
+    from clusterprof.ingest import Source, find_sources
+
     sources = [
         Source(
             outcome.report, rank=outcome.rank, alone=True, steps=outcome.steps,
@@ -72,48 +109,10 @@ def merged(run: Window, outcomes: Sequence[Outcome], engine: Engine | None = Non
         for outcome in outcomes
         if outcome.report is not None
     ]  # fmt: skip
-    if not sources:  # who shares a run may have put its reports, scrubbed, anywhere in it
+    if not sources:
         with contextlib.suppress(ReportError):
-            sources = find_sources([run.path])
-    manifest = run.directory.read_manifest()
-    # a report without the environment does not say how large its job was
-    size = manifest.world_size
-    gathered = gather(sources, engine=engine, world_size=size) if sources else Gathered([], [], [])
-    profiled = [tables.rank for tables in gathered.ranks]
-    lost: list[MissingRank] = []
-    # A report may be there although something went wrong: the program ended inside the window, say.
-    incomplete = []
-    for outcome in outcomes:
-        if outcome.report and outcome.reason:
-            incomplete.append(f"rank {outcome.rank}: {outcome.reason}")
-        elif not outcome.report and outcome.rank not in profiled:
-            source = str(run.rank(outcome.rank))
-            lost.append({"rank": outcome.rank, "source": source, "reason": outcome.reason})
-    measured = clock_probe.of_run(run, profiled)
-    window = run.window()
-    # Profilers start in the window's first step and stop after its last one.
-    disturbed = [window.first, window.end, window.end + 1] if profiled else []
-    job = job_record(run, manifest)
-    reported = {outcome.rank for outcome in outcomes if outcome.report}
-    capture = job.window and capture_cost(job.steps, reported, *job.window, job.paces)
-    shallow, silent = all_ranks(run.results, disturbed, job.steps)
-    if shallow is not None:
-        looks = watched.read(watched.path_of(run.directory.path))
-        shallow = replace(shallow, results=watched.over_the_run(shallow.results, looks))
-    ranks = gathered.ranks
-    if shallow is None and any(len(ranks) == tables.info.world_size for tables in ranks):
-        silent = []  # each rank was profiled
-    made = study(
-        ranks,
-        missing=[*gathered.missing, *lost],
-        warnings=[*gathered.warnings, *incomplete, *silent],
-        source=str(run.path),
-        clocks=known_clocks(gathered.ranks, measured, probe.as_json() if probe else None),
-        capture=capture,
-        again=again(run, manifest),
-        shallow=shallow,
-    )
-    return replace(made, job=replace(job, shallow=made.shallow))
+            return find_sources([run.path])
+    return sources
 
 
 def job_record(run: Window, manifest: Manifest | None = None) -> Job:
@@ -122,26 +121,23 @@ def job_record(run: Window, manifest: Manifest | None = None) -> Job:
     from clusterprof.ingest.rank_steps import beside_log, read_log, read_pace
     from clusterprof.report.whole_job import Job
 
-    whole = run.results
-    states = whole.states() | run.states()
-    hosts = {rank: str(state["host"]) for rank, state in states.items() if state.get("host")}
+    states = run.results.states() | run.states()
     steps, paces = {}, {}
     for rank in states:
         log = newest_step_log(run.logged(rank))
-        if log is not None:
-            with contextlib.suppress(ReportError):
+        with contextlib.suppress(ReportError):
+            if log is not None:
                 steps[rank] = read_log(log)
                 paces[rank] = read_pace(beside_log(log, paths.PACE))
+    hosts = {rank: str(state["host"]) for rank, state in states.items() if state.get("host")}
     job = Job(steps=steps, paces=paces, hosts=hosts)
     if manifest is None:
         return job
-    torch = {str(state["torch"]) for state in states.values() if state.get("torch")}
-    window = run.window()
-    content = manifest.content
+    window, content = run.window(), manifest.content
     return replace(
         job,
         window=(window.first, window.end),
-        torch=tuple(sorted(torch)),
+        torch=tuple(sorted({str(s["torch"]) for s in states.values() if s.get("torch")})),
         command=shlex.join(str(word) for word in content.get("argv") or ()),
         launcher=manifest.launcher or "",
         began=str(content.get("began") or ""),
@@ -307,8 +303,9 @@ def save(made: Study, run: Window) -> None:
     from clusterprof.report import results_json
     from clusterprof.tables import SCHEMAS
 
-    # Arrow packs without the interpreter's lock, which drawing the page holds.
-    with writing(run.merged), ThreadPoolExecutor(_PACKERS) as packers:
+    # Arrow packs without the interpreter's lock, which drawing the page holds. More threads would
+    # hold more tables packed in memory.
+    with writing(run.merged), ThreadPoolExecutor(2) as packers:
         run.merged.mkdir(exist_ok=True)
         results_json.write(run.merged / paths.RESULTS, made.results)
         whole = {name: getattr(made, name) for name in ("collectives", "accounts", "lanes")}
@@ -316,8 +313,8 @@ def save(made: Study, run: Window) -> None:
             whole["shallow"] = made.shallow
         targets = [(table, run.merged / f"{name}.parquet") for name, table in whole.items()]
         tables = run.results.path / paths.TABLES
-        kept = [f"{rank.rank:05d}" for rank in made.ranks]
-        for rank, folder in zip(made.ranks, kept, strict=True):
+        kept = {f"{rank.rank:05d}": rank for rank in made.ranks}
+        for folder, rank in kept.items():
             (tables / folder).mkdir(parents=True, exist_ok=True)
             for name in SCHEMAS:
                 target = tables / folder / f"{name}.parquet"
@@ -327,13 +324,19 @@ def save(made: Study, run: Window) -> None:
         write_page(made, run.html, run.results.path.name)
         for write in packed:
             write.result()
-        # Of an earlier merge's other ranks our tables are removed, and nothing else.
-        for old in tables.iterdir() if tables.is_dir() else ():
-            if old.name.isdigit() and old.name not in kept and not old.is_symlink():
-                for name in SCHEMAS:
-                    (old / f"{name}.parquet").unlink(missing_ok=True)
-                with contextlib.suppress(OSError):
-                    old.rmdir()
+        _remove_others(tables, kept)
+
+
+def _remove_others(tables: Path, kept: Container[str]) -> None:
+    """Remove our tables of an earlier merge's other ranks than those `kept`, and nothing else."""
+    from clusterprof.tables import SCHEMAS
+
+    for old in tables.iterdir() if tables.is_dir() else ():
+        if old.name.isdigit() and old.name not in kept and not old.is_symlink():
+            for name in SCHEMAS:
+                (old / f"{name}.parquet").unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                old.rmdir()
 
 
 def same_file(kept: Path | None, target: Path) -> bool:
@@ -345,9 +348,8 @@ def same_file(kept: Path | None, target: Path) -> bool:
     try:
         if kept is None or kept.is_symlink():
             return False
-        if not target.is_symlink() and target.exists() and target.samefile(kept):
-            return True
-        folders.link(kept, target)
+        if target.is_symlink() or not target.exists() or not target.samefile(kept):
+            folders.link(kept, target)
     except OSError:
         return False
     return True
@@ -355,16 +357,9 @@ def same_file(kept: Path | None, target: Path) -> bool:
 
 def write_page(made: Study, target: Path, title: str) -> None:
     """Write the page of a study. Raises `RunDirectoryError` if it cannot be written."""
-    from clusterprof.analysis.findings.registry import explained
     from clusterprof.report import html
 
-    meaning = explained(made.results["findings"])
-    html.write(
-        target,
-        html.render(
-            made.results, made.collectives, made.lanes, title=title, job=made.job, explained=meaning
-        ),
-    )
+    html.write(target, _page(made.results, made.collectives, made.lanes, title, made.job))
 
 
 def page_again(run: Window, results: Results, *, anonymous: bool = False) -> str:
@@ -374,27 +369,35 @@ def page_again(run: Window, results: Results, *, anonymous: bool = False) -> str
     """
     from clusterprof.align.lateness import SHALLOW
     from clusterprof.align.match import PLACED
-    from clusterprof.analysis.findings.registry import explained
-    from clusterprof.report import anonymous as hidden, html
+    from clusterprof.report import anonymous as hidden
     from clusterprof.tables import SPANS, read_table
 
+    def merged_table(name: str, schema: pa.Schema) -> pa.Table | None:
+        """What an earlier version did not write, or nothing was known of, is not there."""
+        path = run.merged / f"{name}.parquet"
+        return read_table(path, schema) if path.is_file() else None
+
     collectives = read_table(run.merged / "collectives.parquet", PLACED)
-    lanes = run.merged / "lanes.parquet"
-    spans = read_table(lanes, SPANS) if lanes.is_file() else None
-    job = None
+    spans, job = merged_table("lanes", SPANS), None
     if run.directory.manifest.is_file():
         run = run_directory.opened(run.path).deep()
-        shallow = run.merged / "shallow.parquet"
-        table = read_table(shallow, SHALLOW) if shallow.is_file() else None
-        job = replace(job_record(run, run.directory.read_manifest()), shallow=table)
-    title = run.results.path.name
-    if anonymous:
-        names = hidden.host_names(results, job.hosts.values() if job else ())
-        results = hidden.anonymous(results, names)
-        collectives = hidden.anonymous_table(collectives, names)
-        spans = None if spans is None else hidden.anonymous_table(spans, names)
-        job = job and hidden.anonymous_job(job, names)
-        title = "a run"
+        job = job_record(run, run.directory.read_manifest())
+        job = replace(job, shallow=merged_table("shallow", SHALLOW))
+    if not anonymous:
+        return _page(results, collectives, spans, run.results.path.name, job)
+    names = hidden.host_names(results, job.hosts.values() if job else ())
+    collectives = hidden.anonymous_table(collectives, names)
+    spans = None if spans is None else hidden.anonymous_table(spans, names)
+    job = job and hidden.anonymous_job(job, names)
+    return _page(hidden.anonymous(results, names), collectives, spans, "a run", job)
+
+
+def _page(
+    results: Results, collectives: pa.Table, spans: pa.Table | None, title: str, job: Job | None
+) -> str:
+    from clusterprof.analysis.findings.registry import explained
+    from clusterprof.report import html
+
     meaning = explained(results["findings"])
     return html.render(results, collectives, spans, title=title, job=job, explained=meaning)
 
@@ -455,6 +458,4 @@ def _with_values(results: Results, run: Window) -> Results:
     for finding in findings if masked else ():
         if finding["next"].endswith(masked):
             finding["next"] = finding["next"].removesuffix(masked) + whole
-    made = results.copy()
-    made["findings"] = findings
-    return made
+    return {**results, "findings": findings}

@@ -40,7 +40,6 @@ from clusterprof.results import (
     CollectivesEntry,
     MissingRank,
     RankAccount,
-    RankEntry,
     Results,
     StepEntry,
 )
@@ -88,30 +87,29 @@ def study(
     profiler's overhead by the step logs, `again` the command line that starts the run again,
     `shallow` what the flight recorders of all ranks show. Raises MergeError if a rank comes twice.
     """
-    rank_clocks = clocks or KnownClocks()
-    unusable = sorted((t for t in ranks if t.rank in rank_clocks.unusable), key=lambda t: t.rank)
+    known_clocks = clocks or KnownClocks()
     lost: list[MissingRank] = [
-        {"rank": t.rank, "source": str(t.info.source), "reason": rank_clocks.unusable[t.rank]}
-        for t in unusable
+        {"rank": t.rank, "source": str(t.info.source), "reason": known_clocks.unusable[t.rank]}
+        for t in ranks
+        if t.rank in known_clocks.unusable
     ]
-    dataset = dataset_of(ranks, rank_clocks, source=source, capture=capture, again=again)
+    dataset = dataset_of(ranks, known_clocks, source=source, capture=capture, again=again)
     dataset = replace(dataset, shallow=shallow.results if shallow else None)
     progress("replaying the steps and weighing what would be saved")
     findings, too_few = all_findings(dataset)
     headline = verdict(dataset, findings)
     trim()
-    infos = [(tables.rank, tables.info) for tables in dataset.tables]
-    ranks_read: list[RankEntry] = [
-        {
-            "rank": rank, "host": info.host, "source": str(info.source), "profiler": info.profiler,
-            "world_size": info.world_size, "device": info.device, "versions": dict(info.versions),
-        }
-        for rank, info in infos
-    ]  # fmt: skip
     results: Results = {
         "schema_version": SCHEMA_VERSION,
         "clusterprof_version": __version__,
-        "ranks": ranks_read,
+        "ranks": [
+            {
+                "rank": t.rank, "host": t.info.host, "source": str(t.info.source),
+                "profiler": t.info.profiler, "world_size": t.info.world_size,
+                "device": t.info.device, "versions": dict(t.info.versions),
+            }
+            for t in dataset.tables
+        ],
         "missing": sorted(
             (*missing, *lost), key=lambda m: (m["rank"] is None, m["rank"] or 0, m["source"])
         ),
@@ -130,21 +128,19 @@ def study(
         "headline": headline,
         "verdict": " ".join(sentence["text"] for sentence in headline),
         "warnings": [
-            *dict.fromkeys((*warnings, *rank_clocks.warnings)),
-            *_warnings(dataset, warnings),
-            *_of_matching(dataset.placed),
+            *dict.fromkeys((*warnings, *known_clocks.warnings)),
+            *dict.fromkeys(_warnings(dataset, warnings)),
             *contradictions(dataset),
             *of_the_window(dataset),
             *too_few,
         ],
-    }
-    tables = tuple(dataset.tables)
+    }  # fmt: skip
     return Study(
         results,
         dataset.placed,
         dataset.accounts,
         dataset.clock,
-        tables,
+        tuple(dataset.tables),
         joined(shallow.table, shallow.called_ns, dataset.placed) if shallow else None,
         dataset,
         lanes=spans(dataset, results),
@@ -160,53 +156,33 @@ def dataset_of(
     again: Sequence[str] = (),
 ) -> Dataset:
     """Align the ranks' clocks and match their collectives. Arguments as for `study`."""
-    ordered, rank_clocks = tuple(sorted(ranks, key=lambda t: t.rank)), clocks or KnownClocks()
-    numbers = [t.rank for t in ordered]
+    ordered, known_clocks = sorted(ranks, key=lambda t: t.rank), clocks or KnownClocks()
     # two reports of one rank are neighbours in this order
-    twice = [rank for rank, following in pairwise(numbers) if rank == following]
-    if twice:
-        files = [str(t.info.source) for t in ordered if t.rank == twice[0]]
-        raise MergeError(
-            f"rank {twice[0]} has more than one report", *files, "merge only one of them"
-        )
+    for tables, following in pairwise(ordered):
+        if tables.rank == following.rank:
+            files = [str(t.info.source) for t in ordered if t.rank == tables.rank]
+            raise MergeError(
+                f"rank {tables.rank} has more than one report", *files, "merge only one of them"
+            )
     # one number for one step on all ranks, whatever their programs count
-    ordered = tuple(numbered([t for t in ordered if t.rank not in rank_clocks.unusable]))
-    progress(f"matching the collectives of {counted(len(ordered), 'rank')}")
-    matched = match(ordered)
+    usable = tuple(numbered([t for t in ordered if t.rank not in known_clocks.unusable]))
+    progress(f"matching the collectives of {counted(len(usable), 'rank')}")
+    matched = match(usable)
     progress("aligning the clocks")
-    measured = (*rank_clocks.bounds, *of_one_report(ordered))
-    clock = align(ordered, matched, measured)
+    measured = (*known_clocks.bounds, *of_one_report(usable))
+    clock = align(usable, matched, measured)
     # on one clock kernels show by their ends that they wait for other ranks, whatever their names:
     # they are collectives as well, and tell more of the clocks
-    if names := waiting_kernels(ordered, clock):
-        ordered = tuple(as_exchanges(t, names) for t in ordered)
-        matched = match(ordered)
-        clock = align(ordered, matched, measured)
+    if names := waiting_kernels(usable, clock):
+        usable = tuple(as_exchanges(t, names) for t in usable)
+        matched = match(usable)
+        clock = align(usable, matched, measured)
     trim()  # matching has freed much that the C library keeps
-    placed = place(matched, clock)
-    lines = Timelines(ordered)
-    account = accounts(lines, [t.rank for t in ordered], placed, clock)
+    placed, lines = place(matched, clock), Timelines(usable)
+    account = accounts(lines, [t.rank for t in usable], placed, clock)
     steady = steady_steps(lines, placed)
     trim()
-    return Dataset(ordered, lines, account, placed, clock, steady, source, capture, again)
-
-
-def _of_matching(placed: pa.Table) -> Iterator[str]:
-    """What makes the matches doubtful."""
-    within = tolerance(placed)
-    if within is not None:
-        yield (
-            "the reports do not name their communicators: they are inferred from streams and times,"
-            f" by collectives whose members end within {within / 1e3:.0f} µs of each other or a "
-            "quarter of their length (learned from this recording)"
-        )
-    if reasons := contradicted(placed):
-        name, reason = next(iter(reasons.items()))
-        yield (
-            "ids of operations contradict each other in "
-            f"{counted(len(reasons), 'communicator')}, such as {name} ({reason}): the calls are "
-            "matched by their order there"
-        )
+    return Dataset(usable, lines, account, placed, clock, steady, source, capture, again)
 
 
 def _steps(dataset: Dataset) -> list[StepEntry]:
@@ -240,24 +216,34 @@ def _collectives(dataset: Dataset) -> CollectivesEntry:
     }
 
 
-def _warnings(dataset: Dataset, gathered: Sequence[str]) -> list[str]:
-    warnings = list(dataset.clock.warnings)
+def _warnings(dataset: Dataset, by_readers: Sequence[str]) -> Iterator[str]:
+    """What makes the clocks, the reports, their steps or the matches doubtful."""
+    yield from dataset.clock.warnings
     # each once, with the ranks that gave it
     by_text: dict[str, list[int]] = {}
     for tables in dataset.tables:
         for text in dict.fromkeys(tables.warnings):
-            own = text.removeprefix(f"rank {tables.rank}: ")
-            by_text.setdefault(own, []).append(tables.rank)
+            by_text.setdefault(text.removeprefix(f"rank {tables.rank}: "), []).append(tables.rank)
     # the reader's own lines begin with the ranks in another form
-    by_reader = {line.partition(": ")[2] for line in gathered}
-    warnings += [
-        f"{rank_list(r, None)}: {text}" for text, r in by_text.items() if text not in by_reader
-    ]
-    bare = [dataset.ranks[k] for k in np.flatnonzero(~dataset.timelines.has_steps)]
-    if bare:
-        warnings.append(
+    read = {line.partition(": ")[2] for line in by_readers}
+    yield from (f"{rank_list(r, None)}: {text}" for text, r in by_text.items() if text not in read)
+    if bare := [dataset.ranks[k] for k in np.flatnonzero(~dataset.timelines.has_steps)]:
+        yield (
             f"{rank_list(bare, None)}: the report has no steps; the whole window counts as one: "
             "call torch.profiler's step() at the end of each step, or mark steps with NVTX ranges "
             "named 'step N', or launch with clusterprof (--step-on where no optimizer ends one)"
         )
-    return list(dict.fromkeys(warnings))
+    within = tolerance(dataset.placed)
+    if within is not None:
+        yield (
+            "the reports do not name their communicators: they are inferred from streams and times,"
+            f" by collectives whose members end within {within / 1e3:.0f} µs of each other or a "
+            "quarter of their length (learned from this recording)"
+        )
+    if reasons := contradicted(dataset.placed):
+        name, reason = next(iter(reasons.items()))
+        yield (
+            "ids of operations contradict each other in "
+            f"{counted(len(reasons), 'communicator')}, such as {name} ({reason}): the calls are "
+            "matched by their order there"
+        )

@@ -64,37 +64,28 @@ def _finding(dataset: Dataset, shallow: ShallowResults, suspects: list[Suspect])
     """Make one finding of suspects that `find` put together, worst first.
 
     Nothing is replayed: what is saved is the worst one's lateness, by its share of the steps of a
-    watched run, and `bound_ns` is how far that may be wrong. It is 0 where the suspects may not
-    delay their peers' work. `late_steps` None: late in all from `since_step` to `until_step`.
+    watched run, and `bound` is how far that may be wrong. It is 0 where the suspects may not delay
+    their peers' work. `late_steps` None: late in all from `since_step` to `until_step`.
     """
     ranks, worst, step_ns = [s["rank"] for s in suspects], suspects[0], compared_step_ns(shallow)
-    saved = bound = 0
-    if worst["delays"]:
-        of_run = _share_of_run(shallow, worst)
-        saved = round(min(worst["lateness_ns"], step_ns) * of_run)
-        bound = round(worst["bound_ns"] * of_run)
-    first, last, late_steps = worst["since_step"] or 0, worst["until_step"], worst["late_steps"]
-    candidates = shallow["steps"] if late_steps is None else late_steps
-    until = math.inf if last is None else last
-    steps = [step for step in candidates if first <= step <= until]
-    # several groups may have one name
-    peers = [
-        rank for e in shallow["groups"]
-        if ranks[0] in e["ranks"] and words.group(e["name"], e["description"]) == worst["group"]
-        for rank in e["ranks"] if rank not in ranks
-    ]  # fmt: skip
+    since, until, late_steps = worst["since_step"], worst["until_step"], worst["late_steps"]
+    of_run = _share_of_run(shallow, worst) if worst["delays"] else 0.0
+    saved = round(min(worst["lateness_ns"], step_ns) * of_run)
+    bound = round(worst["bound_ns"] * of_run)
+    peers = [rank for rank in _peers(shallow, worst) if rank not in ranks]
     say = Words(
         summary=_summary(shallow, suspects),
         evidence=[{k: v for k, v in s.items() if v is not None} for s in suspects],
         confidence=limits.MEASURED if worst["delays"] else limits.ASSUMED,
         rank=ranks[0] if len(ranks) == 1 else None,
         follow_up=capture(dataset, [*sorted(ranks)[:2], *peers[:1]], profiler=lighter(dataset)),
-        recurrence="persistent" if last is None and late_steps is None else "intermittent",
+        recurrence="persistent" if until is None and late_steps is None else "intermittent",
     )
-    # without a repair that is replayed `finding` has zeros for these
+    first, last = since or 0, math.inf if until is None else until
+    steps = shallow["steps"] if late_steps is None else late_steps
     return finding(dataset, CODES[0], sorted(ranks), say) | {
         "severity": severity((saved - bound) / max(step_ns, 1)),
-        "steps": steps,
+        "steps": [step for step in steps if first <= step <= last],
         "cost_ns_per_step": saved,
         "share_of_step": round(saved / max(step_ns, 1), 4),
         "saved_ns_per_step": saved,
@@ -114,31 +105,39 @@ def _share_of_run(shallow: ShallowResults, late: Suspect) -> float:
     return (late["until_step"] + 1 - first) / (watch["last_step"] + 1 - watch["first_step"])
 
 
+def _peers(shallow: ShallowResults, late: Suspect) -> list[int]:
+    """The members of the groups with the name of the one that waits for a rank."""
+    return [
+        rank for e in shallow["groups"]
+        if late["rank"] in e["ranks"] and words.group(e["name"], e["description"]) == late["group"]
+        for rank in e["ranks"]
+    ]  # fmt: skip
+
+
 def _summary(shallow: ShallowResults, suspects: list[Suspect]) -> str:
     worst, step = suspects[0], compared_step_ns(shallow)
     ranks = [suspect["rank"] for suspect in suspects]
-    who = rank_list(ranks, 4)
     # who is behind by more than a step is waited for no longer than that
     late = min(worst["lateness_ns"], step or worst["lateness_ns"])
     share = f" ({percent(late / step)})" if step else ""
     much = f"{ms(late)} of each {ms(step)} step{share}"
     begin, end = worst["since_step"], worst["until_step"]
-    since = f", since step {begin}" if begin is not None else ""
-    if end is not None:
-        since = f", until step {end}" if begin is None else f", in the steps {begin} to {end}"
-    if some_steps := words.in_some(worst["late_steps"], shallow["steps"]):
-        since += f", {some_steps}"
+    when = {
+        (True, True): "",
+        (False, True): f", since step {begin}",
+        (True, False): f", until step {end}",
+        (False, False): f", in the steps {begin} to {end}",
+    }[begin is None, end is None]
+    some_steps = words.in_some(worst["late_steps"], shallow["steps"])
+    when += f", {some_steps}" if some_steps else ""
+    text = f"The other ranks wait {much} for {rank_list(ranks, 4)}{when}."
+    text += " Whether that delays their work cannot be determined from flight recorders."
     if worst["delays"]:
-        verb = "delays" if len(suspects) == 1 else "delay"
-        verb = verb if end is None else "delayed"
-        first = f"{who.capitalize()} {verb} the other ranks by {much}{since}."
-        first += " Cause: cannot be determined from flight recorders; profile it."
-    else:
-        first = f"The other ranks wait {much} for {who}{since}."
-        first += " Whether that delays their work cannot be determined from flight recorders."
-    nodes = [node for node in shallow["nodes"] if {*node["suspects"]} <= {*ranks}]
+        verb = "delayed" if end is not None else "delays" if len(suspects) == 1 else "delay"
+        text = f"{rank_list(ranks, 4).capitalize()} {verb} the other ranks by {much}{when}."
+        text += " Cause: cannot be determined from flight recorders; profile it."
     hosts = listed(sorted({named(s["host"]) for s in suspects if s["host"]}))
-    where = f" Group {named(worst['group'])} waits" + (f" for host {hosts}" if hosts else "")
-    line = f", in {named(worst['line'])}" if worst["line"] else ""
-    most = f" Most ranks of {listed(named(n['host']) for n in nodes)} are late." if nodes else ""
-    return f"{first}{where}{line}.{most}"
+    text += f" Group {named(worst['group'])} waits" + (f" for host {hosts}" if hosts else "")
+    text += f", in {named(worst['line'])}." if worst["line"] else "."
+    nodes = [named(n["host"]) for n in shallow["nodes"] if {*n["suspects"]} <= {*ranks}]
+    return text + (f" Most ranks of {listed(nodes)} are late." if nodes else "")

@@ -109,10 +109,8 @@ def late_host(dataset: Dataset, k: int, late_ns: Floats) -> Reason:
     if len(spans[0]) != len(late_ns):
         return Reason("cannot be determined: its report has not all of the steps", [])
     others = job.peers.others(k)[: limits.MOST].tolist()
-    own, *theirs = (
-        _time_in(dataset, place, time.names, k)[:, late] for place in (k, *others)
-        if len(step_spans(dataset, place)[0]) == len(late_ns)
-    )  # fmt: skip
+    whole = [place for place in (k, *others) if len(step_spans(dataset, place)[0]) == len(late_ns)]
+    own, *theirs = (_time_in(dataset, place, time.names, k)[:, late] for place in whole)
     usual = np.median(theirs, axis=0)
     cause = time.cause((own - usual).mean(axis=1), float(late_ns[late].mean()))
     if cause is None and job.unlike and len(dataset.profilers([k, *others])) > 1:
@@ -130,8 +128,7 @@ def late_host(dataset: Dataset, k: int, late_ns: Floats) -> Reason:
     rows: Evidence = [
         {
             "rank": dataset.ranks[k], "step": dataset.steady_steps[step],
-            "time_ns": int(aligned[n]),
-            "host": {**call._asdict(), "duration_ns": took[n].item()},
+            "time_ns": int(aligned[n]), "host": {**call._asdict(), "duration_ns": took[n].item()},
             "peers_ns": round(peers_took[n]),
         }
         for n, step in enumerate(late[: limits.MOST])

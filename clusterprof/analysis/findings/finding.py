@@ -25,11 +25,7 @@ from clusterprof.results import NODES, RANKS, Finding, Pace, Recurrence, Saving,
 
 #: a sentence of the verdict's first line is at most this long, to fit a terminal's line
 SENTENCE_LENGTH = 100
-#: and a name in it: two of them leave a fifth for what is said
-_NAME_LENGTH = SENTENCE_LENGTH * 2 // 5
 _LEVELS: tuple[Severity, ...] = ("info", "warning", "critical")
-#: options of a run that --profiler torch refuses
-_FOR_NSYS = {"--nsys", "--nsys-arg", "--trace", "--pytorch", "--cpu-sampling", "--arm"}
 #: the code of a job whose kernels are launched too slowly
 LAUNCH_BOUND = "host.launch_bound"
 
@@ -104,58 +100,87 @@ class Repair:
     calls: Bools | None = None
 
 
-def finding(
-    dataset: Dataset, code: Code, ranks: Sequence[int], say: Words, saved: Saved | None = None
+def finding(dataset: Dataset, code: Code, ranks: Sequence[int], say: Words) -> Finding:
+    """Make a finding that nothing is replayed for: it costs nothing, and nothing is saved."""
+    return {
+        "code": code.code,
+        "severity": say.at_least,
+        "rank": say.rank,
+        "ranks": list(ranks),
+        "steps": [],
+        "recurrence": say.recurrence or "persistent",
+        "cost_ns_per_step": 0,
+        "share_of_step": 0.0,
+        "saved_ns_per_step": 0,
+        "saved_alone_ns": 0,
+        "saved_least_ns": 0,
+        "saved_most_ns": 0,
+        "saved_uncertainty_ns": 0,
+        "saving": None,
+        "confidence": say.confidence,
+        "summary": _worded(dataset, say.summary),
+        "evidence": say.evidence,
+        "advice": _worded(dataset, say.advice or code.recommendation),
+        "next": say.follow_up,
+    }
+
+
+def finding_of_repair(
+    dataset: Dataset, code: Code, ranks: Sequence[int], say: Words, saved: Saved
 ) -> Finding:
-    """Make a finding from what its repair saves; without a repair nothing is saved.
+    """Make a finding from what its repair saves.
 
     It costs in each steady-state step what the what-if saves in the window. The severity is that of
     the least that may be saved: what happens once in a window is an information, unless the pace
     before it tells how often it does.
     """
-    costs_ns, step_ns, saved_ns = np.zeros(0), max(pace_ns(dataset), 1.0), 0.0
-    lies, summary, at_most = Interval(0.0, 0.0, (0.0, 0.0)), say.summary, say.at_most
-    if saved:
-        saved = replace(saved, long_run=saved.long_run or say.hidden)
-        # no step can cost more than it lasts
-        costs_ns = saved.by_step_ns if say.costs is None else say.costs
-        costs_ns = np.clip(costs_ns, 0.0, dataset.durations)
-        # nor can its repair save more than the step where one rank's times are wrong
-        saved_ns, lies = min(saved.ns, saved.of_ns), job_of(dataset).interval(saved, ranks)
-        if saved.long_run and not saved.paced:
-            # where queued work hides it, the longer step to come
-            step_ns = max(saved.of_ns, 1.0)
-        job_of(dataset).weighed[code.code, tuple(ranks), round(saved_ns)] = saved
+    saved, job = replace(saved, long_run=saved.long_run or say.hidden), job_of(dataset)
+    # no step can cost more than it lasts
+    costs_ns = saved.by_step_ns if say.costs is None else say.costs
+    costs_ns = np.clip(costs_ns, 0.0, dataset.durations)
     hit = np.flatnonzero(costs_ns > limits.WARNING_FRAC * costs_ns.max(initial=0.0))
     often = recurrence(len(hit), len(costs_ns))
-    if saved and not saved.paced and often == "once":
-        at_most = "info"
+    # nor can its repair save more than the step where one rank's times are wrong
+    saved_ns, lies = min(saved.ns, saved.of_ns), job.interval(saved, ranks)
+    job.weighed[code.code, tuple(ranks), round(saved_ns)] = saved
+    # where queued work hides it, the longer step to come
+    step_ns = max(job.step_ns if saved.paced or not saved.long_run else saved.of_ns, 1.0)
     share = min(max(saved_ns / step_ns, 0.0), 1.0)
-    if saved and at_most != "info" and lies.least_ns <= 0 and severity(share) != "info":
-        summary = _doubted(summary, saved, lies)
+    at_most: Severity = "info" if often == "once" and not saved.paced else say.at_most
     level = min(severity(lies.least_ns / step_ns), at_most, key=_LEVELS.index)
-    unsure_ns = round(max(saved_ns - lies.least_ns, lies.most_ns - saved_ns))
-    steps_said = saved and often != "persistent" and of_saving(dataset, saved) in summary
-    return {
-        "code": code.code,
+    if at_most != "info" and lies.least_ns <= 0 and severity(share) != "info":
+        say = say._replace(summary=_doubted(say.summary, saved, lies))
+    steps_said = often != "persistent" and of_saving(dataset, saved) in say.summary
+    if 0 < len(hit) < len(costs_ns) and not steps_said:
+        when = (
+            f" It happens in {_often(dataset, hit)}, {words.ms(float(costs_ns[hit].mean()))} each."
+        )
+        say = say._replace(summary=say.summary + when)
+    return finding(dataset, code, ranks, say) | {
         "severity": max(level, say.at_least, key=_LEVELS.index),
-        "rank": say.rank,
-        "ranks": list(ranks),
         "steps": [int(dataset.steady_steps[k]) for k in hit],
         "recurrence": say.recurrence or often,
         "cost_ns_per_step": round(float(costs_ns.mean())) if len(costs_ns) else 0,
         "share_of_step": round(share, 4),
         "saved_ns_per_step": round(saved_ns),
-        "saved_alone_ns": round(saved.alone_ns) if saved else 0,
+        "saved_alone_ns": round(saved.alone_ns),
         "saved_least_ns": round(lies.least_ns),
         "saved_most_ns": round(lies.most_ns),
-        "saved_uncertainty_ns": unsure_ns,
-        "saving": _saving(saved, max(lies.clocks_ns)) if saved else None,
-        "confidence": say.confidence,
-        "summary": _worded(dataset, summary + ("" if steps_said else when(dataset, costs_ns, hit))),
-        "evidence": say.evidence,
-        "advice": _worded(dataset, say.advice or code.recommendation),
-        "next": say.follow_up,
+        "saved_uncertainty_ns": round(max(saved_ns - lies.least_ns, lies.most_ns - saved_ns)),
+        "saving": _saving(saved, max(lies.clocks_ns)),
+    }
+
+
+def _saving(saved: Saved, clocks_ns: float) -> Saving:
+    """Where a saving is from."""
+    base, long = saved.base_ns, saved.base_long_ns
+    return {
+        "window": {"step_ns": round(base), "without_ns": round(base - saved.window_ns)},
+        "long_run": {"step_ns": round(long), "without_ns": round(long - saved.long_ns)},
+        "stated": "long_run" if saved.long_run else "window",
+        "each_ns": [round(ns) for ns in saved.by_step_ns.tolist()],
+        "clocks_ns": round(clocks_ns),
+        "net_of": [{"code": code, "ranks": list(ranks)} for code, ranks in saved.base.repaired],
     }
 
 
@@ -174,19 +199,6 @@ def severity(share: float) -> Severity:
     return _LEVELS[(share >= limits.WARNING_FRAC) + (share >= limits.CRITICAL_FRAC)]
 
 
-def _saving(saved: Saved, clocks_ns: float) -> Saving:
-    """Where a saving is from."""
-    base, long = saved.base_ns, saved.base_long_ns
-    return {
-        "window": {"step_ns": round(base), "without_ns": round(base - saved.window_ns)},
-        "long_run": {"step_ns": round(long), "without_ns": round(long - saved.long_ns)},
-        "stated": "long_run" if saved.long_run else "window",
-        "each_ns": [round(ns) for ns in saved.by_step_ns.tolist()],
-        "clocks_ns": round(clocks_ns),
-        "net_of": [{"code": code, "ranks": list(ranks)} for code, ranks in saved.base.repaired],
-    }
-
-
 def _worded(dataset: Dataset, text: str) -> str:
     """A sentence about GPUs as it is; for a job without any, about what it computes on."""
     if not dataset.on_host:
@@ -196,8 +208,8 @@ def _worded(dataset: Dataset, text: str) -> str:
 
 def named(name: object) -> str:
     """A name from a report (a call, a range, a host), short enough for a sentence."""
-    text = words.plain(str(name))
-    return text if len(text) <= _NAME_LENGTH else text[: _NAME_LENGTH - 1] + "…"
+    text, most = words.plain(str(name)), SENTENCE_LENGTH * 2 // 5  # two leave a fifth for the rest
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 # --- the pace that savings are of
@@ -257,9 +269,8 @@ def another_pace(dataset: Dataset) -> bool:
 
 def of_step(dataset: Dataset, saved: Saved) -> str:
     """A saving as text: `16.9 ms of each 47.5 ms step (35%)`, or `(35%; 20.1 ms alone)`."""
-    step_ns = pace_ns(dataset)
-    alone = words.alone(saved.ns, saved.alone_ns, step_ns)
-    return _of(saved.ns, step_ns, f"; {alone}" if alone else "")
+    alone = words.alone(saved.ns, saved.alone_ns, pace_ns(dataset))
+    return _of(saved.ns, pace_ns(dataset), f"; {alone}" if alone else "")
 
 
 def of_saving(dataset: Dataset, saved: Saved) -> str:
@@ -276,8 +287,7 @@ def of_saving(dataset: Dataset, saved: Saved) -> str:
 
 def of_window(dataset: Dataset, ns: float) -> str:
     """A time that was measured in the window as text, with the window's own step."""
-    text = _of(ns, dataset.step_ns)
-    return f"{text} under the profiler" if another_pace(dataset) else text
+    return _of(ns, dataset.step_ns) + (" under the profiler" if another_pace(dataset) else "")
 
 
 def _of(ns: float, step_ns: float, more: str = "") -> str:
@@ -289,14 +299,6 @@ def recurrence(hit: int, steps: int) -> Recurrence:
     if hit >= limits.STEADY_FRAC * steps:
         return "persistent"
     return "once" if hit <= 1 else "intermittent"
-
-
-def when(dataset: Dataset, costs_ns: np.ndarray, hit: np.ndarray) -> str:
-    """In which steps of the window it is, where not in all: at one stretch, or how many."""
-    if not 0 < len(hit) < len(costs_ns):
-        return ""
-    much = words.ms(float(costs_ns[hit].mean()))
-    return f" It happens in {_often(dataset, hit)}, {much} each."
 
 
 def _often(dataset: Dataset, hit: np.ndarray) -> str:
@@ -343,7 +345,8 @@ def lighter(dataset: Dataset) -> str:
 
 def asks_for_nsys(dataset: Dataset) -> bool:
     """Whether the run's own command line has options that --profiler torch refuses."""
-    return bool(_FOR_NSYS & {word.partition("=")[0] for word in dataset.again})
+    for_nsys = {"--nsys", "--nsys-arg", "--trace", "--pytorch", "--cpu-sampling", "--arm"}
+    return bool(for_nsys & {word.partition("=")[0] for word in dataset.again})
 
 
 def operators(dataset: Dataset) -> tuple[str, str]:

@@ -62,12 +62,6 @@ CODES = (
     ),
 )
 
-#: where ranks compute on processors and exchange over the network alone
-_OVER_NETWORK = (
-    "Compare the network interface that is used there (GLOO_SOCKET_IFNAME), its load and its "
-    "errors (ip -s link) with a sibling's."
-)
-
 
 class _Siblings:
     """Communicators of one kind and their transfers, waiting excluded, [communicators, calls] (ns).
@@ -170,6 +164,9 @@ def _words(
     they = f"{len(chosen)} {kind}s transfer each" if len(chosen) > 1 else f"{kind} transfers"
     hosts = {dataset.tables[dataset.place[rank]].info.host for rank in ranks}
     node = f" All are on {named(*hosts)}." if len(hosts) == 1 and all(hosts) else ""
+    # where ranks compute on processors they exchange over the network alone
+    network = "Compare the network interface that is used there (GLOO_SOCKET_IFNAME), its load and "
+    network += "its errors (ip -s link) with a sibling's."
     middle = "its sibling" if others == 1 else f"the middle one of {others} siblings"
     return Words(
         summary=f"Transfers of {rank_list(ranks, limits.FEW)} take "
@@ -184,6 +181,6 @@ def _words(
             for name in chosen[: limits.MOST]
         ],
         confidence=limits.MEASURED if all(hosts) else limits.ASSUMED,
-        advice=_OVER_NETWORK if dataset.on_host else "",
+        advice=network if dataset.on_host else "",
         follow_up=capture(dataset, ranks[: limits.MOST]),
     )  # fmt: skip

@@ -88,7 +88,7 @@ def repairs(dataset: Dataset, lengths: Lengths, *_: object) -> list[Repair]:
     job = job_of(dataset)
     work = job.job.kind == COMPUTE
     computes = sum_by(job.job.rank, lengths.run * work, len(job.stage)) / len(job.job.steps)
-    usual = _stage_means(dataset, pipeline, computes)
+    usual, rows = _by_stage(dataset, pipeline, "compute_ns_per_step", computes)
     most, least = int(np.argmax(usual)), int(np.argmin(usual))
     if usual[most] - float(np.mean(usual)) < limits.LEAST_FRAC * dataset.step_ns:
         return []
@@ -99,7 +99,7 @@ def repairs(dataset: Dataset, lengths: Lengths, *_: object) -> list[Repair]:
             rank=pipeline.groups[most][0],
             summary=f"{slow.capitalize()} computes {ms(usual[most])} per step, {fast} "
             f"{ms(usual[least])}. Equal stages would save up to {of_step(dataset, saved)}.",
-            evidence=_stage_rows(pipeline, "compute_ns_per_step", usual),
+            evidence=rows,
             advice=f"Move layers from {slow} to {fast}, or give {slow} more ranks.",
         )
 
@@ -148,20 +148,6 @@ def _slower(job: WhatIfs, base: Lengths, stage: Ints) -> Floats:
     return np.clip(slower, 1 / MOST_SLOWER, MOST_SLOWER)
 
 
-def _waiting(dataset: Dataset) -> Floats:
-    """What each rank waits in Sends and Recvs, exposed, per evidence step (ns).
-
-    Of a call without its other side: what it takes beyond the quickest of all.
-    """
-    c = dataset.collectives
-    rows = np.flatnonzero(c.point_to_point & c.has)
-    spent = by_call(dataset)[rows]
-    quick = (c.end - c.start)[rows].min(initial=np.iinfo(np.int64).max)
-    waits = np.where(c.matched[rows], spent[:, WAITING], np.maximum(spent[:, EXPOSED] - quick, 0))
-    total = sum_by(row_of(dataset.ranks, c.rank[rows]), waits, len(dataset.ranks))
-    return np.asarray(total / max(len(dataset.evidence_steps), 1))
-
-
 def find(dataset: Dataset, earlier: Sequence[Finding] = ()) -> list[Finding]:
     """Return `pipeline.bubble`: waiting in receives, and the ideal of its schedule."""
     pipeline, step_ns = stages(dataset), dataset.step_ns
@@ -171,8 +157,7 @@ def find(dataset: Dataset, earlier: Sequence[Finding] = ()) -> list[Finding]:
     per_step = float(waits.mean())
     if per_step < limits.LEAST_FRAC * step_ns:
         return []
-    per_stage = _stage_means(dataset, pipeline, waits)
-    evidence = _stage_rows(pipeline, "wait_ns_per_step", per_stage)
+    _, evidence = _by_stage(dataset, pipeline, "wait_ns_per_step", waits)
     text = f"Pipeline bubble: each rank waits {of_window(dataset, per_step)} in receives."
     if any(f["saved_ns_per_step"] > 0 for f in earlier):
         text += " Other findings explain a part of it."
@@ -194,17 +179,29 @@ def find(dataset: Dataset, earlier: Sequence[Finding] = ()) -> list[Finding]:
     return [finding(dataset, CODES[0], ranks, Words(text, evidence, confidence))]
 
 
-def _stage_means(dataset: Dataset, pipeline: Stages, values: Floats) -> list[float]:
-    """The mean of `values` [ranks] over the ranks of each stage."""
-    groups = ([dataset.place[rank] for rank in group] for group in pipeline.groups)
-    return [float(values[group].mean()) for group in groups]
+def _waiting(dataset: Dataset) -> Floats:
+    """What each rank waits in Sends and Recvs, exposed, per evidence step (ns).
+
+    Of a call without its other side: what it takes beyond the quickest of all.
+    """
+    c = dataset.collectives
+    rows = np.flatnonzero(c.point_to_point & c.has)
+    spent = by_call(dataset)[rows]
+    quick = (c.end - c.start)[rows].min(initial=np.iinfo(np.int64).max)
+    waits = np.where(c.matched[rows], spent[:, WAITING], np.maximum(spent[:, EXPOSED] - quick, 0))
+    total = sum_by(row_of(dataset.ranks, c.rank[rows]), waits, len(dataset.ranks))
+    return np.asarray(total / max(len(dataset.evidence_steps), 1))
 
 
-def _stage_rows(pipeline: Stages, name: str, values_ns: Sequence[float]) -> Evidence:
-    """A row for each stage with what it waits or computes."""
-    return [
+def _by_stage(
+    dataset: Dataset, pipeline: Stages, name: str, values_ns: Floats
+) -> tuple[list[float], Evidence]:
+    """The mean of `values_ns` [ranks] over the ranks of each stage, and as rows of evidence."""
+    places = [[dataset.place[rank] for rank in group] for group in pipeline.groups]
+    means = [float(values_ns[group].mean()) for group in places]
+    return means, [
         {"stage": number, "ranks": list(ranks), name: round(ns)}
-        for number, ranks, ns in zip(pipeline.numbers, pipeline.groups, values_ns, strict=True)
+        for number, ranks, ns in zip(pipeline.numbers, pipeline.groups, means, strict=True)
     ]
 
 
@@ -246,31 +243,24 @@ def schedule(dataset: Dataset, pipeline: Stages) -> Schedule | None:
     # receives may be posted one microbatch ahead
     by_turns = bool((np.abs(ahead - np.minimum(count, depth - stage)) <= 1).all())
     if by_turns and not all_first and depth == 2 and not _whole_turns(dataset, pipeline):
-        return _between_two(count)
-    if all_first:
-        return Schedule("GPipe or 1F1B" if by_turns else "GPipe", depth, count)
-    return Schedule("1F1B", depth, count) if by_turns else None
+        # of two stages each microbatch passes 2 v - 1 times each way, onward or around
+        passes = [n for n in range(3, count // 2 + 1, 2) if count % n == 0]
+        if len(passes) != 1:
+            return None
+        return Schedule("interleaved 1F1B", 2, count // passes[0], (passes[0] + 1) // 2)
+    names = {(True, True): "GPipe or 1F1B", (True, False): "GPipe", (False, True): "1F1B"}
+    name = names.get((all_first, by_turns))
+    return Schedule(name, depth, count) if name else None
 
 
 def _sent_around(depth: int, count: int, around: Ints) -> Schedule | None:
-    """The schedule where the last stage sends to the first: of v chunks each microbatch passes
-    v times from stage to stage (`count` in all), and v - 1 times `around`.
+    """Of v chunks each microbatch passes v times from stage to stage (`count` in all), and v - 1
+    times around: from the last stage to the first.
     """
     microbatches = count - int(around[0])
     if len(around) > 1 or microbatches < 1 or count % microbatches:
         return None
     return Schedule("interleaved 1F1B", depth, microbatches, count // microbatches)
-
-
-def _between_two(count: int) -> Schedule | None:
-    """The interleaved schedule of two stages with `count` forwards, where only one fits.
-
-    Each microbatch passes 2 v - 1 times each way, onward or around.
-    """
-    passes = [n for n in range(3, count // 2 + 1, 2) if count % n == 0]
-    if len(passes) != 1:
-        return None
-    return Schedule("interleaved 1F1B", 2, count // passes[0], (passes[0] + 1) // 2)
 
 
 def _usual(dataset: Dataset, pipeline: Stages, depth: int) -> Ints | None:

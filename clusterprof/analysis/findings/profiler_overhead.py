@@ -45,13 +45,14 @@ CODES = (
     ),
 )
 
-_NO_ACTION = (
-    "No action: the job does not cause this{}; a longer window has a larger steady-state part."
-)
-_STAYS = (
-    "No action inside the window; where nsys was the profiler, steps stay longer until the job "
-    "ends: profile a short job instead, or take --profiler torch, whose tracing ends with it."
-)
+#: what to do, by whether steps stay longer after the window; None: not known
+_ADVICE = {
+    None: "No action: the job does not cause this; a longer window has a larger steady-state part.",
+    False: "No action: the job does not cause this, and it ends with the window; a longer window "
+    "has a larger steady-state part.",
+    True: "No action inside the window; where nsys was the profiler, steps stay longer until the "
+    "job ends: profile a short job instead, or take --profiler torch, whose tracing ends with it.",
+}
 _STAYS_BY_TORCH = (
     "No action inside the window; torch.profiler lets go of the GPU's tracing with CUDA 12.6 or "
     "later, unless TEARDOWN_CUPTI=0 is set: without it profile a short job."
@@ -67,21 +68,20 @@ def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
     It costs the steady-state steps nothing: they exclude the desynchronised ones, and what tracing
     adds to hosts is left out of all savings (`WhatIfs`).
     """
-    if not dataset.ranks:
-        return []
-    measures = (_stalls, _longer_steps, _desynchronised, _slower_hosts)
+    measures = (_stalls, _longer_steps, _desynchronised, _slower_hosts) if dataset.ranks else ()
     clauses = [clause for measure in measures for clause in measure(dataset)]
     texts = [text for text, _ in clauses if text]
     if not texts:
         return []
-    stays, follow_up = stay(dataset.capture["profiled"]) if dataset.capture else None, ""
-    advice = _NO_ACTION.format("" if stays is None else ", and it ends with the window")
+    too_few = len(dataset.steady_steps) < LEAST_STEADY
     profilers = dataset.profilers(range(len(dataset.ranks)))
-    if stays:
-        advice = _STAYS_BY_TORCH if profilers == {"torch.profiler"} else _STAYS
-        if "nsys" in profilers and not asks_for_nsys(dataset):
-            follow_up = capture(dataset, dataset.ranks, profiler="torch")
-    if too_few := len(dataset.steady_steps) < LEAST_STEADY:
+    stays = stay(dataset.capture["profiled"]) if dataset.capture else None
+    advice, follow_up = _ADVICE[stays], ""
+    if stays and profilers == {"torch.profiler"}:
+        advice = _STAYS_BY_TORCH
+    if stays and "nsys" in profilers and not asks_for_nsys(dataset):
+        follow_up = capture(dataset, dataset.ranks, profiler="torch")
+    if too_few:
         advice = "Too few steady-state steps are left: lengthen the window by "
         advice += f"{missing(dataset)} steps (--steps)."
     say = Words(
@@ -112,8 +112,7 @@ def stay(times: StepTimes) -> bool | None:
 
 def _stalls(dataset: Dataset) -> Parts:
     """How long the profiler's start and stop stalled a rank, by the step logs of a run."""
-    cost = dataset.capture
-    if not cost:
+    if not (cost := dataset.capture):
         return
     stalls = {"start": cost["stall_start_ns"], "stop": cost["stall_stop_ns"] or 0}
     if long := {when: ns for when, ns in stalls.items() if ns >= limits.PAUSE_NS}:
@@ -127,12 +126,13 @@ def _longer_steps(dataset: Dataset) -> Parts:
     groups: dict[str, StepTimes | None] = {}
     if cost := dataset.capture:
         groups = {"profiled ranks": cost["profiled"], "unprofiled ranks": cost["unprofiled"]}
-    else:
-        before, lasted = dataset.usual_step_ns, dataset.durations
-        inside = round(float(np.median(lasted))) if len(lasted) else None
-        groups["profiled ranks"] = StepTimes(
-            before_ns=before, inside_ns=inside, after_ns=None, after_uncertainty_ns=None
-        )
+    elif len(dataset.durations):
+        groups["profiled ranks"] = {
+            "before_ns": dataset.usual_step_ns,
+            "inside_ns": round(float(np.median(dataset.durations))),
+            "after_ns": None,
+            "after_uncertainty_ns": None,
+        }
     for whose, times in groups.items():
         if times is None:
             continue
@@ -140,10 +140,9 @@ def _longer_steps(dataset: Dataset) -> Parts:
         around = [ns for ns in (before, after) if ns is not None]
         if inside is None or not around:
             continue
-        more = inside - (usual := min(around))
+        more, texts = inside - (usual := min(around)), []
         row = {"whose": whose, **{name: ns for name, ns in times.items() if ns is not None}}
         row["more_ns_per_step"] = more
-        texts = []
         if more >= limits.LEAST_FRAC * usual:
             longer = f"{ms(more)} ({percent(more / usual)}) longer in the window"
             texts.append(f"each step of {whose} takes {longer}")
@@ -211,19 +210,19 @@ def capture_cost(
     vary; the median over ranks and steps does not. Where steps repeat a pattern, whole patterns
     count.
     """
-    starts, stops = list[int](), list[int]()
+    stalls_ns: dict[int, list[int]] = {first: [], end: []}
     for log in (logs[rank] for rank in logs if rank in profiled):
         number, begin_ns, end_ns = (log[k].to_numpy() for k in ("step", "begin_ns", "end_ns"))
-        for step, stalls_ns in ((first, starts), (end, stops)):
+        for step in stalls_ns:
             gap_ns = begin_ns[number == step][:1] - end_ns[number == step - 1][:1]
-            stalls_ns += np.maximum(gap_ns, 0).tolist()
-    if not starts:
+            stalls_ns[step] += np.maximum(gap_ns, 0).tolist()
+    if not stalls_ns[first]:
         return None
     steps = {rank: stretches(log, paces.get(rank, {})) for rank, log in logs.items()}
     others = [steps[rank] for rank in steps if rank not in profiled]
     return {
-        "stall_start_ns": max(starts),
-        "stall_stop_ns": max(stops, default=None),
+        "stall_start_ns": max(stalls_ns[first]),
+        "stall_stop_ns": max(stalls_ns[end], default=None),
         "profiled": _times([steps[rank] for rank in steps if rank in profiled], first, end),
         "unprofiled": _times(others, first, end) if others else None,
     }

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -23,10 +23,10 @@ import numpy as np
 
 from clusterprof.analysis import findings
 from clusterprof.analysis.findings import all_ranks, profiler_overhead, unprofiled
-from clusterprof.analysis.findings.finding import Code, Repair, Tier, finding, job_of
+from clusterprof.analysis.findings.finding import Code, Repair, Tier, finding_of_repair, job_of
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import LEAST_STEADY, Dataset
-from clusterprof.analysis.model.what_if import Saved, what_ifs
+from clusterprof.analysis.model.what_if import Saved, WhatIfs, what_ifs
 from clusterprof.results import Combined, Finding
 
 #: a finding's code and ranks, and what its repair saves
@@ -53,49 +53,37 @@ def all_findings(dataset: Dataset) -> tuple[list[Finding], list[str]]:
     much to lengthen the window: a guess would name whom the profiler's start has made late. Where
     no report has steps, no window is long enough.
     """
-    steady, warnings = len(dataset.steady_steps), list[str]()
-    few = steady < LEAST_STEADY and bool(dataset.ranks)
+    steady, warnings, modules = len(dataset.steady_steps), list[str](), MODULES
+    few, every = steady < LEAST_STEADY and bool(dataset.ranks), list[Finding]()
     if few and dataset.timelines.has_steps.any():
         warnings.append(
             f"not enough steady-state steps ({steady}; the first step of a window shows the "
             "profiler's start): lengthen the window by "
             f"{profiler_overhead.missing(dataset)} steps or more (--steps)"
         )
-    job = None if few else what_ifs(dataset)
-    every = [
-        finding(dataset, repair.code, repair.ranks, repair.words(saved), saved)
-        for repair, saved in (weigh(dataset) if job else ())
-    ]
-    for module in MODULES if job else [all_ranks, profiler_overhead]:
-        if hasattr(module, "find"):
-            every += module.find(dataset, every)
-    # flight recorders show better than reports which rank it is that is waited for
-    shown = [f for f in every if f["code"] == all_ranks.CODE and f["severity"] != "info"]
-    same = unprofiled.CODES[0].code
-    if shown:
-        every = [f for f in every if f["code"] != same]
-        for repaired in (r for f in every if f["saving"] for r in f["saving"]["net_of"]):
-            if repaired["code"] == same:
-                repaired["code"], repaired["ranks"] = all_ranks.CODE, shown[0]["ranks"]
+    if few or what_ifs(dataset) is None:
+        modules = [all_ranks, profiler_overhead]
+    else:
+        for repair, saved in weigh(dataset):
+            words = repair.words(saved)
+            every.append(finding_of_repair(dataset, repair.code, repair.ranks, words, saved))
+    for module in modules:
+        every += module.find(dataset, every) if hasattr(module, "find") else []
+    every = _by_recorders(every)
     return sorted(every, key=lambda f: -f["saved_ns_per_step"]), warnings
 
 
-@dataclass
-class _Waiting:
-    """Repairs of a tier that are not weighed yet, those of each module in a list."""
-
-    by_module: list[list[Repair]]
-
-    def ready(self) -> list[Repair]:
-        """Those whose turn it is: of each module those of its earliest turn."""
-        return [
-            repair for repairs in self.by_module for repair in repairs
-            if repair.turn == min(waiting.turn for waiting in repairs)
-        ]  # fmt: skip
-
-    def remove(self, weighed: Repair) -> None:
-        """Leave the others waiting."""
-        self.by_module = [[r for r in repairs if r is not weighed] for repairs in self.by_module]
+def _by_recorders(every: list[Finding]) -> list[Finding]:
+    """Flight recorders show better than reports which unprofiled rank it is that is waited for."""
+    same = unprofiled.CODES[0].code
+    shown = [f for f in every if f["code"] == all_ranks.CODE and f["severity"] != "info"]
+    if not shown:
+        return every
+    left = [f for f in every if f["code"] != same]
+    for repaired in (r for f in left if f["saving"] for r in f["saving"]["net_of"]):
+        if repaired["code"] == same:
+            repaired["code"], repaired["ranks"] = all_ranks.CODE, shown[0]["ranks"]
+    return left
 
 
 def weigh(dataset: Dataset) -> list[tuple[Repair, Saved]]:
@@ -111,14 +99,14 @@ def weigh(dataset: Dataset) -> list[tuple[Repair, Saved]]:
     for tier in Tier:
         before, enough = [repair for repair, _ in weighed], dict[Repair, bool]()
         modules = [m for m in MODULES if m.TIER is tier and hasattr(m, "repairs")]
-        waiting = _Waiting([[*m.repairs(dataset, lengths, before)] for m in modules])
-        while ready := waiting.ready():
+        proposed: list[list[Repair]] = [m.repairs(dataset, lengths, before) for m in modules]
+        while any(proposed):
+            ready = [repair for repairs in proposed for repair in _first_turn(repairs)]
             saved = {r: job.saved(r.apply(lengths), lengths, r.ranks) for r in ready}
             enough = {r: saved[r].most_ns >= r.least * step_ns for r in ready} | enough
             # first what is too little to change anything for the others
-            small = [r for r in ready if not enough[r]]
-            best = small[0] if small else max(ready, key=lambda r: saved[r].certain_ns)
-            waiting.remove(best)
+            best = max(ready, key=lambda r: (not enough[r], enough[r] and saved[r].certain_ns))
+            proposed = [[r for r in repairs if r is not best] for repairs in proposed]
             if not enough[best]:
                 continue
             alone = job.saved(best.apply(job.base), job.base, best.ranks)
@@ -131,40 +119,46 @@ def weigh(dataset: Dataset) -> list[tuple[Repair, Saved]]:
     return weighed
 
 
+def _first_turn(repairs: list[Repair]) -> list[Repair]:
+    """Of a module's repairs those of the earliest turn."""
+    return [r for r in repairs if r.turn == min(waiting.turn for waiting in repairs)]
+
+
 def combined(dataset: Dataset, findings: Sequence[Finding]) -> Combined | None:
     """The step that each choice of the findings that save most leaves: one replay for each.
 
-    None where no finding above severity info saves anything.
+    None where no finding above severity info saves anything. After what is chosen with it and comes
+    before it a repair saves what is left of it; else what it saves alone.
     """
     job = what_ifs(dataset)
-    if job is None:
+    if job is None or not (repairs := _largest(job, findings)):
         return None
-    worth = [f for f in findings if f["severity"] != "info"]
-    keys = [(f["code"], tuple(f["ranks"]), f["saved_ns_per_step"]) for f in worth]
-    # of four there are 16 replays, of which some are known already
-    repairs = [(key[:2], job.weighed[key]) for key in keys if key in job.weighed]
-    if not repairs:
-        return None
-    # those of ranks that nothing ties to the first one's make other steps shorter
-    tied = repairs[0][1].ranks
-    repairs = [repair for repair in repairs if np.array_equal(repair[1].ranks, tied)][: limits.FEW]
     # queued work would hide in the window what one of them costs
-    long_run = any(saved.long_run for _, saved in repairs)
-    steps = []
+    long_run, remaining_ns = any(saved.long_run for _, saved in repairs), []
     for choice in range(1 << len(repairs)):
-        chosen = [repair for k, repair in enumerate(repairs) if choice >> k & 1]
-        steps.append(job.remaining_ns([_after(r, chosen) for r in chosen], long_run, tied))
+        chosen, saves = [r for k, r in enumerate(repairs) if choice >> k & 1], list[Saved]()
+        for _, saved in chosen:
+            others = {name for name, other in chosen if other is not saved}
+            saves.append(saved if others & {*saved.base.repaired} else saved.alone or saved)
+        remaining_ns.append(round(job.remaining_ns(saves, long_run, repairs[0][1].ranks)))
     return {
         "view": "long_run" if long_run else "window",
         "findings": [{"code": code, "ranks": list(ranks)} for (code, ranks), _ in repairs],
-        "remaining_ns": [round(ns) for ns in steps],
+        "remaining_ns": remaining_ns,
     }
 
 
-def _after(repair: _Weighed, chosen: Sequence[_Weighed]) -> Saved:
-    """What a repair saves after those before it, where one of these is chosen too; else alone."""
-    saved, others = repair[1], {name for name, other in chosen if other is not repair[1]}
-    return saved if saved.alone is None or others.intersection(saved.base.repaired) else saved.alone
+def _largest(job: WhatIfs, findings: Sequence[Finding]) -> list[_Weighed]:
+    """The repairs of the findings above severity info, of the same steps and no more than `FEW`.
+
+    Of four there are 16 replays, of which some are known already.
+    """
+    worth = [f for f in findings if f["severity"] != "info"]
+    keys = [(f["code"], tuple(f["ranks"]), f["saved_ns_per_step"]) for f in worth]
+    repairs = [(key[:2], job.weighed[key]) for key in keys if key in job.weighed]
+    # those of ranks that nothing ties to the first one's make other steps shorter
+    alike = [r for r in repairs if np.array_equal(r[1].ranks, repairs[0][1].ranks)]
+    return alike[: limits.FEW]
 
 
 def explain(code: str) -> str:

@@ -23,7 +23,7 @@ from clusterprof.analysis.findings.finding import (
     Tier,
     Words,
     capture,
-    finding,
+    finding_of_repair,
     job_of,
     named,
     of_saving,
@@ -153,29 +153,27 @@ def _suspects(job: WhatIfs, excess: Excess, named: set[Member]) -> Iterator[tupl
     mean: dict[Member, float] = {
         (k, part): ns for part in PARTS for k, ns in enumerate(excess[part].mean(axis=1).tolist())
     }
-    least, both = limits.LEAST_FRAC * job.dataset.step_ns, set[Member]()
+    least, groups = limits.LEAST_FRAC * job.dataset.step_ns, list[list[Member]]()
     order = sorted(mean.keys() - named, key=lambda member: (-mean[member], member))
     for part in PARTS:
         late = [member for member in order if member[1] == part and mean[member] >= least]
         yield from ((member,) for member in late[: limits.MOST])
         group = [member for member in late if mean[member] >= limits.HALF * mean[late[0]]]
         # beyond half of the ranks it is the others that are early
-        if len(group) <= limits.HALF * len(job.dataset.ranks):
-            both |= set(group)
+        if 0 < len(group) <= limits.HALF * len(job.dataset.ranks):
+            groups.append(group)
             if len(group) > 1:
                 yield tuple(group)
-    if len({part for _, part in both}) > 1:
-        yield tuple(member for member in order if member in both)
+    if len(groups) > 1:
+        yield tuple(member for member in order if any(member in group for group in groups))
 
 
 def _stands_out(job: WhatIfs, excess_of: Excess, member: Member, apart: set[Member]) -> bool:
     """Whether one takes longer than all of its peers but those in `apart`, beyond chance.
 
-    By how much it exceeds the next slowest peer must be greater in the mean than it varies from
-    step to step (Student's t), over the window, or over its beginning or end: a rank may be late in
-    a part of it. Or a host pauses so often, and its peers so seldom, as chance does not have it; a
-    step in which a peer pauses tells nothing else. Or the look at all ranks has shown it, and the
-    window shows it again. A GPU's batches may be of one length for many steps: it must exceed its
+    Where the look at all ranks has shown it, the window has only to show it again. A host may pause
+    so often, and its peers so seldom, as chance does not have it; a step in which a peer pauses
+    tells nothing else. A GPU's batches may be of one length for many steps: it must exceed its
     peers by more than these differ, or by what no length of batches explains.
     """
     k, part = member
@@ -195,24 +193,42 @@ def _stands_out(job: WhatIfs, excess_of: Excess, member: Member, apart: set[Memb
         if more_often(np.where(late >= least, late, 0.0), groups=1):
             return True
         regular = ~_paused(job, excess)[others].any(axis=0)
-        if regular.mean() < limits.HALF:  # what is left are the steps in which it paused itself
-            return False
-        excess = excess[:, regular]
-    elif len(others) > 1 and _unlike_peers(job, k, others):
+        # what is left are the steps in which it paused itself
+        return bool(regular.mean() >= limits.HALF and _exceeds(job, excess[:, regular], k, others))
+    if len(others) > 1 and _unlike_peers(job, k, others):
         return True
-    elif not looked:
+    if not looked:
         more_ns, excess = excess[k].mean(), beyond_lengths(job.dataset)
         if excess[k].mean() < limits.HALF * more_ns:
             return False
+    return _exceeds(job, excess, k, others)
+
+
+def _exceeds(job: WhatIfs, excess: Floats, k: int, others: Ints) -> bool:
+    """Whether one exceeds the next slowest of `others` by more in the mean than it varies from step
+    to step, over the window, or over its beginning or end: a rank may be late in a part of it.
+    """
     margin = excess[k] - excess[others].max(axis=0)
     runs = [slice(None), *(slice(stop) for stop in range(limits.FEW, len(margin)))]
     runs += [slice(-run.stop, None) for run in runs[1:]]
     # a job's chance is shared by all that is asked. Of equals either of two may be the later one;
     # of more it is rarer that one of them is later than all others
-    questions = len(PARTS) * len(runs) * 2 * job.peers.apart
-    return any(
-        beyond(margin[run], excess[others][:, run], limits.CHANCE / questions) for run in runs
-    )
+    chance = limits.CHANCE / (len(PARTS) * len(runs) * 2 * job.peers.apart)
+    return any(beyond(margin[run], excess[others][:, run], chance) for run in runs)
+
+
+def _paused(job: WhatIfs, excess: Floats) -> Bools:
+    """Whose host pauses in which step: for half a step, and half of what makes its step longer."""
+    durations = job.dataset.durations
+    # without pauses: most steps may have one
+    usual = float(np.median(durations - excess.max(axis=0)))
+    return np.asarray(excess >= limits.HALF * np.maximum(usual, durations - usual))
+
+
+def _looked_late(dataset: Dataset, rank: int) -> list[Suspect]:
+    """How the look, many steps before the window, has ended with this rank late."""
+    suspects = dataset.shallow["suspects"] if dataset.shallow else []
+    return [late for late in suspects if late["rank"] == rank and late["until_step"] is None]
 
 
 def _unlike_peers(job: WhatIfs, k: int, others: Ints) -> bool:
@@ -243,20 +259,6 @@ def unlike(value: float, theirs: Floats, circle: int, chance: float = limits.CHA
     usually = -NormalDist(0.0, limits.VARIES_FRAC).inv_cdf(chance)
     apart = math.hypot(by_chance, usually) * math.sqrt(1 + 1 / count)
     return bool(value - theirs.mean() > apart)
-
-
-def _looked_late(dataset: Dataset, rank: int) -> list[Suspect]:
-    """How the look, many steps before the window, has ended with this rank late."""
-    suspects = dataset.shallow["suspects"] if dataset.shallow else []
-    return [late for late in suspects if late["rank"] == rank and late["until_step"] is None]
-
-
-def _paused(job: WhatIfs, excess: Floats) -> Bools:
-    """Whose host pauses in which step: for half a step, and half of what makes its step longer."""
-    durations = job.dataset.durations
-    # without pauses: most steps may have one
-    usual = float(np.median(durations - excess.max(axis=0)))
-    return np.asarray(excess >= limits.HALF * np.maximum(usual, durations - usual))
 
 
 def beyond(values: Floats, equals: Floats, chance: float = limits.CHANCE) -> bool:
@@ -448,7 +450,7 @@ def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
     texts = [f"{first}its peers', but delays no other rank.", *late.causes()]
     words = late.say(texts, "overlapped_ns_per_step", [])
     words = words._replace(at_most="info", confidence=limits.ASSUMED)
-    return [finding(dataset, CODES[0], late.ranks, words, late.tried(job.base))]
+    return [finding_of_repair(dataset, CODES[0], late.ranks, words, late.tried(job.base))]
 
 
 def overlapped(straggler: Finding) -> bool:

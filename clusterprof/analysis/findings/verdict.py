@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -33,77 +31,64 @@ _PARTS = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class _Candidates:
-    """The findings that the verdict may begin with; of each kind those first that save most."""
-
-    dataset: Dataset
-    findings: Sequence[Finding]
-
-    @cached_property
-    def weighty(self) -> list[Finding]:
-        """Those above severity info."""
-        return [f for f in self.findings if f["severity"] != "info"]
-
-    @cached_property
-    def large(self) -> list[Finding]:
-        """Those whose least saving is above it.
-
-        Some are no more than information: what no step log tells the frequency of, or what may be
-        waiting for unprofiled ranks.
-        """
-        step_ns = pace_ns(self.dataset)
-        return [f for f in self.findings if severity(f["saved_least_ns"] / step_ns) != "info"]
-
-    @cached_property
-    def late(self) -> list[Finding]:
-        """Stragglers that delay the other ranks."""
-        stragglers = [f for f in self.findings if f["code"].startswith("straggler.")]
-        return [f for f in stragglers if not overlapped(f)]
-
-    @property
-    def most_ns(self) -> int:
-        """What the weightiest saves."""
-        return max((f["saved_ns_per_step"] for f in self.weighty), default=0)
-
-
 def verdict(dataset: Dataset, findings: Sequence[Finding]) -> list[Sentence]:
     """Who delays the other ranks and why; else that no rank does, and what saves most."""
-    count, candidates = len(dataset.steady_steps), _Candidates(dataset, findings)
-    weighty, late = candidates.weighty, candidates.late
-    by_look = [f for f in weighty if f["code"] == all_ranks.CODE]
-    if by_look and count < LEAST_STEADY:
+    count, weighty = len(dataset.steady_steps), [f for f in findings if f["severity"] != "info"]
+    if count >= LEAST_STEADY:
+        return _of_findings(dataset, findings, weighty)
+    if by_look := [f for f in weighty if f["code"] == all_ranks.CODE]:
         return headline(by_look[0], 2)
     if not dataset.ranks:
         return _looked_at(dataset)
-    if count < LEAST_STEADY:
-        few = f"Not enough steady-state steps ({count} of {LEAST_STEADY})."
-        if not dataset.timelines.has_steps.any():
-            few = f"No report has steps, so stragglers {_OPEN}."
-        return _plain("unknown", few, *_single_step(dataset))
-    start = _no_straggler(dataset, named=bool(late))
-    enough_ns = max(limits.WARNING_FRAC * pace_ns(dataset), candidates.most_ns)
-    if (job := what_ifs(dataset)) and job.unseen_ns > enough_ns:
-        window, step = ms(dataset.step_ns), ms(pace_ns(dataset))
-        text = f"The window shows {window} of each {step} step: the rest {_OPEN}."
-        start, late = _plain("unknown", text), []
-    leading, large = [f for f in late if f in weighty], candidates.large
-    if leading and leading[0]["saved_ns_per_step"] >= limits.HALF * candidates.most_ns:
+    few = f"Not enough steady-state steps ({count} of {LEAST_STEADY})."
+    if not dataset.timelines.has_steps.any():
+        few = f"No report has steps, so stragglers {_OPEN}."
+    return _plain("unknown", few, *_single_step(dataset))
+
+
+def _of_findings(
+    dataset: Dataset, findings: Sequence[Finding], weighty: Sequence[Finding]
+) -> list[Sentence]:
+    """The first line by what findings save, of which `weighty` are above severity info.
+
+    Those whose least saving is `large` enough may be below it: what no step log tells the frequency
+    of, or what may be waiting for unprofiled ranks.
+    """
+    step_ns, most_ns = pace_ns(dataset), max((f["saved_ns_per_step"] for f in weighty), default=0)
+    large = [f for f in findings if severity(f["saved_least_ns"] / step_ns) != "info"]
+    late = [f for f in findings if f["code"].startswith("straggler.") and not overlapped(f)]
+    unseen = _unseen(dataset, most_ns)
+    start = unseen or _no_straggler(dataset, named=bool(late))
+    leading = [f for f in late if f in weighty and not unseen]
+    if leading and leading[0]["saved_ns_per_step"] >= limits.HALF * most_ns:
         return headline(leading[0], 2)
-    if weighty and large and large[0] not in weighty:
-        return [*headline(large[0], 1), _also((leading or weighty)[0])]
-    if weighty and (leading or (late and not start)):
+    unsure = [f for f in large[:1] if f not in weighty]
+    worth, also = [*unsure, *weighty], leading or (weighty if unsure else [] if start else late)
+    if weighty and also:
         # the straggler comes first, but not where something else saves many times as much
-        return [*headline(weighty[0], 1), _also((leading or late)[0])]
-    if worth := weighty or large:
-        some = len(dataset.ranks) < (dataset.world_size or 0)
-        none = "No stragglers among the profiled ranks." if some else "No stragglers."
-        start = start or _too_few(dataset, worth[0]) or _plain("none", none)
-        return [*start, *headline(worth[0], 1)]
-    steps = f"in {count} steady-state steps of {ms(dataset.step_ns)}"
-    steps += f" ({ms(pace_ns(dataset))} without the profiler)." if another_pace(dataset) else "."
-    kind = "other findings" if start else "findings above severity info" if findings else "findings"
-    return [*start, *_plain("none", f"No {kind} {steps}")]
+        (second,) = headline(also[0], 1)
+        second["text"] = f"Also, {second['text'][0].lower()}{second['text'][1:]}"
+        return [*headline(worth[0], 1), second]
+    if worth:
+        return [*(start or _too_few(dataset, worth[0])), *headline(worth[0], 1)]
+    none = "findings above severity info" if findings else "findings"
+    return [*start, *_plain("none", f"No {'other findings' if start else none} {_steps(dataset)}")]
+
+
+def _steps(dataset: Dataset) -> str:
+    """The steps that there are no findings in."""
+    steps = f"in {len(dataset.steady_steps)} steady-state steps of {ms(dataset.step_ns)}"
+    unprofiled = f" ({ms(pace_ns(dataset))} without the profiler)" if another_pace(dataset) else ""
+    return f"{steps}{unprofiled}."
+
+
+def _unseen(dataset: Dataset, most_ns: float) -> list[Sentence]:
+    """That the window shows too little of a step, where that is more than the findings save."""
+    job, step_ns = what_ifs(dataset), pace_ns(dataset)
+    if job is None or job.unseen_ns <= max(limits.WARNING_FRAC * step_ns, most_ns):
+        return []
+    shown = f"The window shows {ms(dataset.step_ns)} of each {ms(step_ns)} step"
+    return _plain("unknown", f"{shown}: the rest {_OPEN}.")
 
 
 def _plain(code: Literal["unknown", "none"], *texts: str) -> list[Sentence]:
@@ -120,37 +105,29 @@ def headline(finding: Finding, most: int) -> list[Sentence]:
 
 def _looked_at(dataset: Dataset) -> list[Sentence]:
     """The first line where no rank was profiled."""
-    shallow = dataset.shallow
+    shallow, unknown = dataset.shallow, f"Stragglers {_OPEN}"
     if shallow is None:
         return _plain("unknown", "No report could be read.")
-    steps = f"{len(shallow['steps'])} steps of {ms(shallow['step_ns'])}"
-    count = f"{len(shallow['ranks'])} ranks, {steps}"
     if shallow["by"] == "nothing" or not shallow["steps"]:
-        why = "no call is known of all members of its group."
-        return _plain("unknown", f"Stragglers {_OPEN}: {why}")
-    unknown = f"Stragglers {_OPEN} from flight recorders alone"
+        return _plain("unknown", f"{unknown}: no call is known of all members of its group.")
+    steps = f"{len(shallow['steps'])} steps of {ms(shallow['step_ns'])}"
+    count = f"({len(shallow['ranks'])} ranks, {steps})."
     if late := [suspect["rank"] for suspect in shallow["suspects"]]:
         advice = f"Profile {rank_list(late, 4)} and a peer (--ranks)."
-        return _plain("unknown", f"{unknown} ({count}).", advice)
+        return _plain("unknown", f"{unknown} from flight recorders alone {count}", advice)
     if shallow["by"] == "clock":
-        text = f"No rank delays the other ranks by their flight recorders ({count})."
-        return _plain("none", text)
-    return _plain("unknown", f"{unknown}.", f"No rank keeps its group waiting ({count}).")
-
-
-def _also(finding: Finding) -> Sentence:
-    """What comes second in the first line."""
-    (also,) = headline(finding, 1)
-    return {**also, "text": f"Also, {also['text'][0].lower()}{also['text'][1:]}"}
+        return _plain("none", f"No rank delays the other ranks by their flight recorders {count}")
+    waits = f"No rank keeps its group waiting {count}"
+    return _plain("unknown", f"{unknown} from flight recorders alone.", waits)
 
 
 def _too_few(dataset: Dataset, finding: Finding) -> list[Sentence]:
-    """Why one rank's pause in so few steps leaves open whether it pauses often; else nothing."""
-    steps = len(dataset.steady_steps)
+    """No straggler; but one rank's pause in so few steps leaves open whether it pauses often."""
+    steps, some = len(dataset.steady_steps), len(dataset.ranks) < (dataset.world_size or 0)
     # the pace before the window tells that what was seen once recurs
     enough = steps >= limits.FEW and finding["severity"] == "info"
     if enough or len(finding["ranks"]) != 1 or finding["recurrence"] != "once":
-        return []
+        return _plain("none", f"No stragglers{' among the profiled ranks' if some else ''}.")
     why = f"from {steps} steady-state steps; profile more (--steps)."
     return _plain("unknown", f"Stragglers {_OPEN} {why}")
 
