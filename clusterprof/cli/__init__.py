@@ -56,7 +56,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError, with what may have been meant."""
-        see = f"see {self.prog} --help"
+        near = None
         if message.startswith("the following arguments are required"):
             # an option that is misspelt is found out before what is missing besides
             for word in self._words:
@@ -65,8 +65,10 @@ class Parser(argparse.ArgumentParser):
                     raise self.unknown(word)
         if wrong := _CHOICE.search(message):
             near = nearest(wrong[1], [choice.strip(" '") for choice in wrong[2].split(",")])
-            raise UsageError(message, f"did you mean {near}?" if near else see)
-        raise UsageError(message, see)
+        raise UsageError(message, self._hint(near))
+
+    def _hint(self, near: str | None) -> str:
+        return f"did you mean {near}?" if near else f"see {self.prog} --help"
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Raises UsageError also for what is left over, with what it may have meant."""
@@ -79,16 +81,12 @@ class Parser(argparse.ArgumentParser):
     def unknown(self, word: str) -> UsageError:
         """The error for a word that is not an option."""
         kind = "option" if word.startswith("-") else "argument"
-        near = self.meant(word)
-        hint = f"did you mean {near}?" if near else f"see {self.prog} --help"
-        hint = self.gone.get(word.partition("=")[0], hint)
+        hint = self.gone.get(word.partition("=")[0]) or self._hint(self.meant(word))
         return UsageError(f"{self.prog} has no {kind} {word}", hint)
 
     def check_passed_on(self, words: Sequence[str], theirs: Parser | None = None) -> None:
         """Raise UsageError for a word that would go to a launcher and is nearly an option of ours,
-        or was one.
-
-        `theirs` has the options of the launcher's own module.
+        or was one; `theirs` has the options of the launcher's own module.
         """
         launcher_options = theirs._option_string_actions if theirs else ()
         for word, value in itertools.zip_longest(words, words[1:], fillvalue=""):

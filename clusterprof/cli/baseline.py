@@ -24,12 +24,8 @@ def parser(verb: str) -> Parser:
         usage=f"clusterprof {verb} save NAME RUN... | list",
     )
     add = parser.add_argument
-    add(
-        "action",
-        choices=("save", "list"),
-        metavar="save|list",
-        help="save runs, or list the names and their runs",
-    )
+    add("action", choices=("save", "list"), metavar="save|list",
+        help="save runs, or list the names and their runs")  # fmt: skip
     add("name", nargs="?", metavar="NAME", help="the baseline's name")
     add("runs", nargs="*", type=path, metavar="RUN",
         help="a run directory that was merged, or a results.json")  # fmt: skip
@@ -52,9 +48,8 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
             console.show(f"no baselines in {arguments.store or baselines.STORE}")
         for file in listed:
             names = [run["name"] for run in baselines.read(file)["runs"]]
-            console.show(
-                f"{file.stem}  {counted(len(names), 'run')}: {comparison_text.names_of(names)}"
-            )
+            shown = comparison_text.names_of(names)
+            console.show(f"{file.stem}  {counted(len(names), 'run')}: {shown}")
         return 0
     if not arguments.name or not arguments.runs:
         raise UsageError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -135,16 +136,12 @@ def _size(given: str) -> int:
 
 
 def _is_ours(target: Path) -> bool:
-    """Whether export wrote it: its name is at the beginning of each format's file.
-
-    A folder has files of ours only.
-    """
+    """Whether export wrote it: a file names us at its beginning, a folder has our files only."""
     from clusterprof.export.flat_tables import NAMES
 
     if not target.is_dir():
         return b"clusterprof" in beginning(target)[:300]
     ours = {f"{name}.{ending}" for name in NAMES for ending in ("csv", "parquet")}
-    try:
+    with contextlib.suppress(OSError):
         return {file.name for file in target.iterdir()} <= ours
-    except OSError:
-        return False
+    return False

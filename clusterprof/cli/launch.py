@@ -14,19 +14,16 @@ from clusterprof.launch import planning, settings
 from clusterprof.launch.profiling import KEEP_REPORTS, MANY_RANKS, PROFILERS, PYTORCH, REDUCE
 
 
-def parser(verb: str) -> Parser:
-    """The options of a launching verb, those that its launcher's module reads among them."""
-    parser = _without_the_launchers(verb)
-    _add_the_launchers(parser, verb)
-    return parser
-
-
-def _without_the_launchers(verb: str) -> Parser:
+def parser(verb: str, *, is_whole: bool = True) -> Parser:
+    """The options of a launching verb; if it `is_whole`, with those that its launcher reads."""
     launcher = launchers.load(verb)
     summary = f"{launcher.SUMMARY[0].upper()}{launcher.SUMMARY[1:]}, in a window of steps."
     examples = [f"{verb} {example}" for example in getattr(launcher, "EXAMPLES", ())]
     needs = getattr(launcher, "NEEDS", "")
-    return launching_parser(verb, summary, launcher.PASSES_OPTIONS_TO, examples, needs)
+    parser = launching_parser(verb, summary, launcher.PASSES_OPTIONS_TO, examples, needs)
+    if is_whole:
+        _add_the_launchers(parser, verb)
+    return parser
 
 
 def _add_the_launchers(parser: Parser, verb: str) -> None:
@@ -39,7 +36,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     words = ["--help" if word == "-h" else word for word in own]
     if "--help" in words:
         parser(verb).parse_known_args(["--help"])
-    own_parser = _without_the_launchers(verb)
+    own_parser = parser(verb, is_whole=False)
     arguments, options = own_parser.parse_known_args(words)
     # what is no option of ours goes to the launcher, unless it is one of ours misspelt
     theirs = Parser()
@@ -117,11 +114,12 @@ def launching_parser(
 
     `needs` are the options without which the launcher cannot work.
     """
-    needs = f"{needs} " if needs else ""
-    passed_on = f"[{passes_to} OPTION...] " if passes_to else ""
-    unknown = f" Unknown options are passed to {passes_to} unchanged." if passes_to else ""
+    needs, passed_on = f"{needs} " if needs else "", ""
+    if passes_to:
+        summary += f" Unknown options are passed to {passes_to} unchanged."
+        passed_on = f"[{passes_to} OPTION...] "
     usage = f"clusterprof {verb} {needs}[--ranks R] [--steps A:B] {passed_on}-- PROGRAM..."
-    parser = verb_parser(verb, summary + unknown, *examples, usage=usage, short_help=False)
+    parser = verb_parser(verb, summary, *examples, usage=usage, short_help=False)
     parser.gone = GONE
     _add_profiling(parser)
     add = parser.add_argument_group("limits").add_argument

@@ -99,8 +99,7 @@ def run(words: Sequence[str]) -> int:
         parser().print_help()
         return 2
     verb, (own, program) = words[0], split(words[1:])
-    debug = "--debug" in own
-    if debug:  # what our own modules log reaches stderr: where one rank's reader failed
+    if debug := "--debug" in own:  # our own modules' log: where one rank's reader failed
         import logging
 
         log = logging.getLogger("clusterprof")

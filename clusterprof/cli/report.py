@@ -25,11 +25,11 @@ def parser(verb: str) -> Parser:
         "report runs/... --csv                       each rank's account of each step",
         run="a run directory, or merge's --output",
     )  # fmt: skip
-    forms = parser.add_mutually_exclusive_group()
-    forms.add_argument("--json", action="store_true", help="print results.json")
-    forms.add_argument("--html", action="store_true", help="print the page")
-    forms.add_argument("--markdown", action="store_true", help="print Markdown")
-    forms.add_argument("--csv", action="store_true",
+    form = parser.add_mutually_exclusive_group().add_argument
+    form("--json", action="store_true", help="print results.json")
+    form("--html", action="store_true", help="print the page")
+    form("--markdown", action="store_true", help="print Markdown")
+    form("--csv", action="store_true",
         help="print the account of each rank in each step (times in ns)")  # fmt: skip
     add = parser.add_argument
     add("-o", "--output", type=path, metavar="FILE", help="write it to FILE instead")
@@ -50,7 +50,6 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
 
     if not results_file.is_file():
         raise results_json.not_merged(arguments.run)
-
     if arguments.output:
         check_free(arguments.output, arguments.force, is_ours)
     results = results_json.read(results_file)
