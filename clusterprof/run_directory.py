@@ -366,8 +366,9 @@ def merging(run: Window) -> Iterator[None]:
         run.merged.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # another user's lock; or the file system has none
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            lock = os.open(run.merged / paths.MERGING, flags, 0o666)
+            lock = os.open(
+                run.merged / paths.MERGING, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666
+            )
             stack.callback(os.close, lock)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -429,12 +430,14 @@ def names_in(folder: Path) -> list[str]:
 
 def others_can_write(status: os.stat_result) -> bool:
     """Whether other users than its owner may write to a file or folder."""
-    by_all, group = bool(status.st_mode & stat.S_IWOTH), status.st_gid
-    if by_all or not status.st_mode & stat.S_IWGRP:
-        return by_all
+    by_group = bool(status.st_mode & stat.S_IWGRP) and not _own_group(status.st_gid)
+    return by_group or bool(status.st_mode & stat.S_IWOTH)
+
+
+def _own_group(group: int) -> bool:
     with contextlib.suppress(KeyError):  # root needs no permission
-        return group != 0 and grp.getgrgid(group).gr_name != pwd.getpwuid(os.getuid()).pw_name
-    return True
+        return group == 0 or grp.getgrgid(group).gr_name == pwd.getpwuid(os.getuid()).pw_name
+    return False
 
 
 def check_free(path: Path, *, force: bool = False) -> bool:

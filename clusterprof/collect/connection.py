@@ -294,26 +294,25 @@ def reason(error: Exception, timeout_s: float) -> str:
     import paramiko
     from paramiko.ssh_exception import NoValidConnectionsError
 
-    if isinstance(error, paramiko.PasswordRequiredException):
-        return "the private key is locked: ssh-add it (a passphrase is never asked for)"
-    if isinstance(error, paramiko.AuthenticationException):
-        return "it accepts none of your keys (a password is never asked for)"
-    if isinstance(error, socket.gaierror):
-        return f"its name cannot be resolved: {error.strerror}"
-    if isinstance(error, EOFError):
-        return "it closed the connection"
-    reason = first_line(error)
+    text = first_line(error)
+    meanings: dict[type[Exception], str] = {
+        paramiko.PasswordRequiredException:
+            "the private key is locked: ssh-add it (a passphrase is never asked for)",
+        paramiko.AuthenticationException:
+            "it accepts none of your keys (a password is never asked for)",
+        socket.gaierror: f"its name cannot be resolved: {getattr(error, 'strerror', '')}",
+        EOFError: "it closed the connection",
+        TimeoutError: f"no answer within {timeout_s:g} s",
+    }  # fmt: skip
+    for kind, meaning in meanings.items():
+        if isinstance(error, kind):
+            return meaning
     if isinstance(error, NoValidConnectionsError):
-        reason = "; ".join(sorted({first_line(failure) for failure in error.errors.values()}))
-    # paramiko's message for a server that accepted the connection and then sent nothing
-    elif (
-        isinstance(error, TimeoutError)
-        or "timed out" in reason.lower()
-        or "banner" in reason
-        or reason == "No existing session"
-    ):
-        return f"no answer within {timeout_s:g} s"
-    return f"it cannot be reached: {reason}"
+        text = "; ".join(sorted({first_line(failure) for failure in error.errors.values()}))
+    # a banner, or no session: a server that accepted the connection and then sent nothing
+    elif "timed out" in text.lower() or "banner" in text or text == "No existing session":
+        return meanings[TimeoutError]
+    return f"it cannot be reached: {text}"
 
 
 def first_line(error: BaseException) -> str:

@@ -188,16 +188,13 @@ def _last_states(
 def _profiled(
     run: Window, expected: Sequence[int] | None, states_of: Mapping[int, Mapping[str, Any]]
 ) -> list[int]:
-    """The ranks to profile, and those that were, by their states.
-
-    Who shares a run may leave out all but the reports.
-    """
-    captured = (
-        rank
-        for rank, state in states_of.items()
-        if (state.get("chosen") if state else reports_in(run.rank(rank)))
-    )
-    return sorted({*captured, *(expected or ())})
+    """The ranks to profile, and those that were, by their states."""
+    profiled = {*(expected or ())}
+    for rank, state in states_of.items():
+        # who shares a run may leave out all but the reports
+        if state.get("chosen") if state else reports_in(run.rank(rank)):
+            profiled.add(rank)
+    return sorted(profiled)
 
 
 def ended(folder: Path, content: dict[str, Any]) -> bool:
