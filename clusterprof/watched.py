@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from math import hypot, sqrt
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +27,6 @@ from clusterprof.results import ShallowResults, Suspect, WatchEntry
 CHRONIC = 3
 #: a table of a look a minute over a month, several ranks late in each, is smaller
 MOST_BYTES = 64 << 20
-#: no step is counted so high, and no time in ns is so long
-_BEYOND = 1 << 63
 
 
 @dataclass(frozen=True)
@@ -163,10 +163,11 @@ def _row(entry: dict[str, Any]) -> Row | None:
     except (TypeError, ValueError, KeyError):
         return None
     row = Row(**values)
+    # no step is counted so high, and no time in ns is so long
+    numbers = (0 <= values[name] < 1 << 63 for name in _COLUMNS if name not in (*_TEXTS, "rank"))
     within = row.rank < 0 or row.first_step <= row.since_step <= row.until_step <= row.last_step
-    numbers = (value for name, value in values.items() if name not in (*_TEXTS, "rank"))
-    possible = within and row.first_step <= row.last_step and row.steps >= 1
-    return row if possible and all(0 <= number < _BEYOND for number in numbers) else None
+    is_look = row.first_step <= row.last_step and row.steps >= 1
+    return row if within and is_look and all(numbers) else None
 
 
 def lateness(rows: Sequence[Row]) -> list[Late]:
@@ -199,21 +200,18 @@ def lateness(rows: Sequence[Row]) -> list[Late]:
 
 
 def _looks(rows: Sequence[Row]) -> list[list[Row]]:
-    looks: dict[int, list[Row]] = {}
-    for row in rows:
-        looks.setdefault(row.wall_ns, []).append(row)
-    return [looks[wall_ns] for wall_ns in sorted(looks)]
+    when = attrgetter("wall_ns")
+    return [[*look] for _, look in itertools.groupby(sorted(rows, key=when), when)]
 
 
 def _late(rows: Sequence[Row], until_step: int | None, *, is_over: bool = False) -> Late:
     """One rank's rows of looks in a row."""
     first, telling = rows[0], [row for row in rows if row.delays]
-    back = (first.last_step + 1 - first.since_step) * first.step_ns
     steps = sum(row.late_steps for row in telling)
     return Late(
         first.rank, first.host, first.group,
         since_step=first.since_step,
-        since_ns=first.wall_ns - back,
+        since_ns=first.wall_ns - (first.last_step + 1 - first.since_step) * first.step_ns,
         until_step=until_step,
         is_over=is_over,
         lateness_ns=sum(row.lateness_ns * row.late_steps for row in telling) / steps,

@@ -33,11 +33,8 @@ _REPORTS = (paths.REPORT, "report.sqlite", "report.sqlite.xz", paths.TRACE)
 
 #: flight recorders of a rank's processes, as JSON or a pickle
 _FLIGHTS = [name.replace(".", "*.", 1) for name in (paths.FLIGHT, paths.FLIGHT_PICKLE)]
-
 #: Of the run directory.
 DELETED = "was deleted while the job ran"
-#: A state has some kB.
-_STATE_B = 16384
 
 #: Why there is no report, by the state in which the rank was killed.
 _KILLED: dict[State | None, str] = {
@@ -104,29 +101,25 @@ def collect_attempts(
     then the last. The reason of a rank that has a report in another attempt only names that.
     """
     attempts, outcomes_of = run.attempts(), {}
+    reported_in: dict[int, int] = {}
     for attempt in attempts:
         # Only in the last attempt may something still be written.
         patience = patience_s if attempt is attempts[-1] else 0
         outcomes_of[attempt] = collect(
             attempt, expected, patience_s=patience, finishing_s=finishing_s, write=write
         )
+        reported_in.update((o.rank, attempt.attempt) for o in outcomes_of[attempt] if o.report)
     best = max(attempts, key=lambda attempt: (
         sum(outcome.whole for outcome in outcomes_of[attempt]),
         sum(outcome.report is not None for outcome in outcomes_of[attempt]),
         attempt.attempt,
     ))  # fmt: skip
-    reported_in = {
-        outcome.rank: attempt.attempt
-        for attempt, outcomes in outcomes_of.items()
-        for outcome in outcomes
-        if outcome.report
-    }
-    return best, [
-        outcome
-        if outcome.report or (number := reported_in.get(outcome.rank)) is None
-        else replace(outcome, reason=f"{outcome.reason}; attempt {number} has a report of it")
-        for outcome in outcomes_of[best]
-    ]
+    outcomes = outcomes_of[best]
+    for index, outcome in enumerate(outcomes):
+        if not outcome.report and (number := reported_in.get(outcome.rank)):
+            why = f"{outcome.reason}; attempt {number} has a report of it"
+            outcomes[index] = replace(outcome, reason=why)
+    return best, outcomes
 
 
 def collect(
@@ -144,10 +137,10 @@ def collect(
     say so. Each is COLLECTED or LOST; with `write` their states say so too. Who only merges writes
     none: a copy of a run may be without its reports.
     """
-    wait = patience_s > 0
-    states_of = (
-        _last_states(run, expected, patience_s, finishing_s, clock) if wait else run.states()
-    )
+    if patience_s > 0:
+        states_of = _last_states(run, expected, patience_s, finishing_s, clock)
+    else:
+        states_of = run.states()
     if not run.path.is_dir():
         gone = f"the run directory {DELETED}"
         return [Outcome(rank, State.LOST, gone) for rank in sorted(expected or ())]
@@ -231,10 +224,7 @@ def reports_in(folder: Path) -> list[Path]:
 
 
 def _outcome(run: Window, rank: int, content: dict[str, Any] | None, present: list[int]) -> Outcome:
-    """The outcome of one rank, by the content of its state.json.
-
-    `content` is None for a rank without a folder; those that have one are `present`.
-    """
+    """The outcome of one rank, by its state: None without a folder, which `present` ranks have."""
     if content is None:
         reason = f"it did not report in; reported in: {named_ranks(present)}"
         if not present:
@@ -246,20 +236,18 @@ def _outcome(run: Window, rank: int, content: dict[str, Any] | None, present: li
     steps, reports = newest_step_log(run.logged(rank)), reports_in(run.rank(rank))
     late = state is State.LOST and bool(content.get("late"))
     # A report appears by rename: where it is, it is whole, even if the rank was killed after it.
-    if reports and (late or not content or (state is not None and state.has_captured)):
-        return Outcome(
-            rank,
-            State.COLLECTED,
-            "its report appeared late" if late else str(content.get("reason", "")),
-            host,
-            report=reports[0],
-            trace=next((path for path in reports[1:] if path.name == paths.TRACE), None),
-            steps=steps,
-            whole=bool(content.get("whole")),
-            stays_at=str(content.get("report_at", "")),
-            not_reduced=str(content.get("not_reduced", "")),
-        )
-    return Outcome(rank, State.LOST, _lost(run, rank, state, content), host, steps=steps)
+    if not reports or not (late or not content or (state is not None and state.has_captured)):
+        return Outcome(rank, State.LOST, _lost(run, rank, state, content), host, steps=steps)
+    return Outcome(
+        rank, State.COLLECTED,
+        "its report appeared late" if late else str(content.get("reason", "")), host,
+        report=reports[0],
+        trace=next((path for path in reports[1:] if path.name == paths.TRACE), None),
+        steps=steps,
+        whole=bool(content.get("whole")),
+        stays_at=str(content.get("report_at", "")),
+        not_reduced=str(content.get("not_reduced", "")),
+    )  # fmt: skip
 
 
 def _lost(run: Window, rank: int, state: State | None, content: dict[str, Any]) -> str:
@@ -275,7 +263,7 @@ def _lost(run: Window, rank: int, state: State | None, content: dict[str, Any]) 
         )
     killed = _KILLED.get(state)
     with contextlib.suppress(OSError):
-        if killed and nsys.free_bytes(str(run.rank(rank))) < _STATE_B:
+        if killed and nsys.free_bytes(str(run.rank(rank))) < 16384:  # a state has some kB
             last = f'"{state}" was the last state that could be written'
             return f"no space left on {run.path}: {last}"
     if state is State.FINISHING and reason:
@@ -286,15 +274,14 @@ def _lost(run: Window, rank: int, state: State | None, content: dict[str, Any]) 
 def _write(folder: Path, content: dict[str, Any] | None, outcome: Outcome) -> None:
     """Advance a rank's state to its outcome, if that can be written: the outcome holds without."""
     before = State.of(content or {})
-    if content is None or before is outcome.state is State.LOST:
+    is_alone = content == {} and not outcome.is_lost  # a report alone, as somebody shared it
+    if content is None or is_alone or before is outcome.state is State.LOST:
         return
     facts: dict[str, Any] = {}
-    if outcome.state is State.LOST:
+    if outcome.is_lost:
         # A node that was cut off may yet deliver its report.
         may_appear = (State.CAPTURING, State.FINISHING, State.CAPTURED, State.COLLECTED)
         facts = {"reason": outcome.reason, "late": before in may_appear}
-    elif not content:
-        return  # a report alone, as somebody shared it
     elif before is State.LOST:
         facts = {"reason": outcome.reason}
     with contextlib.suppress(OSError):
@@ -311,11 +298,7 @@ def flights(run: Window) -> tuple[list[int], str]:
 
 def flights_over(run: Window, states_of: Mapping[int, Mapping[str, Any]]) -> set[int]:
     """The ranks that left their flight recorder, or, by their states, why they did not."""
-    return {
-        rank
-        for rank, state in states_of.items()
-        if "flight" in state or _has_flight(run.rank(rank))
-    }
+    return {r for r, state in states_of.items() if "flight" in state or _has_flight(run.rank(r))}
 
 
 def _has_flight(folder: Path) -> bool:
