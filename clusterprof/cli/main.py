@@ -13,7 +13,7 @@ from typing import NoReturn, cast
 from clusterprof import __version__, console, launchers
 from clusterprof.cli import Parser, nearest
 from clusterprof.errors import ClusterprofError, UsageError
-from clusterprof.imports import without_pandas
+from clusterprof.priority import without_pandas
 
 #: verb, as its module is called -> one line for --help. Each launcher is a verb too: `cli.launch`
 VERBS = {
