@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -47,8 +48,9 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     if wrong := wrong_codes(arguments.fail_on):
         return wrong
     # what the user gave stands in a finding's next command, but for what that decides anew
+    anew = {"ranks", "arm", "profiler", "run_dir", "force", "dry_run", "fail_on", "debug"}
     by_default = {name for name, origin in origins.items() if origin == "default"}
-    arguments.given = settings.as_words(own_parser, arguments, _ANEW | by_default)
+    arguments.given = settings.as_words(own_parser, arguments, anew | by_default)
 
     def planned(turn: int = 1) -> planning.LaunchPlan:
         """The plan, once more where another run took its directory in the same second."""
@@ -68,10 +70,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
 
 
 def wrong_codes(conditions: Sequence[gate.Condition]) -> int:
-    """The status to end with where `--fail-on` has a code that no finding has, else 0.
-
-    Asked in a process of its own: threads of the analysis would get signals that are the job's.
-    """
+    """The status to end with where `--fail-on` has a code that no finding has, else 0."""
     if not conditions:
         return 0
     from clusterprof.launch.job_processes import Apart
@@ -84,13 +83,9 @@ def wrong_codes(conditions: Sequence[gate.Condition]) -> int:
             return error.exit_code
         return 0
 
-    asking = Apart(ask)
+    asking = Apart(ask)  # threads of the analysis would get signals that are the job's
     asking.ends_within(math.inf)
     return asking.status or 0
-
-
-#: what the command line of a next run decides anew
-_ANEW = {"ranks", "arm", "profiler", "run_dir", "force", "dry_run", "fail_on", "debug"}
 
 
 def given_program(verb: str, own: Sequence[str], program: Sequence[str] | None) -> Sequence[str]:
@@ -100,11 +95,11 @@ def given_program(verb: str, own: Sequence[str], program: Sequence[str] | None) 
     usage = f"write: clusterprof {verb} [OPTIONS] --"
     if program is not None:
         raise UsageError("there is no program after --", f"{usage} train.py")
-    meant = list(own)
-    while meant and not (meant[0].endswith(".py") or meant[0].startswith("python")):
-        meant.pop(0)
-    meant = meant or ["python", "train.py"]
-    raise UsageError("there is no -- before the program", f"{usage} {' '.join(meant)}")
+    meant = itertools.dropwhile(
+        lambda word: not word.endswith(".py") and not word.startswith("python"), own
+    )
+    example = " ".join(meant) or "python train.py"
+    raise UsageError("there is no -- before the program", f"{usage} {example}")
 
 
 def launching_parser(
