@@ -119,16 +119,15 @@ class Late:
     def sentence(self) -> str:
         """Who is late, by how much, and since when."""
         where = f" ({words.plain(self.host)})" if self.host else ""
-        verb = "is" if self.until_step is None else "was"
+        verb, then = "was", f", until step {self.until_step}"
+        if self.until_step is None:
+            verb, then = "is", "; chronic" if self.is_chronic else ""
+        lateness = words.with_bound(self.lateness_ns, self.bound_ns)
         share = words.percent(self.lateness_ns / max(self.step_ns, 1.0))
-        text = (
-            f"rank {self.rank}{where} {verb} late by "
-            f"{words.with_bound(self.lateness_ns, self.bound_ns)} per step ({share} of it) since "
-            f"step {self.since_step}"
+        return (
+            f"rank {self.rank}{where} {verb} late by {lateness} per step ({share} of it) since "
+            f"step {self.since_step}{then}"
         )
-        if self.until_step is not None:
-            text += f", until step {self.until_step}"
-        return f"{text}; chronic" if self.is_chronic and self.until_step is None else text
 
 
 def path_of(run: Path) -> Path:
@@ -263,44 +262,39 @@ def over_the_run(shallow: ShallowResults, rows: Sequence[Row]) -> ShallowResults
     late = [rank.suspect(first_step) for rank in _by_rank(lateness(rows))]
     # of one that was late in the window's steps the looks tell until when as well
     window = max(shallow["steps"], default=first_step)
-    known = {
-        suspect["rank"]
-        for suspect in late
-        if suspect["until_step"] is None
-        or (suspect["since_step"] or 0) <= window <= suspect["until_step"]
+    covered = {
+        s["rank"]
+        for s in late
+        if s["until_step"] is None or (s["since_step"] or 0) <= window <= s["until_step"]
     }
-    every = [*late, *(s for s in shallow["suspects"] if s["rank"] not in known)]
+    every = [*late, *(s for s in shallow["suspects"] if s["rank"] not in covered)]
     every.sort(key=lambda s: (not s["delays"], -s["lateness_ns"], s["rank"]))
     return {**shallow, "suspects": every, "watch": watch}
 
 
 def _by_rank(late: Sequence[Late]) -> list[Late]:
-    """Each rank once: of one that was late again and again by how much in the mean over the steps
-    from the first that was to the last.
+    """Each rank once; of one that was late again and again the mean over all steps from the first
+    in which it was to the last.
     """
-    ranks: dict[int, list[Late]] = {}
+    times_of: dict[int, list[Late]] = {}
     for one_time in late:
-        ranks.setdefault(one_time.rank, []).append(one_time)
-    joined = []
-    for times in ranks.values():
-        first, last = times[0], times[-1]
-        if len(times) == 1:
-            joined.append(first)
-            continue
-        whole = max(last.end_step - first.since_step, 1)
-        parts = [(t, (t.end_step - t.since_step) / whole) for t in times]
-        joined.append(
-            replace(
-                first,
-                until_step=last.until_step,
-                is_over=last.is_over,
-                lateness_ns=sum(t.lateness_ns * part for t, part in parts),
-                bound_ns=hypot(*(t.bound_ns * part for t, part in parts)),
-                looks=sum(t.looks for t in times),
-                steps=sum(t.steps for t in times),
-            )
-        )
-    return joined
+        times_of.setdefault(one_time.rank, []).append(one_time)
+    return [times[0] if len(times) == 1 else _overall(times) for times in times_of.values()]
+
+
+def _overall(times: Sequence[Late]) -> Late:
+    first, last = times[0], times[-1]
+    whole = max(last.end_step - first.since_step, 1)
+    parts = [(t, (t.end_step - t.since_step) / whole) for t in times]
+    return replace(
+        first,
+        until_step=last.until_step,
+        is_over=last.is_over,
+        lateness_ns=sum(t.lateness_ns * part for t, part in parts),
+        bound_ns=hypot(*(t.bound_ns * part for t, part in parts)),
+        looks=sum(t.looks for t in times),
+        steps=sum(t.steps for t in times),
+    )
 
 
 def _step_count(spans: Iterable[range]) -> int:

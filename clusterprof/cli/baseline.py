@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from clusterprof import console
 from clusterprof.arguments import path
 from clusterprof.cli import Parser, verb_parser
-from clusterprof.console import say
 from clusterprof.errors import UsageError
 from clusterprof.results import MeasuredRun
 from clusterprof.words import counted
@@ -67,5 +66,5 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     runs = [*before, *map(comparison.measured, arguments.runs)]
     comparison.compare(runs[:1], runs)  # nothing can be compared with runs that have no steps
     baselines.save(file, runs)
-    say(f"wrote {file}: {counted(len(runs), 'run')}")
+    console.say(f"wrote {file}: {counted(len(runs), 'run')}")
     return 0

@@ -13,7 +13,6 @@ from clusterprof.agent.contracts.identity import identify
 from clusterprof.arguments import check_free, path
 from clusterprof.cli import Parser, verb_parser
 from clusterprof.clock_probe import Bound, Measurement, is_measurement
-from clusterprof.console import say
 from clusterprof.errors import ClusterprofError, UsageError
 
 _HOW = "srun -N4 --ntasks-per-node=1 clusterprof clock --output clock.json"
@@ -73,9 +72,9 @@ def print_measurement(measurement: Measurement, arguments: argparse.Namespace) -
     if arguments.output:
         with run_directory.writing(arguments.output):
             measurement.write(arguments.output)
-        say(f"wrote {arguments.output}")
+        console.say(f"wrote {arguments.output}")
     for note in measurement.notes:
-        say(note)
+        console.say(note)
     print(json.dumps(measurement.as_json(), indent=1) if arguments.json else shown(measurement))
     return 0
 

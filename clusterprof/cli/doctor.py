@@ -12,7 +12,6 @@ from pathlib import Path
 from clusterprof import console
 from clusterprof.arguments import path
 from clusterprof.cli import Parser, verb_parser
-from clusterprof.console import say
 from clusterprof.doctor import cluster, table, this_host
 from clusterprof.doctor.table import BAD, Check
 from clusterprof.errors import UsageError
@@ -82,6 +81,6 @@ def _checks_of(arguments: argparse.Namespace, asked: Sequence[str]) -> dict[str,
         checks = this_host.checks(arguments.nsys, folder, arguments.probe)
         return {this_host.name(): list(this_host.look(checks))}
     if asked:
-        say("waiting for the nodes that srun is asked for")
+        console.say("waiting for the nodes that srun is asked for")
     passed = [f"--nsys={arguments.nsys}"] if arguments.nsys else []
     return cluster.ask(asked, expected, folder, passed)

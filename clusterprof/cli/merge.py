@@ -14,7 +14,6 @@ from clusterprof import console, gate, installed_nsys, run_directory
 from clusterprof.agent.contracts import paths
 from clusterprof.arguments import check_free, number_of, path
 from clusterprof.cli import Parser, verb_parser
-from clusterprof.console import say
 from clusterprof.errors import ReportError, UsageError
 from clusterprof.launch import tasks
 from clusterprof.run_directory import Window
@@ -92,7 +91,7 @@ def _merge(arguments: argparse.Namespace, engine: Engine) -> int:
     if len(arguments.paths) == 1 and _is_run(arguments.paths[0]):
         run, outcomes = _collected(arguments)
         study = merge_run.merge_run(run, outcomes, engine)
-        say(f"wrote {run.html}")
+        console.say(f"wrote {run.html}")
     else:
         from clusterprof import clock_probe
 
@@ -103,11 +102,11 @@ def _merge(arguments: argparse.Namespace, engine: Engine) -> int:
     if output is not None:
         with run_directory.merging(output):
             merge_run.save(study, output)
-        say(f"wrote {output.html}")
+        console.say(f"wrote {output.html}")
     if arguments.html:
         title = ", ".join(source.name for source in arguments.paths)
         merge_run.write_page(study, arguments.html, title)
-        say(f"wrote {arguments.html}")
+        console.say(f"wrote {arguments.html}")
     if arguments.json:
         console.json(results_json.dumps(study.results))
     else:

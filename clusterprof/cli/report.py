@@ -10,7 +10,6 @@ from clusterprof import console
 from clusterprof.agent.contracts import files, paths
 from clusterprof.arguments import beginning, check_free, path
 from clusterprof.cli import Parser, verb_parser
-from clusterprof.console import say
 from clusterprof.run_directory import Window, writing
 
 
@@ -71,7 +70,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     if arguments.output:
         with writing(arguments.output, "--output"):
             files.write(arguments.output, page.encode(errors="backslashreplace"))
-        say(f"wrote {arguments.output}")
+        console.say(f"wrote {arguments.output}")
     elif arguments.json:
         console.json(page.encode())
     else:

@@ -17,7 +17,6 @@ from clusterprof import console, words
 from clusterprof.agent.contracts import paths
 from clusterprof.arguments import path, shortest
 from clusterprof.cli import Parser, verb_parser
-from clusterprof.console import say
 from clusterprof.errors import ReportError, RunDirectoryError, UsageError
 from clusterprof.launch.earlier_runs import runs_in
 from clusterprof.run_directory import Manifest, Window, bytes_of
@@ -138,7 +137,7 @@ def clean(runs: Sequence[Run], keep: int | None, older_than: str | None, really:
             try:
                 shutil.rmtree(run.path)
             except OSError as error:
-                say(f"{run.path} cannot be removed: {error.strerror or error}")
+                console.say(f"{run.path} cannot be removed: {error.strerror or error}")
     if not ended or not really:
         print("to remove them: --yes" if ended else "nothing to remove")
     return 0

@@ -33,10 +33,6 @@ _LEAST_B = 1 << 20
 _PATIENCE_S = 2 * _SILENCE_S
 #: How often a keepalive is sent.
 _ASK_EVERY_S = 10
-#: Sends a file behind a line that says where it begins.
-_SEND = 'echo "$1" && exec cat <"$2"'
-#: Bytes that are read at once.
-_PIECE_B = 1 << 18
 
 #: What receives the bytes of stdout or stderr as they arrive.
 Sink = Callable[[bytes], object]
@@ -165,7 +161,8 @@ class SshHost:
         with contextlib.closing(channel):
             with self.explained():
                 channel.settimeout(_SILENCE_S)
-                channel.exec_command(command_line(["sh", "-c", _SEND, "sh", mark, path]))
+                send = 'echo "$1" && exec cat <"$2"'  # behind a line that says where it begins
+                channel.exec_command(command_line(["sh", "-c", send, "sh", mark, path]))
             pieces, begun = self._output(channel), b""
             while mark.encode() + b"\n" not in begun:  # a login shell may greet before it
                 piece = next(pieces, b"")
@@ -179,14 +176,12 @@ class SshHost:
                     return
 
     def _output(self, channel: Any) -> Iterator[bytes]:
-        """What a command prints, as it comes. Raises HostError at the connection's end, and where
-        a minute of waiting has brought next to nothing.
-        """
+        """What a command prints. Raises HostError where the connection ends, or brings too little."""
         brought_b, waited_s, data = 0, 0.0, b"."
         while data:
             with self.explained():
                 began = REAL.now()
-                data = channel.recv(_PIECE_B)  # tens of kB at least, where there are so many
+                data = channel.recv(1 << 18)  # tens of kB at least, where there are so many
                 brought_b, waited_s = brought_b + len(data), waited_s + REAL.now() - began
                 if waited_s >= _SILENCE_S:
                     if brought_b < _LEAST_B:
