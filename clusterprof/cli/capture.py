@@ -31,8 +31,6 @@ LOOK_S = 1.0
 T = TypeVar("T")
 #: A step that takes longer is one that hangs (`agent/guard/step_log.py`): the ranks notice that.
 MOST_TIMES = 20
-_LATE = re.compile(r"\s*late\s*>\s*(\d{1,2}(?:\.\d{1,3})?)\s*%\s*")
-_SLOWER = re.compile(r"\s*step\s*>\s*(\d{1,2}(?:\.\d{1,3})?)\s*x\s*")
 _FROM_NOW = re.compile(r"\s*\+(\d+)\s*:\s*\+(\d+)\s*")
 
 
@@ -73,10 +71,11 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     manifest = run.directory.read_manifest()
     for_agent = check(run, manifest)
     selection = checked_ranks(run, manifest, arguments.ranks)
-    if isinstance(condition, LongerSteps) and not slows(run, condition.times, for_agent.log_s):
+    what, limit = condition or (None, 0.0)
+    if what == "step" and not slows(run, limit, for_agent.log_s):
         return 0
-    if isinstance(condition, LateRank):
-        late = comes_late(run, condition.share, for_agent.watch_s)
+    if what == "late":
+        late = comes_late(run, limit, for_agent.watch_s)
         if not late:
             return 0
         if arguments.ranks is None:
@@ -96,27 +95,26 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     return collect.main("collect", [str(run.path), "--window", str(window.number)], None)
 
 
-class LongerSteps(NamedTuple):
-    """`step > 1.3x`: steps take longer than so many times the usual."""
+class Condition(NamedTuple):
+    """What --when waits for: `step > 1.3x` or `late > 5%`."""
 
-    times: float
-
-
-class LateRank(NamedTuple):
-    """`late > 5%`: a rank delays the others by more than this share of a step."""
-
-    share: float
+    #: "step": a rank's latest steps take longer than `limit` times its usual ones; "late": a rank
+    #: delays the others by more than the share `limit` of a step
+    what: str
+    limit: float
 
 
-def checked_condition(when: str | None, steps: str) -> LongerSteps | LateRank | None:
+def checked_condition(when: str | None, steps: str) -> Condition | None:
     """What --when waits for. Raises UsageError."""
     if when is None:
         return None
-    condition: LongerSteps | LateRank
-    if (slower := _SLOWER.fullmatch(when)) and 1 < float(slower[1]) <= MOST_TIMES:
-        condition = LongerSteps(float(slower[1]))
-    elif (late := _LATE.fullmatch(when)) and float(late[1]) > 0:
-        condition = LateRank(float(late[1]) / 100)
+    number = r"\s*>\s*(\d{1,2}(?:\.\d{1,3})?)\s*"
+    slower = re.fullmatch(rf"\s*step{number}x\s*", when)
+    late = re.fullmatch(rf"\s*late{number}%\s*", when)
+    if slower and 1 < float(slower[1]) <= MOST_TIMES:
+        condition = Condition("step", float(slower[1]))
+    elif late and float(late[1]) > 0:
+        condition = Condition("late", float(late[1]) / 100)
     else:
         raise UsageError(
             f"--when {when!r} is no condition that can be watched",

@@ -134,10 +134,14 @@ def clean(runs: Sequence[Run], keep: int | None, older_than: str | None, really:
         size = words.size(bytes_of(run.path))
         console.show(f"{'removing' if really else 'would remove'} {shortest(run.path)} ({size})")
         if really:
-            try:
-                shutil.rmtree(run.path)
-            except OSError as error:
-                console.say(f"{run.path} cannot be removed: {error.strerror or error}")
+            _remove(run.path)
     if not ended or not really:
         print("to remove them: --yes" if ended else "nothing to remove")
     return 0
+
+
+def _remove(run: Path) -> None:
+    try:
+        shutil.rmtree(run)
+    except OSError as error:
+        console.say(f"{run} cannot be removed: {error.strerror or error}")

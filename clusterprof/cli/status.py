@@ -68,10 +68,7 @@ def render(status: Status, *, everyone: bool) -> str:
     shown = [rank for rank in status.ranks if rank.chosen or everyone]
     others = [rank for rank in status.ranks if not rank.chosen and not everyone]
     table = ["", *_table(shown, status.window, width)] if shown else []
-    lines: list[str] = []
-    if others:  # where nothing stands above, a later window may have profiled them
-        summary = _summary(others, "unprofiled rank" if shown else "rank")
-        lines.append(f"and {summary}" if shown else summary)
+    lines = _summary(others, is_below=bool(shown)) if others else []
     if status.hang is not None:
         lines += ["", *status.hang.lines()]
     lines += _watched(status.looks)
@@ -82,13 +79,16 @@ def render(status: Status, *, everyone: bool) -> str:
     return "\n".join([*head, *table, *(printed for line in rest for printed in line)])
 
 
-def _summary(ranks: Sequence[RankStatus], noun: str) -> str:
-    """The states of these ranks, and how far they are."""
+def _summary(ranks: Sequence[RankStatus], *, is_below: bool) -> list[str]:
+    """The states of unprofiled ranks, and how far they are; `is_below` the others, if there are."""
+    # where nothing stands above, a later window may have profiled them
+    whose = words.counted(len(ranks), "unprofiled rank" if is_below else "rank")
     reached = ""
     if steps := [rank.steps for rank in ranks if rank.steps is not None]:
         fewest = f"{min(steps)} to " if min(steps) < max(steps) else ""
         reached = f", {fewest}{words.counted(max(steps), 'step')}"
-    return f"{words.counted(len(ranks), noun)}: {_counts(rank.state for rank in ranks)}{reached}"
+    states = _counts(rank.state for rank in ranks)
+    return [f"{'and ' if is_below else ''}{whose}: {states}{reached}"]
 
 
 def _counts(states: Iterable[str]) -> str:
@@ -234,11 +234,10 @@ def look(run: Window) -> Status:
     """Read the run directory as it is now. Raises RunDirectoryError where it is none."""
     manifest = run.directory.read_manifest()
     expected = set(manifest.selection.expected(manifest.world_size) or ())
-    if run.number > 1:  # the whole run is told, from its first window on
-        run = run.directory.first(manifest.attempt)
+    run = run.directory.first(manifest.attempt)  # the whole run, from its first window on
     later = [_window(window) for window in run.directory.later_windows()]
     if manifest.ended is None:  # a job that was started again names its last attempt as it ends
-        run = run.attempts()[-1]
+        run = current(run)
     states = run.states()
     return Status(
         run.path, manifest.began, manifest.ended, manifest.exit_status, manifest.window,

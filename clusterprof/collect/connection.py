@@ -176,7 +176,7 @@ class SshHost:
                     return
 
     def _output(self, channel: Any) -> Iterator[bytes]:
-        """What a command prints. Raises HostError where the connection ends, or brings too little."""
+        """What a command prints. Raises HostError where the connection ends or is too slow."""
         brought_b, waited_s, data = 0, 0.0, b"."
         while data:
             with self.explained():

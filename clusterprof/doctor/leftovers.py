@@ -108,9 +108,7 @@ def _some(items: Sequence[object], between: str = " ") -> str:
 def leftovers(table: Sequence[Process]) -> Check:
     """Daemons, folders, reports that were not collected, lists of sessions, files of nsys."""
     pids = sorted(process.pid for process in abandoned(table))
-    folders = dict.fromkeys((Path(tempfile.gettempdir()), _FIXED))
-    ours = [path for folder in folders for path in sorted(folder.glob("clusterprof-*"))]
-    dead = [path for path in ours if _is_mine(path) and _is_dead(path)]
+    dead = _dead_folders()
     reports = (paths.REPORT, paths.RAW)
     kept = [path for path in dead if any((path / name).is_file() for name in reports)]
     rest = [path for path in dead if path not in kept]
@@ -152,14 +150,16 @@ def _memory(table: Sequence[Process]) -> list[Path]:
     return sorted(unused)
 
 
-def _is_dead(folder: Path) -> bool:
-    """Whether it is a folder, and no process answers on the sockets in it; one without sockets is
-    dead after a day.
-    """
-    if folder.is_symlink() or not folder.is_dir():
-        return False
-    sockets = [path for path in folder.glob("socket*") if path.is_socket()]
-    return not any(map(_answers, sockets)) if sockets else _is_mine(folder, _DAY_S)
+def _dead_folders() -> list[Path]:
+    """Folders of ours in which no process answers on a socket; without sockets after a day."""
+    homes = dict.fromkeys((Path(tempfile.gettempdir()), _FIXED))
+    dead = []
+    for folder in (path for home in homes for path in sorted(home.glob("clusterprof-*"))):
+        if _is_mine(folder) and folder.is_dir() and not folder.is_symlink():
+            sockets = [path for path in folder.glob("socket*") if path.is_socket()]
+            if not any(map(_answers, sockets)) if sockets else _is_mine(folder, _DAY_S):
+                dead.append(folder)
+    return dead
 
 
 def _answers(path: Path) -> bool:
