@@ -69,10 +69,7 @@ class Selection(plan.Selection):
 
 
 def parse_ranks(text: str, **sizes: int | None) -> Selection:
-    """Read a `--ranks` argument, with the parallel `sizes` pp, tp, cp and dp of stages.
-
-    Raises UsageError for one that the grammar does not know.
-    """
+    """Read a `--ranks` argument; `sizes` are pp, tp, cp and dp of stages. Raises UsageError."""
     plain = text.strip()
     if plain in ("all", "auto", "one-per-node"):
         return Selection(plain, plain)

@@ -27,9 +27,8 @@ colour = "auto"
 
 
 def wants_colour(stream: TextIO) -> bool:
-    """Whether to colour what is printed on `stream`: as `--color` says, else as the environment.
-
-    Without either for people only: on a terminal, and not a dumb one.
+    """Whether to colour what is printed on `stream`: as `--color` or else the environment says, or
+    for people only, on a terminal that is not a dumb one.
     """
     if colour != "auto":
         return colour == "always"

@@ -306,10 +306,8 @@ class Window:
 
     def deep(self) -> Window:
         """The window that has the run's reports: of `--ranks auto` the one that was ordered once
-        all ranks were looked at.
-
-        Where several were, since orders came too late, the one that most ranks began, of equals
-        the last.
+        all ranks were looked at; of several, since orders came too late, the one that most ranks
+        began, of equals the last.
         """
 
         def begun(window: Window) -> int:
@@ -441,10 +439,7 @@ def _own_group(group: int) -> bool:
 
 
 def check_free(path: Path, *, force: bool = False) -> bool:
-    """Whether an earlier run directory has to go for a new one to be made at `path`.
-
-    Raises RunDirectoryError where something is there that may not be replaced.
-    """
+    """Whether an earlier run has to go for one at `path`; RunDirectoryError where it may not."""
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return False
     is_run = False
@@ -515,10 +510,7 @@ def _links_in(folder: Path) -> list[str]:
 
 
 def bytes_of(path: Path) -> int:
-    """How much a file, or all files below a folder, take; what cannot be looked at counts as 0.
-
-    A file of several names counts once.
-    """
+    """What a file, or all files below a folder, take: one of several names once, if it is seen."""
     files_of = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
     sizes: dict[tuple[int, int], int] = {}
     for file in files_of or [path]:

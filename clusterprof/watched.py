@@ -23,11 +23,6 @@ from clusterprof import words
 from clusterprof.agent.contracts import files, paths
 from clusterprof.results import ShallowResults, Suspect, WatchEntry
 
-#: in so many looks in a row: it has become usual for the run
-CHRONIC = 3
-#: a table of a look a minute over a month, several ranks late in each, is smaller
-MOST_BYTES = 64 << 20
-
 
 @dataclass(frozen=True)
 class Row:
@@ -98,8 +93,8 @@ class Late:
 
     @property
     def is_chronic(self) -> bool:
-        """Whether it was late in several looks in a row."""
-        return self.looks >= CHRONIC
+        """Whether it was late in several looks in a row: it has become usual for the run."""
+        return self.looks >= 3
 
     def suspect(self, first_step: int = -1) -> Suspect:
         """The same as a suspect of all ranks; late always where it was so from `first_step` on."""
@@ -147,7 +142,8 @@ def write(path: Path, rows: Iterable[Row]) -> None:
 def read(path: Path) -> list[Row]:
     """The rows of a table, in order; none where there is no table. What is no row is left out."""
     try:
-        text = files.content(path, MOST_BYTES).decode(errors="replace")
+        # a table of a look a minute over a month, several ranks late in each, is smaller
+        text = files.content(path, 64 << 20).decode(errors="replace")
     except (OSError, ValueError):
         return []
     rows = list[Row]()

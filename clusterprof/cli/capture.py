@@ -146,9 +146,8 @@ def slows(run: Window, times: float, log_s: float, clock: Clock = REAL) -> bool:
 
 
 def comes_late(run: Window, share: float, every_s: int, clock: Clock = REAL) -> list[watched.Late]:
-    """Wait until the watch, which looks `every_s`, shows ranks that delay the others so.
-
-    Returns [] where the job ends before. Raises UsageError where there is no watch.
+    """Wait until the watch, which looks `every_s`, shows ranks that delay the others so; [] where
+    the job ends before. Raises UsageError where there is no watch.
     """
     if not every_s:
         raise UsageError(

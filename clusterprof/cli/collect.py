@@ -80,9 +80,7 @@ def gather(run: Window, manifest: Manifest, arguments: argparse.Namespace) -> No
 
 
 def chosen_window(run: Window, number: int | None) -> Window:
-    """The run's window with this number; None for that of its result. Raises UsageError where there
-    is none.
-    """
+    """The run's window with this number, or (None) that of its result. Raises UsageError."""
     if number is None:
         return run.deep()
     windows = {window.number: window for window in (run, *run.directory.later_windows())}

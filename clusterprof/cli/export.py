@@ -17,9 +17,6 @@ from clusterprof.errors import UsageError
 from clusterprof.export.merged_tables import Merged, read
 from clusterprof.run_directory import Window, bytes_of, writing
 
-#: a trace is at most so large, MB: what Perfetto's page opens in seconds
-MOST_MB = 100
-
 
 class Format(NamedTuple):
     """One format: how what it writes is called."""
@@ -103,8 +100,8 @@ def parser(verb: str) -> Parser:
         help="; ".join(f"{name}: {form.summary}" for name, form in FORMATS.items()))  # fmt: skip
     add("-o", "--output", type=path, metavar="PATH",
         help="where to write it (default: here, called as the run is)")  # fmt: skip
-    add("--max-mb", type=_size, default=MOST_MB, metavar="N",
-        help=f"perfetto, chrome-json: the trace has at most N MB (default: {MOST_MB}): the "
+    add("--max-mb", type=_size, default=100, metavar="N",  # what Perfetto's page opens in seconds
+        help="perfetto, chrome-json: the trace has at most N MB (default: 100): the "
         "shortest kernels, copies and host calls are left out, and the trace says so")  # fmt: skip
     add("--force", action="store_true", help="replace what export wrote")
     return parser

@@ -105,9 +105,8 @@ def given_program(verb: str, own: Sequence[str], program: Sequence[str] | None) 
 def launching_parser(
     verb: str, summary: str, passes_to: str, examples: Sequence[str] = (), needs: str = ""
 ) -> Parser:
-    """The options of all launching verbs; unknown ones are for the program `passes_to`.
-
-    `needs` are the options without which the launcher cannot work.
+    """The options of all launching verbs; unknown ones are for the program `passes_to`, which
+    cannot work without those it `needs`.
     """
     needs, passed_on = f"{needs} " if needs else "", ""
     if passes_to:

@@ -23,8 +23,6 @@ from clusterprof.launch.watch import LiveHang, hang_of
 from clusterprof.run_directory import Window
 
 WATCH_S = 2.0
-#: columns: a line each, as programs read them
-_IN_A_FILE = 10_000
 SCHEMA_VERSION = 1
 #: who was late further back is in watched.csv
 _LATE_SHOWN = 8
@@ -60,11 +58,8 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
 
 
 def render(status: Status, *, everyone: bool) -> str:
-    """The run in one line, then a line for each rank to profile, and one for all others.
-
-    All within the terminal's width.
-    """
-    width = console.width(_IN_A_FILE)
+    """The run, each rank to profile, and all others, a line each, within the terminal's width."""
+    width = console.width(10_000)  # in a file a line each, as programs read them
     shown = [rank for rank in status.ranks if rank.chosen or everyone]
     others = [rank for rank in status.ranks if not rank.chosen and not everyone]
     table = ["", *_table(shown, status.window, width)] if shown else []

@@ -138,10 +138,7 @@ class SshHost:
         return Answer(status, bytes(stdout), bytes(stderr))
 
     def start(self, argv: Sequence[str], stdout: Sink, stderr: Sink) -> RemoteCommand:
-        """Start a command; what it prints goes to the two sinks, each from a thread of its own.
-
-        Raises HostError.
-        """
+        """Start a command; a thread for each sink hands on what it prints. Raises HostError."""
         self.open()
         with self.explained():
             channel = self.connection.create_session()

@@ -23,10 +23,6 @@ from clusterprof.words import ranks as named_ranks
 PATIENCE_S = 3.0
 #: For a rank whose state is FINISHING: its report is being written.
 FINISHING_S = 8.0
-#: A harmless write takes milliseconds: where one took longer, the file system was stalled.
-STALL_S = 0.1
-#: The importer takes some 7 µs for each range; one that takes longer than this hangs.
-IMPORT_S = 900.0
 
 #: nsys' first, as it was written or as its (scrubbed) export; the trace is beside it, or alone.
 _REPORTS = (paths.REPORT, "report.sqlite", "report.sqlite.xz", paths.TRACE)
@@ -166,9 +162,9 @@ def _last_states(
         begin, stalled_s = begin + took_s, max(stalled_s, took_s)
         states_of = run.states()
         ranks = {*_profiled(run, expected, states_of)}
-        # A rank gives its writer some seconds. Where that may not have been enough, what unprofiled
-        # ranks leave is still to come as well.
-        if stalled_s > STALL_S:
+        # A harmless write takes milliseconds, and a rank gives its writer some seconds. Where that
+        # may not have been enough, what unprofiled ranks leave is still to come as well.
+        if stalled_s > 0.1:
             ranks.update(states_of)
         contents = [(rank, states_of.get(rank, {})) for rank in ranks]
         writing = [State.of(state) for rank, state in contents if not ended(run.rank(rank), state)]
@@ -312,10 +308,7 @@ def newest_step_log(folder: Path) -> Path | None:
 
 
 def import_raw(run: Window) -> Iterator[tuple[int, str]]:
-    """Have nsys' importer make the reports of all ranks that have only a raw one, in turn.
-
-    Yields rank and problem; "" where it is a report now.
-    """
+    """Have nsys' importer make a report of each raw one; yields rank and problem, "" for none."""
     for rank in run.ranks():
         folder = run.rank(rank)
         if (folder / paths.RAW).is_file() and not (folder / paths.REPORT).exists():
@@ -330,12 +323,12 @@ def _import(folder: Path) -> str:
     importer = next(filter(None, (tool.importer for tool in installed_nsys.installed())), None)
     if importer is None:
         return f"there is no QdstrmImporter here for {raw}: name an nsys that has one: --nsys"
-    # The importer replaces nothing: it gets a folder of its own.
+    # The importer replaces nothing: it gets a folder of its own. It takes some 7 µs for each range.
     with tempfile.TemporaryDirectory(prefix=".", dir=folder) as private:
         report = Path(private, paths.REPORT)
         done = subprocess.run(
             [importer, "-i", str(raw), "-o", str(report)], stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, errors="replace", timeout=IMPORT_S, check=False,
+            capture_output=True, text=True, errors="replace", timeout=900.0, check=False,
         )  # fmt: skip
         if done.returncode != 0 or not report.exists():
             last = (done.stdout + done.stderr).strip().rpartition("\n")[2]

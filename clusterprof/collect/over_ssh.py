@@ -180,10 +180,7 @@ class _Transfer(NamedTuple):
     stop: Callable[[], bool]
 
     def retried(self, host: RemoteHost, act: Callable[[RemoteHost], Listing]) -> Listing:
-        """What `act` gives, or what went wrong there or here.
-
-        Once more over a new connection, if the first was lost meanwhile.
-        """
+        """What `act` gives, or what went wrong; once more where its connection was lost."""
         done = Listing()
         for _ in range(2):
             was_there = host.ssh.connected
@@ -243,9 +240,8 @@ class _Transfer(NamedTuple):
 
 
 def name_missing(run: Window, hosts: Sequence[RemoteHost], expected: Sequence[int] | None) -> None:
-    """Note in the states of a lost host's ranks why they have no report.
-
-    Of those to profile, `expected`; where only the ranks know these, of the first of each host.
+    """Note in the states of a lost host's ranks why they have no report: of those that are
+    `expected`, or, where only the ranks know these, of the first of each host.
     """
     for host in hosts:
         ranks = sorted(host.ranks or ()) if host.reason else []

@@ -23,8 +23,6 @@ from clusterprof.errors import LaunchError
 
 #: From the start of srun: below the ten seconds that the README promises.
 PATIENCE_S = 8.5
-#: Numbers of Slurm's own steps (batch, interactive, extern): they run on the first node only.
-_SPECIAL_STEPS = 0xFFFFFFF0
 
 
 @dataclass
@@ -67,8 +65,8 @@ class Answers:
 
 def in_allocation(environ: Mapping[str, str]) -> bool:
     """Whether we are in an allocation, and not one of its tasks that srun has started."""
-    step = environ.get("SLURM_STEP_ID", "")
-    return "SLURM_JOB_ID" in environ and not (step.isdigit() and int(step) < _SPECIAL_STEPS)
+    step, own_steps = environ.get("SLURM_STEP_ID", ""), 0xFFFFFFF0  # batch, interactive, extern
+    return "SLURM_JOB_ID" in environ and not (step.isdigit() and int(step) < own_steps)
 
 
 def hostnames(names: str) -> list[str]:

@@ -33,13 +33,8 @@ _NEEDED = (
     "start --cpuctxsw", "start --force-overwrite", "start --output", "stop --session",
     "profile --capture-range", "profile --capture-range-end",
 )  # fmt: skip
-#: Options of newer versions.
-_OPTIONAL = ("--pytorch", "--cuda-graph-trace", "--cuda-event-trace", "--python-sampling")
 
-_CLOCKSOURCE = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
 _PARANOID = Path("/proc/sys/kernel/perf_event_paranoid")
-#: Read without a call into the kernel, in some 20 ns.
-_FAST = {"tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page", "timebase"}
 
 #: File systems that other hosts serve: nsys' data would cross the network while it is captured.
 _REMOTE = {
@@ -47,7 +42,6 @@ _REMOTE = {
     "afs", "fuse.sshfs", "fuse.glusterfs", "fuse.ceph-fuse", "orangefs",
 }  # fmt: skip
 #: Windows of five steps took some hundred MB of temporary data.
-ENOUGH_B = 2e9
 TOO_LITTLE_B = 2e8
 #: How long a file of another node may take to appear: clients of NFS look every few seconds.
 VISIBLE_S = 4.0
@@ -60,10 +54,8 @@ Look = Callable[[], "Check | list[Check]"]
 
 
 def checks(nsys: Path | None, folder: Path, probe: Path | None) -> list[tuple[str, Look]]:
-    """The checks by name, in the order in which they are shown.
-
-    `folder` is where run directories are made; `probe` a folder that another node has just made
-    there, None for this host alone.
+    """The checks by name, in the order in which they are shown; `folder` is where run directories
+    are made, `probe` a folder that another node has just made there, None for this host alone.
     """
     table = leftovers.process_table
     return [
@@ -116,10 +108,7 @@ def look(
 
 
 def nsys_checks(wanted: Path | None) -> list[Check]:
-    """nsys: which one, which options it has, and whether it can make reports of what it captures.
-
-    `wanted` is the one of --nsys.
-    """
+    """nsys: which one (`wanted`: by --nsys), its options, and whether it can make reports."""
     try:
         nsys = profiling.find(wanted)
     except ProfilerError as error:
@@ -130,7 +119,8 @@ def nsys_checks(wanted: Path | None) -> list[Check]:
         options = Check("nsys flags", BAD, f"{nsys.version} has no {', '.join(missing)}",
                         f"install nsys {MINIMUM[0]}.{MINIMUM[1]} or newer")  # fmt: skip
     else:
-        optional = [flag for flag in _OPTIONAL if nsys.offers("profile", flag)]
+        newer = "--pytorch", "--cuda-graph-trace", "--cuda-event-trace", "--python-sampling"
+        optional = [flag for flag in newer if nsys.offers("profile", flag)]
         available = f"all that are needed; optional: {', '.join(optional) or 'none'}"
         options = Check("nsys flags", OK, available)
     importer = Check("nsys importer", OK, nsys.importer or "")
@@ -185,11 +175,14 @@ def loopback() -> Check:
 
 def clock_source() -> Check:
     """What a reading of the clock costs: nsys takes two for each event."""
+    current = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
     try:
-        source = _CLOCKSOURCE.read_text(encoding="ascii").strip()
+        source = current.read_text(encoding="ascii").strip()
     except OSError as error:
         return Check("clock source", WARN, f"unknown: {error.strerror}")
-    if source in _FAST:
+    # read without a call into the kernel, in some 20 ns
+    fast = "tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page", "timebase"
+    if source in fast:
         return Check("clock source", OK, source)
     advice = "each reading takes microseconds: see dmesg for why the kernel rejected tsc"
     return Check("clock source", WARN, source, advice)
@@ -238,7 +231,7 @@ def temporary_folder() -> Check:
     limits = [
         (TOO_LITTLE_B, BAD, f"free space there, or {advice}"),
         (math.inf if kind in _REMOTE else 0, WARN, advice),
-        (ENOUGH_B, WARN, f"enough for a short window only; {advice}"),
+        (10 * TOO_LITTLE_B, WARN, f"enough for a short window only; {advice}"),
     ]
     return _space(name, folder, f"{folder}, {kind}, ", limits)
 
