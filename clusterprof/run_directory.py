@@ -420,10 +420,9 @@ def exposed(path: Path) -> Path | None:
 
 def names_in(folder: Path) -> list[str]:
     """What is in a folder; nothing where that cannot be seen: a job's end does not wait for it."""
-    try:
+    with contextlib.suppress(OSError):
         return [path.name for path in folder.iterdir()]
-    except OSError:
-        return []
+    return []
 
 
 def others_can_write(status: os.stat_result) -> bool:

@@ -141,13 +141,10 @@ def write(path: Path, rows: Iterable[Row]) -> None:
 
 def read(path: Path) -> list[Row]:
     """The rows of a table, in order; none where there is no table. What is no row is left out."""
-    try:
+    rows = list[Row]()
+    with contextlib.suppress(OSError, ValueError, csv.Error):  # what comes before is read
         # a table of a look a minute over a month, several ranks late in each, is smaller
         text = files.content(path, 64 << 20).decode(errors="replace")
-    except (OSError, ValueError):
-        return []
-    rows = list[Row]()
-    with contextlib.suppress(csv.Error):  # what comes before is read
         rows += filter(None, map(_row, csv.DictReader(text.splitlines())))
     return rows
 

@@ -42,10 +42,10 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     from clusterprof.report import comparison_text
 
     if arguments.action == "list":
-        listed = baselines.listed(arguments.store)
-        if not listed:
+        files = baselines.listed(arguments.store)
+        if not files:
             console.show(f"no baselines in {arguments.store or baselines.STORE}")
-        for file in listed:
+        for file in files:
             names = [run["name"] for run in baselines.read(file)["runs"]]
             shown = comparison_text.names_of(names)
             console.show(f"{file.stem}  {counted(len(names), 'run')}: {shown}")

@@ -293,7 +293,7 @@ def flights(run: Window) -> tuple[list[int], str]:
 
 
 def flights_over(run: Window, states_of: Mapping[int, Mapping[str, Any]]) -> set[int]:
-    """The ranks that left their flight recorder, or, by their states, why they did not."""
+    """The ranks that left their flight recorder, or say in their states why they did not."""
     return {r for r, state in states_of.items() if "flight" in state or _has_flight(run.rank(r))}
 
 

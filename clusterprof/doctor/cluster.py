@@ -112,7 +112,7 @@ def ask(
             for host, checks in answers.nodes.items():
                 is_good = any(c.name == this_host.RUNS and c.level != BAD for c in checks)
                 if is_good and not REAL.until((probe / host).exists, 1.0, 0.05):
-                    not_visible = f"{folder}: its files are not visible here"
+                    not_visible = f"{probe.parent}: its files are not visible here"
                     checks.append(Check(this_host.RUNS, BAD, not_visible, this_host.SHARE))
     if not answers.nodes:
         raise LaunchError("no node answered", *(srun_printed[-3:] or ["srun printed nothing"]))
