@@ -26,11 +26,6 @@ from clusterprof import words
 from clusterprof.agent.contracts import files, plan
 from clusterprof.errors import UsageError
 
-#: there are two looks a day at least
-MOST_WATCH_S = 86_400
-
-_PART = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
-
 #: options that there were, and what there is instead
 GONE = {"--beacons": "it is gone: --clock-probe measures the hosts' clocks without it"}
 
@@ -55,8 +50,7 @@ class Selection(plan.Selection):
         """Raise UsageError where a rank to profile does not exist in a world of known size."""
         if size is None:
             return
-        missing = [rank for rank in self.ranks if rank >= size]
-        if missing:
+        if missing := [rank for rank in self.ranks if rank >= size]:
             raise UsageError(
                 f"no such rank: {missing[0]}; the job has ranks 0–{size - 1}",
                 f"--ranks {self.text}, and {size_source} makes {words.counted(size, 'rank')}",
@@ -75,10 +69,7 @@ class Selection(plan.Selection):
 
 
 def parse_ranks(text: str, **sizes: int | None) -> Selection:
-    """Read a `--ranks` argument, with the parallel `sizes` pp, tp, cp and dp of stages.
-
-    Raises UsageError for one that the grammar does not know.
-    """
+    """Read a `--ranks` argument; `sizes` are pp, tp, cp and dp of stages. Raises UsageError."""
     plain = text.strip()
     if plain in ("all", "auto", "one-per-node"):
         return Selection(plain, plain)
@@ -86,7 +77,7 @@ def parse_ranks(text: str, **sizes: int | None) -> Selection:
         return _stages(**sizes)
     chosen: set[int] = set()
     for piece in map(str.strip, plain.split(",")):
-        where, match = f"--ranks {text!r}:", _PART.fullmatch(piece)
+        where, match = f"--ranks {text!r}:", re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", piece)
         if match is None:
             raise UsageError(f"{where} cannot read {piece!r}", f"expected {RANKS_GRAMMAR}")
         first = int(match[1])
@@ -157,15 +148,12 @@ def parse_steps(text: str) -> StepWindow:
 
 
 def watch_seconds(text: str) -> int:
-    """Read `90s`, `10m`, `1h` or `off` (0): how often all ranks are looked at.
-
-    Raises UsageError.
-    """
+    """Read how often all ranks are looked at: `90s`, `10m`, `1h`, `off` (0). Raises UsageError."""
     if text == "off":
         return 0
     match = re.fullmatch(r"([1-9]\d{0,4})([smh])", text)
     seconds = int(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]] if match else 0
-    if not 1 <= seconds <= MOST_WATCH_S:
+    if not 1 <= seconds <= 86_400:  # there are two looks a day at least
         raise UsageError(
             f"--watch {text!r} is no time between two looks",
             "write 90s, 10m or 1h, a day at most; off: no look",

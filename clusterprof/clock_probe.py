@@ -12,7 +12,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -82,8 +82,7 @@ class Measurement:
 
     def as_json(self) -> dict[str, Any]:
         """clock_probe.json."""
-        bounds = [asdict(bound) for bound in self.bounds]
-        lists = {"bounds": bounds, "notes": [*self.notes]}
+        lists = {"bounds": [*map(asdict, self.bounds)], "notes": [*self.notes]}
         return {"schema_version": SCHEMA_VERSION, "method": self.method, **lists}
 
     def write(self, path: Path) -> None:
@@ -145,24 +144,21 @@ def read(path: Path) -> Measurement:
 
 def is_measurement(path: Path) -> bool:
     """Whether a file is a clock_probe.json."""
-    try:
-        read(path)
-    except ReportError:
-        return False
-    return True
+    with contextlib.suppress(ReportError):
+        return read(path) is not None
+    return False
 
 
 def parsed(document: Mapping[str, Any]) -> Measurement:
     """What a document holds; rows that are none, or contradict themselves, become notes."""
-    rows, notes = (
+    rows, given_notes = (
         value if isinstance(value := document.get(key), list) else [] for key in ("bounds", "notes")
     )
-    bounds, notes = [], [str(note) for note in notes]
+    bounds, notes = [], [*map(str, given_notes)]
     for row in rows:
         if files.fits(row, _NUMBERS) and row["low_ns"] <= row["high_ns"]:
-            members: dict[str, Any] = {name: row[name] for name in _NUMBERS}
-            members.update((name, str(row.get(name) or "")) for name in _WORDS)
-            bounds.append(Bound(**members))
+            texts: dict[str, Any] = {name: str(row.get(name) or "") for name in _WORDS}
+            bounds.append(Bound(**{name: row[name] for name in _NUMBERS}, **texts))
         else:
             notes.append("a row of the measurement could not be understood and is left out")
     return Measurement(tuple(bounds), str(document.get("method") or ""), tuple(notes))
@@ -177,7 +173,7 @@ def gathered(run: Window) -> Measurement | None:
     ReportError for a clock_probe.json that is none, OSError where it cannot be written.
     """
     measured = measured_so_far(run)
-    for attempt in run.directory.first().attempts() if run.number == 1 else ():
+    for attempt in run.attempts() if run.number == 1 else ():
         for folder in map(attempt.rank, attempt.ranks()):
             with contextlib.suppress(OSError):
                 (folder / paths.PROBE_ADDRESS).unlink()
@@ -189,8 +185,8 @@ def gathered(run: Window) -> Measurement | None:
 
 def measured_so_far(run: Window) -> Measurement | None:
     """The same, also while the probers measure, and nothing is written. Raises ReportError."""
-    places = dict.fromkeys(folder / paths.CLOCK_PROBE for folder in (run.directory.path, run.path))
-    measurements = [read(path) for path in places if path.is_file()]
+    written = dict.fromkeys(folder / paths.CLOCK_PROBE for folder in (run.directory.path, run.path))
+    measurements = [read(path) for path in written if path.is_file()]
     for attempt in run.directory.first().attempts():
         for folder in map(attempt.rank, attempt.ranks()):
             document = _file_of_rank(folder / paths.PROBE)
@@ -199,7 +195,7 @@ def measured_so_far(run: Window) -> Measurement | None:
     if not measurements:
         return None
     every = joined(measurements)
-    return Measurement(tuple(dict.fromkeys(every.bounds)), every.method, every.notes)
+    return replace(every, bounds=tuple(dict.fromkeys(every.bounds)))
 
 
 def of_run(run: Window, ranks: Iterable[int]) -> dict[int, dict[str, Any]]:
@@ -218,10 +214,8 @@ def of_run(run: Window, ranks: Iterable[int]) -> dict[int, dict[str, Any]]:
 
 def _file_of_rank(path: Path) -> Any:
     """A small file of a rank; None where it is missing or broken: the rank's, not the merge's."""
-    try:
+    with contextlib.suppress(OSError, ValueError):
         return files.load(path)
-    except (OSError, ValueError):
-        return None
 
 
 def of_reports(
@@ -284,8 +278,6 @@ def _machine(host: str, ranks: Sequence[RankTables], machines: dict[str, set[str
 #: a rank's bound on its way to rank 0, and back that it has come
 _DELIVER, _RECEIVED = b"clp>", b"clp<"
 _PATIENCE_S = 2.0
-#: so often a rank looks for rank 0's file, which may appear late on other nodes
-_LOOK_EVERY_S = 0.05
 
 
 def over_udp(
@@ -330,12 +322,14 @@ def _answer(
         until = clock.now() + 0.3
         while endpoint.wait(until - clock.now(), clock):
             _taken(endpoint)
-    against = {"other": 0, "other_machine": clocks.machine()}
-    in_order = [rows[rank] for rank in sorted(rows)]
-    notes = [str(row["note"]) for row in in_order if "note" in row]
+    bounds, notes = [], []
+    for _, row in sorted(rows.items()):
+        if "note" in row:
+            notes.append(row["note"])
+        else:
+            bounds.append({**row, "other": 0, "other_machine": clocks.machine()})
     if silent := set(range(1, size)) - set(rows):
         notes.append(f"no answer from {words.ranks(silent)} within {timeout_s:g} s")
-    bounds = [{**row, **against} for row in in_order if "note" not in row]
     return parsed({"method": "UDP", "bounds": bounds, "notes": notes})
 
 
@@ -357,7 +351,7 @@ def _ask(me: Identity, path: Path, timeout_s: float, clock: Clock) -> None:
             tried = exchange.announced(str(path), ours=False)
             if _measured(me, tried, clock):
                 return
-        clock.sleep(_LOOK_EVERY_S)
+        clock.sleep(0.05)  # rank 0's file may appear late on other nodes
     where = f"{tried.address} UDP port {tried.port}" if tried else str(path)
     raise ClusterprofError(
         f"rank {me.rank} did not reach rank 0 within {timeout_s:g} s",

@@ -27,9 +27,8 @@ colour = "auto"
 
 
 def wants_colour(stream: TextIO) -> bool:
-    """Whether to colour what is printed on `stream`: as `--color` says, else as the environment.
-
-    Without either for people only: on a terminal, and not a dumb one.
+    """Whether to colour what is printed on `stream`: as `--color` or else the environment says, or
+    for people only, on a terminal that is not a dumb one.
     """
     if colour != "auto":
         return colour == "always"
@@ -74,7 +73,6 @@ def _write(text: str) -> None:
 SOON_S = 1.0
 #: Where stderr is not a terminal, work that takes longer is said once.
 LONG_S = 10.0
-_DRAW_S = 0.2
 
 
 class Progress:
@@ -125,7 +123,7 @@ class Progress:
             if not self._terminal:
                 say(self._what)
                 return
-            wait_s = _DRAW_S
+            wait_s = 0.2
             self._show()
 
     def _show(self) -> None:
@@ -150,13 +148,9 @@ def progress(activity: str) -> None:
         _progress.now(activity)
 
 
-#: No line is made shorter for a terminal that is narrower.
-NARROWEST = 60
-
-
 def width(elsewhere: int) -> int:
-    """How many columns stdout has; `elsewhere` where it is not a terminal."""
-    return max(NARROWEST, shutil.get_terminal_size((elsewhere, 24)).columns)
+    """How many columns stdout has, 60 at least; `elsewhere` where it is not a terminal."""
+    return max(60, shutil.get_terminal_size((elsewhere, 24)).columns)
 
 
 #: what is to be copied
@@ -187,8 +181,7 @@ def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[st
     """
     rows = [[messages.line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    signs = [">" if place in right else "<" for place in range(len(widths))]
-    forms = [f"{{:{sign}{width}}}" for sign, width in zip(signs, widths, strict=True)]
+    forms = [f"{{:{'>' if n in right else '<'}{width}}}" for n, width in enumerate(widths)]
     return ["  ".join(forms).format(*row).rstrip() for row in rows]
 
 
@@ -221,10 +214,7 @@ def _writing() -> Iterator[None]:
 
 
 class _Shown:
-    """A text stream that removes what would control a terminal; bytes pass unchanged.
-
-    Raises Unwritable where it cannot be written.
-    """
+    """A text stream without what would control a terminal; Unwritable where it cannot write."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
+from itertools import pairwise
 
 MASK = "***"
 #: a masked word as a shell quotes it, and what of it stays
@@ -45,8 +46,6 @@ _COUNTS = {
 _COUNT = re.compile(r"[0-9]{1,6}(?:[:,x-][0-9]{1,6}){0,3}")
 #: a variable that clusterprof gives a command, and what is between several
 _OURS = re.compile(r"CLUSTERPROF_[A-Z_]+|PYTHONPATH|[:!]")
-#: clusterprof's own options that pass something on
-_PASSED_ON = ("--env", "--nsys-arg")
 
 #: how the last part of a telling name ends: `HF_TOKEN`, `--db-password`, `clientSecret`
 _ENDINGS = (
@@ -110,9 +109,9 @@ def words(argv: Sequence[str]) -> list[str]:
             shown.append(text(word))
         elif word.startswith("-"):
             shown.append(_option(word))
-        elif before == "-m" and _is_module(argv[: index - 1], word):
+        elif before == "-m" and _MODULE.fullmatch(word) and _is_python(argv[: index - 1]):
             shown.append(word)
-        elif _LONG.fullmatch(before) or _SHORT.fullmatch(before) or before in _WORDY:
+        elif _is_option(before):
             shown.append(_value(before, word))
         elif (assigned := _ASSIGNED.match(word)) and not _is_known(word):
             shown.append(f"{assigned[0]}{_value(assigned[1], word[assigned.end() :])}")
@@ -124,12 +123,15 @@ def words(argv: Sequence[str]) -> list[str]:
 def _option(word: str) -> str:
     """An option's name, and its value where that is in the same word and harmless."""
     name, assigned, value = word.partition("=")
-    glued = word[2:]
-    if _LONG.fullmatch(name) or name in _WORDY or _SHORT.fullmatch(name):
+    if _is_option(name):
         return f"{name}={_value(name, value)}" if assigned else name
     if _SHORT.match(word) and not word.startswith("--"):
-        return word[:2] + _value(word[:2], glued)
+        return word[:2] + _value(word[:2], word[2:])
     return MASK
+
+
+def _is_option(word: str) -> bool:
+    return bool(_LONG.fullmatch(word) or _SHORT.fullmatch(word) or word in _WORDY)
 
 
 def _value(option: str, value: str) -> str:
@@ -145,24 +147,24 @@ def _is_known(word: str) -> bool:
     return word in ours or any(form.fullmatch(word) for form in (_PROGRAM, _SCRIPT, _OURS))
 
 
-def _is_module(before: Sequence[str], word: str) -> bool:
-    """Whether `-m WORD` names a module: it stands behind Python, and before any script."""
-    programs = any(_PROGRAM.fullmatch(word) for word in before)
-    scripts = any(_SCRIPT.fullmatch(word) for word in before)
-    return programs and not scripts and _MODULE.fullmatch(word) is not None
+def _is_python(words: Sequence[str]) -> bool:
+    """Whether `-m` behind these words names a module: they have a program, and no script yet."""
+    return any(map(_PROGRAM.fullmatch, words)) and not any(map(_SCRIPT.fullmatch, words))
 
 
 def again(argv: Sequence[str], marker: str) -> list[str]:
     """The words of a command line of clusterprof's: its own options stay, up to the `marker`."""
-    place = argv.index(marker) if marker in argv else 0
+    until = argv.index(marker) if marker in argv else 0
+    # clusterprof's own options that pass something on
+    passed_on = ("--env", "--nsys-arg")
     own = [
-        _option(word) if word.startswith(_PASSED_ON) or before in _PASSED_ON else text(word)
-        for before, word in zip(("", *argv[:place]), argv[:place], strict=False)
+        _option(word) if word.startswith(passed_on) or before in passed_on else text(word)
+        for before, word in pairwise(["", *argv[:until]])
     ]
-    end = argv.index("--", place) if "--" in argv[place:] else len(argv)
+    end = argv.index("--", until) if "--" in argv[until:] else len(argv)
     # the first word of either part is looked at as all others are
-    options = words(["", *argv[place + 1 : end]])[1:]
-    return [*own, *argv[place : place + 1], *options, *argv[end : end + 1], *words(argv[end + 1 :])]
+    options = words(["", *argv[until + 1 : end]])[1:]
+    return [*own, *argv[until : until + 1], *options, *argv[end : end + 1], *words(argv[end + 1 :])]
 
 
 def command(argv: Sequence[str]) -> str:

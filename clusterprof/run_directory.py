@@ -15,7 +15,7 @@ import pwd
 import re
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -32,10 +32,9 @@ SCHEMA_VERSION = 1
 
 
 def _is_time(value: object) -> bool:
-    try:
+    with contextlib.suppress(ValueError):
         return dt.datetime.fromisoformat(str(value)).tzinfo is not None
-    except ValueError:
-        return False
+    return False
 
 
 _RANKS = range(10_000_000)  # more than any job has
@@ -56,18 +55,48 @@ _FORM = {
     }],
     "ssh": {"config": (str, None), "timeout_s": (int, float), "python": str},
 }  # fmt: skip
-_NUMBER = re.compile(r"[0-9]{1,9}")
 
 
-@dataclass(frozen=True)
+def _member(key: str, *default: Any, kind: Callable[[Any], Any] = lambda value: value) -> Any:
+    """An attribute that is a member of run.json, made a `kind`; without a default it is needed."""
+
+    def value(manifest: Manifest) -> Any:
+        if key not in manifest.content and not default:
+            raise manifest.damaged(f"{key!r} is missing")
+        return kind(manifest.content.get(key, *default))
+
+    return property(value)
+
+
 class Manifest:
     """run.json, checked when it is read: `content` may have members that are not known here.
 
-    A property whose member is missing raises RunDirectoryError.
+    An attribute that a run has in any case raises RunDirectoryError where it is missing.
     """
 
-    path: Path
-    content: dict[str, Any]
+    #: when the job was launched and when it ended, ISO 8601; None while it runs, and where the
+    #: launch was killed
+    began: str = _member("began")
+    ended: str | None = _member("ended", None)
+    #: the job's status; None while it runs
+    exit_status: int | None = _member("exit_status", None)
+    #: the verb that launched the job
+    launcher: str | None = _member("launcher", None)
+    #: how many ranks the job has; None where only the ranks knew
+    world_size: int | None = _member("world_size", None)
+    #: the ranks and the steps to profile
+    selection: Selection = _member("selection", kind=Selection.from_json)
+    window: StepWindow = _member("window", kind=lambda steps: StepWindow(*steps))
+    #: the attempt whose reports are merged
+    attempt: int = _member("attempt", None, kind=lambda number: number or 1)
+    #: the hosts of a run over SSH, as `collect.over_ssh` writes them, and how they were reached
+    #: (config, timeout_s, python): to compare, never to execute
+    hosts: list[dict[str, Any]] = _member("hosts", [])
+    ssh: dict[str, Any] = _member("ssh")
+
+    def __init__(self, path: Path, content: dict[str, Any]) -> None:
+        self.path = path
+        self.content = content
 
     @classmethod
     def read(cls, path: Path) -> Manifest:
@@ -104,41 +133,6 @@ class Manifest:
             f"{self.path} is damaged: {why}", "merge the run's reports: clusterprof merge REPORT..."
         )
 
-    def _member(self, key: str) -> Any:
-        if key not in self.content:
-            raise self.damaged(f"{key!r} is missing")
-        return self.content[key]
-
-    @property
-    def world_size(self) -> int | None:
-        """How many ranks the job has; None where only the ranks knew."""
-        return self.content.get("world_size")
-
-    @property
-    def launcher(self) -> str | None:
-        """The verb that launched the job."""
-        return self.content.get("launcher")
-
-    @property
-    def ended(self) -> str | None:
-        """When the job ended, ISO 8601; None while it runs, and where the launch was killed."""
-        return self.content.get("ended")
-
-    @property
-    def exit_status(self) -> int | None:
-        """The job's status; None while it runs."""
-        return self.content.get("exit_status")
-
-    @property
-    def attempt(self) -> int:
-        """The attempt whose reports are merged."""
-        return self.content.get("attempt") or 1
-
-    @property
-    def selection(self) -> Selection:
-        """The ranks to profile."""
-        return Selection.from_json(self._member("selection"))
-
     @property
     def again(self) -> list[str]:
         """The command line that starts the run again, `results.RANKS` in it; [] for none.
@@ -158,26 +152,6 @@ class Manifest:
             if files.fits(kept, {"again": [str]}):
                 return [*kept["again"]]
         return self.again
-
-    @property
-    def window(self) -> StepWindow:
-        """The steps to profile."""
-        return StepWindow(*self._member("window"))
-
-    @property
-    def began(self) -> str:
-        """When the job was launched, ISO 8601."""
-        return str(self._member("began"))
-
-    @property
-    def hosts(self) -> list[dict[str, Any]]:
-        """The hosts of a run over SSH, as `collect.over_ssh` writes them."""
-        return list(self.content.get("hosts", []))
-
-    @property
-    def ssh(self) -> dict[str, Any]:
-        """How these were reached (config, timeout_s, python): to compare, never to execute."""
-        return dict(self._member("ssh"))
 
     def expected_ranks(self) -> list[int] | None:
         """The ranks that the run was to profile; None where only the ranks knew.
@@ -281,7 +255,7 @@ class Window:
     def ranks(self) -> list[int]:
         """The ranks that left anything, in order."""
         names = names_in(self.folder / paths.RANKS)
-        return sorted(int(name) for name in names if _NUMBER.fullmatch(name))
+        return sorted(int(name) for name in names if re.fullmatch("[0-9]{1,9}", name))
 
     def states(self) -> dict[int, dict[str, Any]]:
         """Each rank's state; {} for one whose state cannot be read."""
@@ -313,12 +287,12 @@ class Window:
     def expected_ranks(self) -> list[int] | None:
         """The ranks to profile; None where only the ranks know. Raises RunDirectoryError."""
         order = self.order()
-        if order is None:
-            return self.directory.read_manifest().expected_ranks()
-        if order.profiler == "none":
+        if order and order.profiler == "none":
             return []
-        selection = Selection.from_json(order.selection._asdict())
-        expected = selection.expected(self.directory.read_manifest().world_size)
+        manifest = self.directory.read_manifest()
+        if order is None:
+            return manifest.expected_ranks()
+        expected = Selection(*order.selection).expected(manifest.world_size)
         return None if expected is None else list(expected)
 
     @property
@@ -331,13 +305,9 @@ class Window:
 
     def deep(self) -> Window:
         """The window that has the run's reports: of `--ranks auto` the one that was ordered once
-        all ranks were looked at.
-
-        Where several were, since orders came too late, the one that most ranks began, of equals
-        the last.
+        all ranks were looked at; of several, since orders came too late, the one that most ranks
+        began, of equals the last.
         """
-        later = self.directory.later_windows(self.attempt) if self.number == 1 else []
-        ordered = [window for window in reversed(later) if window.is_auto]
 
         def begun(window: Window) -> int:
             """How many ranks began to capture it."""
@@ -345,6 +315,8 @@ class Window:
             ranks = order.selection.ranks if order else ()
             return sum("step_begin" in state for _, state in window.states_of(ranks))
 
+        later = self.directory.later_windows(self.attempt) if self.number == 1 else []
+        ordered = (window for window in reversed(later) if window.is_auto)
         return max(ordered, key=begun, default=self)
 
     @cached_property
@@ -387,14 +359,12 @@ def merging(run: Window) -> Iterator[None]:
     Its files are of one merge then. On a file system without locks each file is still whole.
     Raises RunDirectoryError where the folder cannot be made.
     """
+    with writing(run.merged):
+        run.merged.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
-        with writing(run.merged):
-            run.merged.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(OSError):  # another user's lock; or the file system has none
             lock = os.open(
-                run.merged / paths.MERGING,
-                os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW,
-                0o666,
+                run.merged / paths.MERGING, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666
             )
             stack.callback(os.close, lock)
             try:
@@ -449,37 +419,31 @@ def exposed(path: Path) -> Path | None:
 
 def names_in(folder: Path) -> list[str]:
     """What is in a folder; nothing where that cannot be seen: a job's end does not wait for it."""
-    try:
+    with contextlib.suppress(OSError):
         return [path.name for path in folder.iterdir()]
-    except OSError:
-        return []
+    return []
 
 
 def others_can_write(status: os.stat_result) -> bool:
     """Whether other users than its owner may write to a file or folder."""
-    group = bool(status.st_mode & stat.S_IWGRP) and not _own_group(status.st_gid)
-    return group or bool(status.st_mode & stat.S_IWOTH)
+    by_group = bool(status.st_mode & stat.S_IWGRP) and not _own_group(status.st_gid)
+    return by_group or bool(status.st_mode & stat.S_IWOTH)
 
 
 def _own_group(group: int) -> bool:
-    try:  # root needs no permission
+    with contextlib.suppress(KeyError):  # root needs no permission
         return group == 0 or grp.getgrgid(group).gr_name == pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return False
+    return False
 
 
 def check_free(path: Path, *, force: bool = False) -> bool:
-    """Whether an earlier run directory has to go for a new one to be made at `path`.
-
-    Raises RunDirectoryError where something is there that may not be replaced.
-    """
+    """Whether an earlier run has to go for one at `path`; RunDirectoryError where it may not."""
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return False
-    try:
+    is_run = False
+    with contextlib.suppress(RunDirectoryError):
         # By a member of its run.json: other tools have one too.
         is_run = "selection" in RunDirectory(path).read_manifest().content
-    except RunDirectoryError:
-        is_run = False
     if not is_run:
         raise _taken(path, " (it is not a run directory, so --force will not replace it)")
     if not force:
@@ -521,34 +485,30 @@ def opened(path: Path) -> Window:
         raise RunDirectoryError(f"{path} is not a directory", "name a folder below runs/")
     window = Window.at(path.absolute())
     root, manifest = window.directory.path, window.directory.read_manifest()
+    homes = (root, root / paths.WINDOWS, path, *path.glob("attempt-*"))
+    inside = [home / name for home in homes for name in ("", paths.RANKS, paths.TABLES)]
     try:
-        for home in (root, root / paths.WINDOWS, path, *path.glob("attempt-*")):
-            for folder in (home, home / paths.RANKS, home / paths.TABLES):
-                _check_no_link_in(folder)
+        links = [link for folder in inside for link in _links_in(folder)]
     except OSError as error:
         raise RunDirectoryError(f"{path} cannot be read: {error}", "try again later") from error
+    if links:  # files would be written where its sender chose
+        raise RunDirectoryError(
+            f"{links[0]} is a link to another folder",
+            "a run directory has none: put the folder itself in its place",
+        )
     return window if window.number > 1 else replace(window, attempt=manifest.attempt)
 
 
-def _check_no_link_in(folder: Path) -> None:
-    """Raise RunDirectoryError for a link to a folder, which none of ours is: files would be written
-    where its sender chose. Raises OSError.
-    """
+def _links_in(folder: Path) -> list[str]:
+    """The links to folders in it. Raises OSError."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        # A link to itself is none to a folder, and is no folder.
-        for entry in os.scandir(folder) if folder.is_dir() else ():
-            if entry.is_symlink() and Path(entry).is_dir():
-                raise RunDirectoryError(
-                    f"{entry.path} is a link to another folder",
-                    "a run directory has none: put the folder itself in its place",
-                )
+        if folder.is_dir():  # a link to itself is none to a folder, and is no folder
+            return [e.path for e in os.scandir(folder) if e.is_symlink() and Path(e).is_dir()]
+    return []
 
 
 def bytes_of(path: Path) -> int:
-    """How much a file, or all files below a folder, take; what cannot be looked at counts as 0.
-
-    A file of several names counts once.
-    """
+    """What a file, or all files below a folder, take: one of several names once, if it is seen."""
     files_of = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
     sizes: dict[tuple[int, int], int] = {}
     for file in files_of or [path]:

@@ -10,23 +10,18 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from math import hypot, sqrt
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from clusterprof import words
 from clusterprof.agent.contracts import files, paths
 from clusterprof.results import ShallowResults, Suspect, WatchEntry
-
-#: in so many looks in a row: it has become usual for the run
-CHRONIC = 3
-#: a table of a look a minute over a month, several ranks late in each, is smaller
-MOST_BYTES = 64 << 20
-#: no step is counted so high, and no time in ns is so long
-_BEYOND = 1 << 63
 
 
 @dataclass(frozen=True)
@@ -98,8 +93,8 @@ class Late:
 
     @property
     def is_chronic(self) -> bool:
-        """Whether it was late in several looks in a row."""
-        return self.looks >= CHRONIC
+        """Whether it was late in several looks in a row: it has become usual for the run."""
+        return self.looks >= 3
 
     def suspect(self, first_step: int = -1) -> Suspect:
         """The same as a suspect of all ranks; late always where it was so from `first_step` on."""
@@ -119,16 +114,15 @@ class Late:
     def sentence(self) -> str:
         """Who is late, by how much, and since when."""
         where = f" ({words.plain(self.host)})" if self.host else ""
-        verb = "is" if self.until_step is None else "was"
+        verb, then = "was", f", until step {self.until_step}"
+        if self.until_step is None:
+            verb, then = "is", "; chronic" if self.is_chronic else ""
+        lateness = words.with_bound(self.lateness_ns, self.bound_ns)
         share = words.percent(self.lateness_ns / max(self.step_ns, 1.0))
-        text = (
-            f"rank {self.rank}{where} {verb} late by "
-            f"{words.with_bound(self.lateness_ns, self.bound_ns)} per step ({share} of it) since "
-            f"step {self.since_step}"
+        return (
+            f"rank {self.rank}{where} {verb} late by {lateness} per step ({share} of it) since "
+            f"step {self.since_step}{then}"
         )
-        if self.until_step is not None:
-            text += f", until step {self.until_step}"
-        return f"{text}; chronic" if self.is_chronic and self.until_step is None else text
 
 
 def path_of(run: Path) -> Path:
@@ -147,12 +141,10 @@ def write(path: Path, rows: Iterable[Row]) -> None:
 
 def read(path: Path) -> list[Row]:
     """The rows of a table, in order; none where there is no table. What is no row is left out."""
-    try:
-        text = files.content(path, MOST_BYTES).decode(errors="replace")
-    except (OSError, ValueError):
-        return []
     rows = list[Row]()
-    with contextlib.suppress(csv.Error):  # what comes before is read
+    with contextlib.suppress(OSError, ValueError, csv.Error):  # what comes before is read
+        # a table of a look a minute over a month, several ranks late in each, is smaller
+        text = files.content(path, 64 << 20).decode(errors="replace")
         rows += filter(None, map(_row, csv.DictReader(text.splitlines())))
     return rows
 
@@ -163,10 +155,11 @@ def _row(entry: dict[str, Any]) -> Row | None:
     except (TypeError, ValueError, KeyError):
         return None
     row = Row(**values)
+    # no step is counted so high, and no time in ns is so long
+    numbers = (0 <= values[name] < 1 << 63 for name in _COLUMNS if name not in (*_TEXTS, "rank"))
     within = row.rank < 0 or row.first_step <= row.since_step <= row.until_step <= row.last_step
-    numbers = (value for name, value in values.items() if name not in (*_TEXTS, "rank"))
-    possible = within and row.first_step <= row.last_step and row.steps >= 1
-    return row if possible and all(0 <= number < _BEYOND for number in numbers) else None
+    is_look = row.first_step <= row.last_step and row.steps >= 1
+    return row if within and is_look and all(numbers) else None
 
 
 def lateness(rows: Sequence[Row]) -> list[Late]:
@@ -199,21 +192,18 @@ def lateness(rows: Sequence[Row]) -> list[Late]:
 
 
 def _looks(rows: Sequence[Row]) -> list[list[Row]]:
-    looks: dict[int, list[Row]] = {}
-    for row in rows:
-        looks.setdefault(row.wall_ns, []).append(row)
-    return [looks[wall_ns] for wall_ns in sorted(looks)]
+    when = attrgetter("wall_ns")
+    return [[*look] for _, look in itertools.groupby(sorted(rows, key=when), when)]
 
 
 def _late(rows: Sequence[Row], until_step: int | None, *, is_over: bool = False) -> Late:
     """One rank's rows of looks in a row."""
     first, telling = rows[0], [row for row in rows if row.delays]
-    back = (first.last_step + 1 - first.since_step) * first.step_ns
     steps = sum(row.late_steps for row in telling)
     return Late(
         first.rank, first.host, first.group,
         since_step=first.since_step,
-        since_ns=first.wall_ns - back,
+        since_ns=first.wall_ns - (first.last_step + 1 - first.since_step) * first.step_ns,
         until_step=until_step,
         is_over=is_over,
         lateness_ns=sum(row.lateness_ns * row.late_steps for row in telling) / steps,
@@ -265,44 +255,39 @@ def over_the_run(shallow: ShallowResults, rows: Sequence[Row]) -> ShallowResults
     late = [rank.suspect(first_step) for rank in _by_rank(lateness(rows))]
     # of one that was late in the window's steps the looks tell until when as well
     window = max(shallow["steps"], default=first_step)
-    known = {
-        suspect["rank"]
-        for suspect in late
-        if suspect["until_step"] is None
-        or (suspect["since_step"] or 0) <= window <= suspect["until_step"]
+    covered = {
+        s["rank"]
+        for s in late
+        if s["until_step"] is None or (s["since_step"] or 0) <= window <= s["until_step"]
     }
-    every = [*late, *(s for s in shallow["suspects"] if s["rank"] not in known)]
+    every = [*late, *(s for s in shallow["suspects"] if s["rank"] not in covered)]
     every.sort(key=lambda s: (not s["delays"], -s["lateness_ns"], s["rank"]))
     return {**shallow, "suspects": every, "watch": watch}
 
 
 def _by_rank(late: Sequence[Late]) -> list[Late]:
-    """Each rank once: of one that was late again and again by how much in the mean over the steps
-    from the first that was to the last.
+    """Each rank once; of one that was late again and again the mean over all steps from the first
+    in which it was to the last.
     """
-    ranks: dict[int, list[Late]] = {}
+    times_of: dict[int, list[Late]] = {}
     for one_time in late:
-        ranks.setdefault(one_time.rank, []).append(one_time)
-    joined = []
-    for times in ranks.values():
-        first, last = times[0], times[-1]
-        if len(times) == 1:
-            joined.append(first)
-            continue
-        whole = max(last.end_step - first.since_step, 1)
-        parts = [(t, (t.end_step - t.since_step) / whole) for t in times]
-        joined.append(
-            replace(
-                first,
-                until_step=last.until_step,
-                is_over=last.is_over,
-                lateness_ns=sum(t.lateness_ns * part for t, part in parts),
-                bound_ns=hypot(*(t.bound_ns * part for t, part in parts)),
-                looks=sum(t.looks for t in times),
-                steps=sum(t.steps for t in times),
-            )
-        )
-    return joined
+        times_of.setdefault(one_time.rank, []).append(one_time)
+    return [times[0] if len(times) == 1 else _overall(times) for times in times_of.values()]
+
+
+def _overall(times: Sequence[Late]) -> Late:
+    first, last = times[0], times[-1]
+    whole = max(last.end_step - first.since_step, 1)
+    parts = [(t, (t.end_step - t.since_step) / whole) for t in times]
+    return replace(
+        first,
+        until_step=last.until_step,
+        is_over=last.is_over,
+        lateness_ns=sum(t.lateness_ns * part for t, part in parts),
+        bound_ns=hypot(*(t.bound_ns * part for t, part in parts)),
+        looks=sum(t.looks for t in times),
+        steps=sum(t.steps for t in times),
+    )
 
 
 def _step_count(spans: Iterable[range]) -> int:

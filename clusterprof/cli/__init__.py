@@ -11,11 +11,6 @@ from typing import Any, NoReturn
 from clusterprof import console
 from clusterprof.errors import UsageError
 
-#: From here on a word that may be a launcher's is taken for a misspelt one of ours: `--rank` is at
-#: 0.92 of `--ranks`, Slurm's `--time-min` at 0.87 of `--time-margin`.
-_SURELY = 0.88
-#: Shorter ones are near to many (Slurm's `--tmp`).
-_SHORTEST = len("--rank")
 #: From here on a word that can be nothing else is said to be near one: `htlm` is at 0.75 of `html`.
 _PERHAPS = 0.6
 
@@ -56,7 +51,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError, with what may have been meant."""
-        see = f"see {self.prog} --help"
+        near = None
         if message.startswith("the following arguments are required"):
             # an option that is misspelt is found out before what is missing besides
             for word in self._words:
@@ -65,8 +60,10 @@ class Parser(argparse.ArgumentParser):
                     raise self.unknown(word)
         if wrong := _CHOICE.search(message):
             near = nearest(wrong[1], [choice.strip(" '") for choice in wrong[2].split(",")])
-            raise UsageError(message, f"did you mean {near}?" if near else see)
-        raise UsageError(message, see)
+        raise UsageError(message, self._hint(near))
+
+    def _hint(self, near: str | None) -> str:
+        return f"did you mean {near}?" if near else f"see {self.prog} --help"
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Raises UsageError also for what is left over, with what it may have meant."""
@@ -79,24 +76,22 @@ class Parser(argparse.ArgumentParser):
     def unknown(self, word: str) -> UsageError:
         """The error for a word that is not an option."""
         kind = "option" if word.startswith("-") else "argument"
-        near = self.meant(word)
-        hint = f"did you mean {near}?" if near else f"see {self.prog} --help"
-        hint = self.gone.get(word.partition("=")[0], hint)
+        hint = self.gone.get(word.partition("=")[0]) or self._hint(self.meant(word))
         return UsageError(f"{self.prog} has no {kind} {word}", hint)
 
     def check_passed_on(self, words: Sequence[str], theirs: Parser | None = None) -> None:
         """Raise UsageError for a word that would go to a launcher and is nearly an option of ours,
-        or was one.
-
-        `theirs` has the options of the launcher's own module.
+        or was one; `theirs` has the options of the launcher's own module.
         """
         launcher_options = theirs._option_string_actions if theirs else ()
         for word, value in itertools.zip_longest(words, words[1:], fillvalue=""):
             name, _, given = word.partition("=")
             # Slurm has --profile as well, with other values.
             slurm = name == "--profile" and (given or value) not in ("auto", "nsys", "torch")
-            maybe = name.startswith("--") and len(name) >= _SHORTEST and not slurm
-            ours = name in self.gone or (maybe and self.meant(name, _SURELY))
+            # Shorter ones are near to many (Slurm's `--tmp`).
+            maybe = name.startswith("--") and len(name) >= len("--rank") and not slurm
+            # `--rank` is at 0.92 of `--ranks`, Slurm's `--time-min` at 0.87 of `--time-margin`.
+            ours = name in self.gone or (maybe and self.meant(name, 0.88))
             if ours and name not in launcher_options:
                 raise self.unknown(word)
 
@@ -106,10 +101,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _examples(examples: Sequence[str], width: int) -> Iterator[str]:
-    """Command lines with their remarks: beside them, or below where that is too wide.
-
-    A command that is too long goes on in the next line as a shell reads it.
-    """
+    """Command lines, as a shell goes on with them, and their remarks beside them or below."""
     fits = max(map(len, examples)) <= width - 2
     for example in examples:
         if fits:
@@ -143,10 +135,9 @@ def verb_parser(
     verb: str, description: str, *examples: str, usage: str | None = None, run: str = "",
     short_help: bool = True,
 ) -> Parser:  # fmt: skip
-    """A verb's parser with what all verbs have.
+    """A verb's parser with what all verbs have; `examples` are command lines without `clusterprof`.
 
-    `examples` are whole command lines without `clusterprof`; `run`: the help of its argument RUN;
-    `short_help`: whether argparse handles -h.
+    `run`: the help of its argument RUN; `short_help`: whether argparse handles -h.
     """
     parser = Parser(
         prog=f"clusterprof {verb}", usage=usage, description=description,

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from clusterprof import console
 from clusterprof.arguments import path
 from clusterprof.cli import Parser, verb_parser
-from clusterprof.console import say
 from clusterprof.errors import UsageError
 from clusterprof.results import MeasuredRun
 from clusterprof.words import counted
@@ -24,12 +23,8 @@ def parser(verb: str) -> Parser:
         usage=f"clusterprof {verb} save NAME RUN... | list",
     )
     add = parser.add_argument
-    add(
-        "action",
-        choices=("save", "list"),
-        metavar="save|list",
-        help="save runs, or list the names and their runs",
-    )
+    add("action", choices=("save", "list"), metavar="save|list",
+        help="save runs, or list the names and their runs")  # fmt: skip
     add("name", nargs="?", metavar="NAME", help="the baseline's name")
     add("runs", nargs="*", type=path, metavar="RUN",
         help="a run directory that was merged, or a results.json")  # fmt: skip
@@ -47,14 +42,13 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     from clusterprof.report import comparison_text
 
     if arguments.action == "list":
-        listed = baselines.listed(arguments.store)
-        if not listed:
+        files = baselines.listed(arguments.store)
+        if not files:
             console.show(f"no baselines in {arguments.store or baselines.STORE}")
-        for file in listed:
+        for file in files:
             names = [run["name"] for run in baselines.read(file)["runs"]]
-            console.show(
-                f"{file.stem}  {counted(len(names), 'run')}: {comparison_text.names_of(names)}"
-            )
+            shown = comparison_text.names_of(names)
+            console.show(f"{file.stem}  {counted(len(names), 'run')}: {shown}")
         return 0
     if not arguments.name or not arguments.runs:
         raise UsageError(
@@ -72,5 +66,5 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     runs = [*before, *map(comparison.measured, arguments.runs)]
     comparison.compare(runs[:1], runs)  # nothing can be compared with runs that have no steps
     baselines.save(file, runs)
-    say(f"wrote {file}: {counted(len(runs), 'run')}")
+    console.say(f"wrote {file}: {counted(len(runs), 'run')}")
     return 0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, TypeVar
 
 from clusterprof import run_directory, watched, words
 from clusterprof.agent.contracts import plan
@@ -28,10 +28,9 @@ from clusterprof.run_directory import Manifest, Window
 
 #: How often --wait looks whether the window is over.
 LOOK_S = 1.0
+T = TypeVar("T")
 #: A step that takes longer is one that hangs (`agent/guard/step_log.py`): the ranks notice that.
 MOST_TIMES = 20
-_LATE = re.compile(r"\s*late\s*>\s*(\d{1,2}(?:\.\d{1,3})?)\s*%\s*")
-_SLOWER = re.compile(r"\s*step\s*>\s*(\d{1,2}(?:\.\d{1,3})?)\s*x\s*")
 _FROM_NOW = re.compile(r"\s*\+(\d+)\s*:\s*\+(\d+)\s*")
 
 
@@ -50,11 +49,8 @@ def parser(verb: str) -> Parser:
     add("--steps", default="+10:+15", metavar="A:B",
         help="steps A to B-1; +A:+B counts from the first step that all ranks can capture "
         "(default +10:+15)")  # fmt: skip
-    add(
-        "--ranks",
-        metavar="R",
-        help=f"the ranks to profile: {RANKS_GRAMMAR} (default: those of the run)",
-    )
+    add("--ranks", metavar="R",
+        help=f"the ranks to profile: {RANKS_GRAMMAR} (default: those of the run)")  # fmt: skip
     add("--profiler", choices=("torch", "none"), default="torch",
         help="none: only flight recorders and steps")  # fmt: skip
     add("--wait", action="store_true", help="wait for the window's end, merge it and print the "
@@ -74,33 +70,22 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     run = run_directory.opened(arguments.run)
     manifest = run.directory.read_manifest()
     for_agent = check(run, manifest)
-    log_s = for_agent.log_s
     selection = checked_ranks(run, manifest, arguments.ranks)
-    if isinstance(condition, LongerSteps) and not slows(run, condition.times, log_s):
-        say(f"the job of {run.path} has ended, and its steps took no longer than "
-            f"{condition.times:g} times the usual")  # fmt: skip
+    what, limit = condition or (None, 0.0)
+    if what == "step" and not slows(run, limit, for_agent.log_s):
         return 0
-    if isinstance(condition, LateRank):
-        if not for_agent.watch_s:
-            raise UsageError(
-                f"{run.path} has no watch that shows which rank is late",
-                "start the job with --watch 10m",
-            )
-        late = comes_late(run, condition.share, for_agent.watch_s)
+    if what == "late":
+        late = comes_late(run, limit, for_agent.watch_s)
         if not late:
-            say(f"the job of {run.path} has ended, and no rank delayed the others by more than "
-                f"{words.percent(condition.share)} of a step")  # fmt: skip
             return 0
         if arguments.ranks is None:
             selection = with_peers(run, late)
-    steps, wait_s = checked_steps(run, arguments.steps, log_s)
+    steps, wait_s = checked_steps(run, arguments.steps, for_agent.log_s)
     window = live_windows.order(run, steps, selection, arguments.profiler)
-    which = (
-        f"profiles {selected(selection.text)}" if arguments.profiler != "none" else "profiles none"
-    )
-    say(f"window {window.number} {which} in steps {steps}, in about {words.age(wait_s)}")
-    merging = f"clusterprof collect {shortest(run.path)} --window {window.number}"
+    which = selected(selection.text) if arguments.profiler != "none" else "none"
+    say(f"window {window.number} profiles {which} in steps {steps}, in about {words.age(wait_s)}")
     if not arguments.wait:
+        merging = f"clusterprof collect {shortest(run.path)} --window {window.number}"
         say(f"when it is over: {merging}")
         return 0
     while live_windows.going_on(window):
@@ -110,28 +95,27 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     return collect.main("collect", [str(run.path), "--window", str(window.number)], None)
 
 
-class LongerSteps(NamedTuple):
-    """`step > 1.3x`: steps take longer than so many times the usual."""
+class Condition(NamedTuple):
+    """What --when waits for: `step > 1.3x` or `late > 5%`."""
 
-    times: float
-
-
-class LateRank(NamedTuple):
-    """`late > 5%`: a rank delays the others by more than this share of a step."""
-
-    share: float
+    #: "step": a rank's latest steps take longer than `limit` times its usual ones; "late": a rank
+    #: delays the others by more than the share `limit` of a step
+    what: str
+    limit: float
 
 
-def checked_condition(when: str | None, steps: str) -> LongerSteps | LateRank | None:
+def checked_condition(when: str | None, steps: str) -> Condition | None:
     """What --when waits for. Raises UsageError."""
     if when is None:
         return None
-    condition: LongerSteps | LateRank | None = None
-    if (slower := _SLOWER.fullmatch(when)) and 1 < float(slower[1]) <= MOST_TIMES:
-        condition = LongerSteps(float(slower[1]))
-    elif (late := _LATE.fullmatch(when)) and float(late[1]) > 0:
-        condition = LateRank(float(late[1]) / 100)
-    if condition is None:
+    number = r"\s*>\s*(\d{1,2}(?:\.\d{1,3})?)\s*"
+    slower = re.fullmatch(rf"\s*step{number}x\s*", when)
+    late = re.fullmatch(rf"\s*late{number}%\s*", when)
+    if slower and 1 < float(slower[1]) <= MOST_TIMES:
+        condition = Condition("step", float(slower[1]))
+    elif late and float(late[1]) > 0:
+        condition = Condition("late", float(late[1]) / 100)
+    else:
         raise UsageError(
             f"--when {when!r} is no condition that can be watched",
             "--when 'step > 1.3x', with a number above 1 and at most "
@@ -150,10 +134,11 @@ def checked_condition(when: str | None, steps: str) -> LongerSteps | LateRank | 
 def slows(run: Window, times: float, log_s: float, clock: Clock = REAL) -> bool:
     """Wait until the job's steps take longer; False where it ends before."""
     say(f"waiting until steps take longer than {times:g} times the usual")
-    while (slow := live_windows.slower(run, times)) is None:
-        if live_windows.is_silent(run) or run.directory.read_manifest().ended:
-            return False
-        clock.sleep(max(LOOK_S, log_s / 2))
+    slow = _awaited(run, lambda: live_windows.slower(run, times), log_s / 2, clock)
+    if slow is None:
+        say(f"the job of {run.path} has ended, and its steps took no longer than {times:g} times "
+            "the usual")  # fmt: skip
+        return False
     now, usual = (words.duration(ns) for ns in (slow.step_ns, slow.usual_ns))
     longer = slow.step_ns / slow.usual_ns
     say(f"rank {slow.rank}: its latest steps take {now}, {longer:.2f} times its usual {usual}")
@@ -161,23 +146,37 @@ def slows(run: Window, times: float, log_s: float, clock: Clock = REAL) -> bool:
 
 
 def comes_late(run: Window, share: float, every_s: int, clock: Clock = REAL) -> list[watched.Late]:
-    """Wait until the watch shows ranks that delay the others so; [] where the job ends before."""
-    say(f"waiting until a rank delays the others by more than {words.percent(share)} of a step")
+    """Wait until the watch, which looks `every_s`, shows ranks that delay the others so; [] where
+    the job ends before. Raises UsageError where there is no watch.
+    """
+    if not every_s:
+        raise UsageError(
+            f"{run.path} has no watch that shows which rank is late",
+            "start the job with --watch 10m",
+        )
+    least = f"more than {words.percent(share)} of a step"
+    say(f"waiting until a rank delays the others by {least}")
     table = watched.path_of(run.directory.path)
-    while True:
-        now = watched.lateness(watched.read(table))
-        late = [
-            rank
-            for rank in now
-            if rank.until_step is None and rank.lateness_ns > share * rank.step_ns
-        ]
-        if late:
-            for rank in late:
-                say(rank.sentence())
-            return sorted(late, key=lambda rank: -rank.lateness_ns)
+
+    def look() -> list[watched.Late]:
+        ranks = [rank for rank in watched.lateness(watched.read(table)) if rank.until_step is None]
+        return [rank for rank in ranks if rank.lateness_ns > share * rank.step_ns]
+
+    late = _awaited(run, look, every_s / 10, clock) or []
+    for rank in late:
+        say(rank.sentence())
+    if not late:
+        say(f"the job of {run.path} has ended, and no rank delayed the others by {least}")
+    return sorted(late, key=lambda rank: -rank.lateness_ns)
+
+
+def _awaited(run: Window, look: Callable[[], T], every_s: float, clock: Clock) -> T | None:
+    """What `look` shows once it shows anything; None where the job ends before."""
+    while not (shown := look()):
         if live_windows.is_silent(run) or run.directory.read_manifest().ended:
-            return []
-        clock.sleep(max(LOOK_S, every_s / 10))
+            return None
+        clock.sleep(max(LOOK_S, every_s))
+    return shown
 
 
 def with_peers(run: Window, late: Sequence[watched.Late]) -> Selection:
@@ -192,41 +191,39 @@ def with_peers(run: Window, late: Sequence[watched.Late]) -> Selection:
 
 def check(run: Window, manifest: Manifest) -> plan.Plan:
     """What the run's ranks do, which look for orders. Raises RunDirectoryError where none does."""
-    if run.number > 1:
-        raise RunDirectoryError(
-            f"{run.path} is a later window of a run",
-            f"name the run: clusterprof capture {run.directory.path}",
-        )
-    if manifest.ended:
-        raise RunDirectoryError(
-            f"the job of {run.path} has ended", f"its reports: clusterprof merge {run.path}"
-        )
-    if manifest.hosts:
-        raise RunDirectoryError(
-            f"the hosts of {run.path} share no folder with this one, in which they could look",
-            "choose the steps when the job is started: clusterprof ssh --steps A:B",
-        )
     owner = run.path.stat().st_uid
-    if os.geteuid() not in (0, owner):
-        raise RunDirectoryError(
-            f"{run.path} is another user's ({owner}), whose ranks obey no order of yours",
-            "have that user order the window",
-        )
+    _refuse([
+        (run.number > 1, f"{run.path} is a later window of a run",
+         f"name the run: clusterprof capture {run.directory.path}"),
+        (manifest.ended, f"the job of {run.path} has ended",
+         f"its reports: clusterprof merge {run.path}"),
+        (manifest.hosts,
+         f"the hosts of {run.path} share no folder with this one, in which they could look",
+         "choose the steps when the job is started: clusterprof ssh --steps A:B"),
+        (os.geteuid() not in (0, owner),
+         f"{run.path} is another user's ({owner}), whose ranks obey no order of yours",
+         "have that user order the window"),
+    ])  # fmt: skip
     try:
         for_agent = plan.read(str(run.directory.plan))
     except (OSError, ValueError) as error:
         raise RunDirectoryError(f"{run.directory.plan} cannot be read", str(error)) from None
-    if not for_agent.log_s:
-        raise RunDirectoryError(
-            f"the ranks of {run.path} look for no order: its clusterprof was an older one",
-            "later windows can be captured once the job is started again",
-        )
-    if live_windows.is_silent(run):
-        raise RunDirectoryError(
-            f"no rank of {run.path} has written anything for {words.age(live_windows.SILENT_S)}",
-            f"if the job has ended: clusterprof collect {run.path}",
-        )
+    _refuse([
+        (not for_agent.log_s,
+         f"the ranks of {run.path} look for no order: its clusterprof was an older one",
+         "later windows can be captured once the job is started again"),
+        (live_windows.is_silent(run),
+         f"no rank of {run.path} has written anything for {words.age(live_windows.SILENT_S)}",
+         f"if the job has ended: clusterprof collect {run.path}"),
+    ])  # fmt: skip
     return for_agent
+
+
+def _refuse(refusals: Iterable[tuple[object, str, str]]) -> None:
+    """Raise RunDirectoryError for the first that is so, with its next step."""
+    for is_so, what, then in refusals:
+        if is_so:
+            raise RunDirectoryError(what, then)
 
 
 def checked_ranks(run: Window, manifest: Manifest, text: str | None) -> Selection:
@@ -247,9 +244,8 @@ def checked_steps(run: Window, text: str, log_s: int) -> tuple[StepWindow, float
     """The steps to capture, and about when they begin, s from now. Raises UsageError."""
     possible = live_windows.possible(run, log_s, REAL.wall_ns() / 1e9)
     first = possible.first
-    from_now = _FROM_NOW.fullmatch(text)
-    if from_now:
-        begin, end = (int(offset) for offset in from_now.groups())
+    if from_now := _FROM_NOW.fullmatch(text):
+        begin, end = map(int, from_now.groups())
         if end <= begin:
             raise UsageError(
                 f"--steps {text} contains no step", f"try --steps +{begin}:+{begin + 5}"

@@ -8,20 +8,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from clusterprof import console, run_directory
+from clusterprof import clock_probe, console, run_directory
 from clusterprof.agent.contracts.identity import identify
 from clusterprof.arguments import check_free, path
 from clusterprof.cli import Parser, verb_parser
-from clusterprof.clock_probe import (
-    Bound,
-    Measurement,
-    drift,
-    is_measurement,
-    joined,
-    over_udp,
-    read,
-)
-from clusterprof.console import say
+from clusterprof.clock_probe import Bound, Measurement, is_measurement
 from clusterprof.errors import ClusterprofError, UsageError
 
 _HOW = "srun -N4 --ntasks-per-node=1 clusterprof clock --output clock.json"
@@ -56,7 +47,8 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     if not arguments.timeout > 0:
         raise UsageError("--timeout is positive", "leave it out: 30")
     if arguments.files:
-        return print_measurement(joined(read(file) for file in arguments.files), arguments)
+        measured = clock_probe.joined(map(clock_probe.read, arguments.files))
+        return print_measurement(measured, arguments)
     me = identify(os.environ)
     if me is None or (me.world_size or 1) < 2:
         raise UsageError(
@@ -67,8 +59,8 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     if me.rank == 0 and arguments.output:
         check_free(arguments.output, arguments.force, is_measurement)
 
-    measured = over_udp(me, arguments.meet, os.environ, arguments.timeout)
-    return 0 if measured is None else print_measurement(measured, arguments)
+    of_all = clock_probe.over_udp(me, arguments.meet, os.environ, arguments.timeout)
+    return 0 if of_all is None else print_measurement(of_all, arguments)
 
 
 def print_measurement(measurement: Measurement, arguments: argparse.Namespace) -> int:
@@ -80,9 +72,9 @@ def print_measurement(measurement: Measurement, arguments: argparse.Namespace) -
     if arguments.output:
         with run_directory.writing(arguments.output):
             measurement.write(arguments.output)
-        say(f"wrote {arguments.output}")
+        console.say(f"wrote {arguments.output}")
     for note in measurement.notes:
-        say(note)
+        console.say(note)
     print(json.dumps(measurement.as_json(), indent=1) if arguments.json else shown(measurement))
     return 0
 
@@ -96,19 +88,16 @@ def shown(measurement: Measurement) -> str:
     for _, bounds in sorted(by_rank.items()):
         last = max(bounds, key=lambda bound: bound.at_ns)
         best = min(bound.round_trip_ns for bound in bounds)
-        changes = ""
-        if len(bounds) > 1:
-            changes = "not constant"
-            if found_drift := drift(bounds):
-                low, high = found_drift.low_ppm, found_drift.high_ppm
-                changes = f"{(low + high) / 2:+.3f} ±{(high - low) / 2:.3f} ppm"
+        drift = "not constant" if len(bounds) > 1 else ""
+        if limits := clock_probe.drift(bounds):
+            middle, half = sum(limits) / 2, (limits.high_ppm - limits.low_ppm) / 2
+            drift = f"{middle:+.3f} ±{half:.3f} ppm"
         rows.append(
             (str(last.rank), last.host, f"{last.offset_ns / 1e3:+.1f} µs",
-             f"±{last.uncertainty_ns / 1e3:.1f} µs", f"{best / 1e3:.1f} µs", changes)
+             f"±{last.uncertainty_ns / 1e3:.1f} µs", f"{best / 1e3:.1f} µs", drift)
         )  # fmt: skip
-    names = ("rank", "host", "offset", "bound", "round trip", "drift")
-    if not any(row[5] for row in rows):
-        names = (*names[:5], "")
+    last_name = "drift" if any(row[5] for row in rows) else ""
+    names = ("rank", "host", "offset", "bound", "round trip", last_name)
     lines = console.table([names, *rows], right=(0, 2, 3, 4, 5))
     first = measurement.bounds[0]
     host = first.other_machine.rpartition(" ")[2]

@@ -16,7 +16,7 @@ from clusterprof.collect.outcomes import collect_attempts, flights, import_raw
 from clusterprof.console import say
 from clusterprof.errors import ReportError, UsageError
 from clusterprof.launch.run_job import print_outcomes
-from clusterprof.run_directory import Window
+from clusterprof.run_directory import Manifest, Window
 
 
 def parser(verb: str) -> Parser:
@@ -48,15 +48,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     run = chosen_window(run_directory.opened(arguments.run), arguments.window)
     check_over(run)
     manifest = run.directory.read_manifest()
-    if any(host["left"] for host in manifest.hosts):
-        from clusterprof.collect.over_ssh import gather_left
-
-        for host in gather_left(run, manifest, *ssh(arguments, manifest.ssh)):
-            say(f"{host.name}: {host.reason or 'its reports are here'}")
-        manifest.record()
-    for attempt in run.attempts():
-        for rank, problem in import_raw(attempt):
-            say(f"rank {rank}: {problem or 'its report is made'}")
+    gather(run, manifest, arguments)
     run, outcomes = collect_attempts(run, run.expected_ranks(), patience_s=0)
     if run.number == 1 and run.attempt != manifest.attempt:
         manifest.record(attempt=run.attempt)
@@ -74,10 +66,21 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     return 0
 
 
+def gather(run: Window, manifest: Manifest, arguments: argparse.Namespace) -> None:
+    """Fetch what is left on the run's hosts, and have nsys make the reports that it left raw."""
+    if any(host["left"] for host in manifest.hosts):
+        from clusterprof.collect.over_ssh import gather_left
+
+        for host in gather_left(run, manifest, *ssh(arguments, manifest.ssh)):
+            say(f"{host.name}: {host.reason or 'its reports are here'}")
+        manifest.record()
+    for attempt in run.attempts():
+        for rank, problem in import_raw(attempt):
+            say(f"rank {rank}: {problem or 'its report is made'}")
+
+
 def chosen_window(run: Window, number: int | None) -> Window:
-    """The run's window with this number; None for that of its result. Raises UsageError where there
-    is none.
-    """
+    """The run's window with this number, or (None) that of its result. Raises UsageError."""
     if number is None:
         return run.deep()
     windows = {window.number: window for window in (run, *run.directory.later_windows())}

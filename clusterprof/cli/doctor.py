@@ -6,14 +6,14 @@ import argparse
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from clusterprof import console
 from clusterprof.arguments import path
 from clusterprof.cli import Parser, verb_parser
-from clusterprof.console import say
 from clusterprof.doctor import cluster, table, this_host
-from clusterprof.doctor.table import BAD
+from clusterprof.doctor.table import BAD, Check
 from clusterprof.errors import UsageError
 
 
@@ -50,33 +50,37 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         raise UsageError(
             f"doctor --local has no option {asked[0]}", "see clusterprof doctor --help"
         )
-    folder = this_host.existing(arguments.run_dir.absolute().parent)
-    is_allocation = not arguments.local and not asked and cluster.in_allocation(os.environ)
-    expected = cluster.hostnames(os.environ.get("SLURM_JOB_NODELIST", "")) if is_allocation else []
-    if asked or expected:
-        if asked:
-            say("waiting for the nodes that srun is asked for")
-        passed = [f"--nsys={arguments.nsys}"] if arguments.nsys else []
-        checks_of = cluster.ask(asked, expected, folder, passed)
-    else:
-        checks = list(this_host.look(this_host.checks(arguments.nsys, folder, arguments.probe)))
-        if arguments.lines:
-            print("\n".join(cluster.own_lines(this_host.name(), checks)), flush=True)
-            cluster.leave(0)
-        checks_of = {this_host.name(): checks}
-    lines = table.lines(checks_of)
+    checks_of = _checks_of(arguments, asked)
+    if arguments.lines:
+        print("\n".join(cluster.own_lines(*next(iter(checks_of.items())))))
+        cluster.leave(0)
+    lines, hosts = table.lines(checks_of), list(checks_of)
     bad = any(line.check.level == BAD for line in lines)
     if arguments.json:
         nodes = [
-            {"host": name, "checks": [check.as_json() for check in checks]}
-            for name, checks in checks_of.items()
+            {"host": host, "checks": list(map(asdict, checks))}
+            for host, checks in checks_of.items()
         ]
-        rows = [{**line.check.as_json(), "nodes": list(line.nodes)} for line in lines]
+        rows = [{**asdict(line.check), "nodes": list(line.nodes)} for line in lines]
         document = {"schema_version": 1, "fit": not bad, "nodes": nodes, "lines": rows}
-        print(json.dumps(document, indent=1), flush=True)
+        print(json.dumps(document, indent=1))
     else:
-        hosts = list(checks_of)
         shown = table.render(lines, hosts, min(110, console.width(110)))
-        print(f"{shown}\n\n{table.verdict(lines, hosts)}", flush=True)
+        print(f"{shown}\n\n{table.verdict(lines, hosts)}")
     cluster.leave(int(bad))
-    return int(bad)
+
+
+def _checks_of(arguments: argparse.Namespace, asked: Sequence[str]) -> dict[str, list[Check]]:
+    """The checks of each node that srun's options ask for, or of the allocation, or of this one."""
+    parent: Path = arguments.run_dir.absolute().parent
+    folder = next(above for above in (parent, *parent.parents) if above.is_dir())
+    expected: list[str] = []
+    if not arguments.local and not asked and cluster.in_allocation(os.environ):
+        expected = cluster.hostnames(os.environ.get("SLURM_JOB_NODELIST", ""))
+    if not asked and not expected:
+        checks = this_host.checks(arguments.nsys, folder, arguments.probe)
+        return {this_host.name(): list(this_host.look(checks))}
+    if asked:
+        console.say("waiting for the nodes that srun is asked for")
+    passed = [f"--nsys={arguments.nsys}"] if arguments.nsys else []
+    return cluster.ask(asked, expected, folder, passed)

@@ -25,15 +25,13 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     code = parser(verb).parse_args([*own, *(program or ())]).code
     from clusterprof.analysis.findings.registry import CODES, explain
 
-    columns = min(100, console.width(100))
+    indent = ""
     if code is None:
         width = max(map(len, CODES))
-        for listed_code in sorted(CODES):
-            line = f"{listed_code:<{width}}  {CODES[listed_code].title}"
-            print("\n".join(console.wrapped(line, columns, " " * (width + 2))))
+        lines = [f"{name:<{width}}  {CODES[name].title}" for name in sorted(CODES)]
+        indent = " " * (width + 2)
     elif code.lower() in CODES:
-        for line in explain(code.lower()).splitlines():
-            print("\n".join(console.wrapped(line, columns)))
+        lines = explain(code.lower()).splitlines()
     else:
         near = difflib.get_close_matches(code.lower(), CODES, n=3, cutoff=0.5)
         raise UsageError(
@@ -41,4 +39,6 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
             *([f"near it: {', '.join(near)}"] if near else ()),
             "list all of them: clusterprof explain",
         )
+    for line in lines:
+        print("\n".join(console.wrapped(line, min(100, console.width(100)), indent)))
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +16,6 @@ from clusterprof.console import say
 from clusterprof.errors import UsageError
 from clusterprof.export.merged_tables import Merged, read
 from clusterprof.run_directory import Window, bytes_of, writing
-
-#: a trace is at most so large, MB: what Perfetto's page opens in seconds
-MOST_MB = 100
 
 
 class Format(NamedTuple):
@@ -102,8 +100,8 @@ def parser(verb: str) -> Parser:
         help="; ".join(f"{name}: {form.summary}" for name, form in FORMATS.items()))  # fmt: skip
     add("-o", "--output", type=path, metavar="PATH",
         help="where to write it (default: here, called as the run is)")  # fmt: skip
-    add("--max-mb", type=_size, default=MOST_MB, metavar="N",
-        help=f"perfetto, chrome-json: the trace has at most N MB (default: {MOST_MB}): the "
+    add("--max-mb", type=_size, default=100, metavar="N",  # what Perfetto's page opens in seconds
+        help="perfetto, chrome-json: the trace has at most N MB (default: 100): the "
         "shortest kernels, copies and host calls are left out, and the trace says so")  # fmt: skip
     add("--force", action="store_true", help="replace what export wrote")
     return parser
@@ -135,16 +133,12 @@ def _size(given: str) -> int:
 
 
 def _is_ours(target: Path) -> bool:
-    """Whether export wrote it: its name is at the beginning of each format's file.
-
-    A folder has files of ours only.
-    """
+    """Whether export wrote it: a file names us at its beginning, a folder has our files only."""
     from clusterprof.export.flat_tables import NAMES
 
     if not target.is_dir():
         return b"clusterprof" in beginning(target)[:300]
     ours = {f"{name}.{ending}" for name in NAMES for ending in ("csv", "parquet")}
-    try:
+    with contextlib.suppress(OSError):
         return {file.name for file in target.iterdir()} <= ours
-    except OSError:
-        return False
+    return False

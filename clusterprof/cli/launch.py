@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -14,19 +15,16 @@ from clusterprof.launch import planning, settings
 from clusterprof.launch.profiling import KEEP_REPORTS, MANY_RANKS, PROFILERS, PYTORCH, REDUCE
 
 
-def parser(verb: str) -> Parser:
-    """The options of a launching verb, those that its launcher's module reads among them."""
-    parser = _without_the_launchers(verb)
-    _add_the_launchers(parser, verb)
-    return parser
-
-
-def _without_the_launchers(verb: str) -> Parser:
+def parser(verb: str, *, is_whole: bool = True) -> Parser:
+    """The options of a launching verb; if it `is_whole`, with those that its launcher reads."""
     launcher = launchers.load(verb)
     summary = f"{launcher.SUMMARY[0].upper()}{launcher.SUMMARY[1:]}, in a window of steps."
     examples = [f"{verb} {example}" for example in getattr(launcher, "EXAMPLES", ())]
     needs = getattr(launcher, "NEEDS", "")
-    return launching_parser(verb, summary, launcher.PASSES_OPTIONS_TO, examples, needs)
+    parser = launching_parser(verb, summary, launcher.PASSES_OPTIONS_TO, examples, needs)
+    if is_whole:
+        _add_the_launchers(parser, verb)
+    return parser
 
 
 def _add_the_launchers(parser: Parser, verb: str) -> None:
@@ -39,7 +37,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     words = ["--help" if word == "-h" else word for word in own]
     if "--help" in words:
         parser(verb).parse_known_args(["--help"])
-    own_parser = _without_the_launchers(verb)
+    own_parser = parser(verb, is_whole=False)
     arguments, options = own_parser.parse_known_args(words)
     # what is no option of ours goes to the launcher, unless it is one of ours misspelt
     theirs = Parser()
@@ -50,8 +48,9 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     if wrong := wrong_codes(arguments.fail_on):
         return wrong
     # what the user gave stands in a finding's next command, but for what that decides anew
+    anew = {"ranks", "arm", "profiler", "run_dir", "force", "dry_run", "fail_on", "debug"}
     by_default = {name for name, origin in origins.items() if origin == "default"}
-    arguments.given = settings.as_words(own_parser, arguments, _ANEW | by_default)
+    arguments.given = settings.as_words(own_parser, arguments, anew | by_default)
 
     def planned(turn: int = 1) -> planning.LaunchPlan:
         """The plan, once more where another run took its directory in the same second."""
@@ -71,10 +70,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
 
 
 def wrong_codes(conditions: Sequence[gate.Condition]) -> int:
-    """The status to end with where `--fail-on` has a code that no finding has, else 0.
-
-    Asked in a process of its own: threads of the analysis would get signals that are the job's.
-    """
+    """The status to end with where `--fail-on` has a code that no finding has, else 0."""
     if not conditions:
         return 0
     from clusterprof.launch.job_processes import Apart
@@ -87,13 +83,9 @@ def wrong_codes(conditions: Sequence[gate.Condition]) -> int:
             return error.exit_code
         return 0
 
-    asking = Apart(ask)
+    asking = Apart(ask)  # threads of the analysis would get signals that are the job's
     asking.ends_within(math.inf)
     return asking.status or 0
-
-
-#: what the command line of a next run decides anew
-_ANEW = {"ranks", "arm", "profiler", "run_dir", "force", "dry_run", "fail_on", "debug"}
 
 
 def given_program(verb: str, own: Sequence[str], program: Sequence[str] | None) -> Sequence[str]:
@@ -103,25 +95,25 @@ def given_program(verb: str, own: Sequence[str], program: Sequence[str] | None) 
     usage = f"write: clusterprof {verb} [OPTIONS] --"
     if program is not None:
         raise UsageError("there is no program after --", f"{usage} train.py")
-    meant = list(own)
-    while meant and not (meant[0].endswith(".py") or meant[0].startswith("python")):
-        meant.pop(0)
-    meant = meant or ["python", "train.py"]
-    raise UsageError("there is no -- before the program", f"{usage} {' '.join(meant)}")
+    meant = itertools.dropwhile(
+        lambda word: not word.endswith(".py") and not word.startswith("python"), own
+    )
+    example = " ".join(meant) or "python train.py"
+    raise UsageError("there is no -- before the program", f"{usage} {example}")
 
 
 def launching_parser(
     verb: str, summary: str, passes_to: str, examples: Sequence[str] = (), needs: str = ""
 ) -> Parser:
-    """The options of all launching verbs; unknown ones are for the program `passes_to`.
-
-    `needs` are the options without which the launcher cannot work.
+    """The options of all launching verbs; unknown ones are for the program `passes_to`, which
+    cannot work without those it `needs`.
     """
-    needs = f"{needs} " if needs else ""
-    passed_on = f"[{passes_to} OPTION...] " if passes_to else ""
-    unknown = f" Unknown options are passed to {passes_to} unchanged." if passes_to else ""
+    needs, passed_on = f"{needs} " if needs else "", ""
+    if passes_to:
+        summary += f" Unknown options are passed to {passes_to} unchanged."
+        passed_on = f"[{passes_to} OPTION...] "
     usage = f"clusterprof {verb} {needs}[--ranks R] [--steps A:B] {passed_on}-- PROGRAM..."
-    parser = verb_parser(verb, summary + unknown, *examples, usage=usage, short_help=False)
+    parser = verb_parser(verb, summary, *examples, usage=usage, short_help=False)
     parser.gone = GONE
     _add_profiling(parser)
     add = parser.add_argument_group("limits").add_argument

@@ -13,7 +13,7 @@ from typing import NoReturn, cast
 from clusterprof import __version__, console, launchers
 from clusterprof.cli import Parser, nearest
 from clusterprof.errors import ClusterprofError, UsageError
-from clusterprof.imports import without_pandas
+from clusterprof.priority import without_pandas
 
 #: verb, as its module is called -> one line for --help. Each launcher is a verb too: `cli.launch`
 VERBS = {
@@ -99,8 +99,7 @@ def run(words: Sequence[str]) -> int:
         parser().print_help()
         return 2
     verb, (own, program) = words[0], split(words[1:])
-    debug = "--debug" in own
-    if debug:  # what our own modules log reaches stderr: where one rank's reader failed
+    if debug := "--debug" in own:  # our own modules' log: where one rank's reader failed
         import logging
 
         log = logging.getLogger("clusterprof")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 from collections.abc import Sequence
 from functools import partial
@@ -13,11 +14,12 @@ from clusterprof import console, gate, installed_nsys, run_directory
 from clusterprof.agent.contracts import paths
 from clusterprof.arguments import check_free, number_of, path
 from clusterprof.cli import Parser, verb_parser
-from clusterprof.console import say
 from clusterprof.errors import ReportError, UsageError
 from clusterprof.launch import tasks
+from clusterprof.run_directory import Window
 
 if TYPE_CHECKING:
+    from clusterprof.collect.outcomes import Outcome
     from clusterprof.ingest.engines import Engine
 
 
@@ -83,28 +85,13 @@ def _merge(arguments: argparse.Namespace, engine: Engine) -> int:
 
     if arguments.html:
         check_free(arguments.html, arguments.force, html.is_ours)
-    only = arguments.paths[0]
     if dumps := _dumps_alone(arguments.paths):
         return _hang(dumps, arguments)
     output, run = _output(arguments), None
-    if len(arguments.paths) == 1 and _is_run(only):
-        from clusterprof.collect.live_windows import check_over, of_running
-        from clusterprof.collect.outcomes import collect, collect_attempts
-
-        if arguments.clock:
-            raise UsageError(
-                f"{only} is a run directory, which keeps measurements of its own",
-                f"put it there: clusterprof clock FILE... --output {only / 'clock_probe.json'}",
-            )
-        run = run_directory.opened(only).deep()
-        check_over(run)
-        if run.number > 1:  # which attempt is merged stands in run.json for the first one only
-            run, outcomes = collect_attempts(run, run.expected_ranks(), patience_s=0, write=False)
-        else:
-            outcomes = collect(run, run.expected_ranks(), patience_s=0, write=False)
-            outcomes = of_running(run, outcomes)
+    if len(arguments.paths) == 1 and _is_run(arguments.paths[0]):
+        run, outcomes = _collected(arguments)
         study = merge_run.merge_run(run, outcomes, engine)
-        say(f"wrote {run.html}")
+        console.say(f"wrote {run.html}")
     else:
         from clusterprof import clock_probe
 
@@ -115,11 +102,11 @@ def _merge(arguments: argparse.Namespace, engine: Engine) -> int:
     if output is not None:
         with run_directory.merging(output):
             merge_run.save(study, output)
-        say(f"wrote {output.html}")
+        console.say(f"wrote {output.html}")
     if arguments.html:
         title = ", ".join(source.name for source in arguments.paths)
         merge_run.write_page(study, arguments.html, title)
-        say(f"wrote {arguments.html}")
+        console.say(f"wrote {arguments.html}")
     if arguments.json:
         console.json(results_json.dumps(study.results))
     else:
@@ -127,11 +114,29 @@ def _merge(arguments: argparse.Namespace, engine: Engine) -> int:
     return int(gate.fails(arguments.fail_on, study.results["findings"]))
 
 
+def _collected(arguments: argparse.Namespace) -> tuple[Window, list[Outcome]]:
+    """The window of the run given that has its reports, and what its ranks have left."""
+    from clusterprof.collect.live_windows import check_over, of_running
+    from clusterprof.collect.outcomes import collect, collect_attempts
+
+    only = arguments.paths[0]
+    if arguments.clock:
+        raise UsageError(
+            f"{only} is a run directory, which keeps measurements of its own",
+            f"put it there: clusterprof clock FILE... --output {only / 'clock_probe.json'}",
+        )
+    run = run_directory.opened(only).deep()
+    check_over(run)
+    if run.number > 1:  # which attempt is merged stands in run.json for the first one only
+        return collect_attempts(run, run.expected_ranks(), patience_s=0, write=False)
+    outcomes = collect(run, run.expected_ranks(), patience_s=0, write=False)
+    return run, of_running(run, outcomes)
+
+
 def _is_run(folder: Path) -> bool:
-    try:
-        return run_directory.Window.at(folder.absolute()).directory.manifest.is_file()
-    except OSError:
-        return False  # it may not be seen, which its reader says
+    with contextlib.suppress(OSError):  # it may not be seen, which its reader says
+        return Window.at(folder.absolute()).directory.manifest.is_file()
+    return False
 
 
 def _dumps_alone(given: Sequence[Path]) -> list[tuple[Path, int | None]]:
@@ -171,7 +176,7 @@ def _hang(dumps: Sequence[tuple[Path, int | None]], arguments: argparse.Namespac
     return int(bool(arguments.fail_on and results["hang"]))
 
 
-def _output(arguments: argparse.Namespace) -> run_directory.Window | None:
+def _output(arguments: argparse.Namespace) -> Window | None:
     """The folder of --output; made here, so that its errors come before the work."""
     from clusterprof.report import results_json
 
@@ -179,18 +184,16 @@ def _output(arguments: argparse.Namespace) -> run_directory.Window | None:
         return None
 
     def is_ours(folder: Path) -> bool:
-        try:
-            results_json.read(run_directory.Window.at(folder).merged / paths.RESULTS)
-        except ReportError:
-            return False
-        return True
+        with contextlib.suppress(ReportError):
+            return bool(results_json.read(Window.at(folder).merged / paths.RESULTS))
+        return False
 
     folder: Path = arguments.output.absolute()
     if not folder.is_dir() or any(folder.iterdir()):
         check_free(folder, arguments.force, is_ours)
     with run_directory.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    return run_directory.Window.at(folder)
+    return Window.at(folder)
 
 
 def _given_ranks(given: Sequence[str]) -> dict[Path, int]:

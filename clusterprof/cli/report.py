@@ -10,7 +10,6 @@ from clusterprof import console
 from clusterprof.agent.contracts import files, paths
 from clusterprof.arguments import beginning, check_free, path
 from clusterprof.cli import Parser, verb_parser
-from clusterprof.console import say
 from clusterprof.run_directory import Window, writing
 
 
@@ -25,11 +24,11 @@ def parser(verb: str) -> Parser:
         "report runs/... --csv                       each rank's account of each step",
         run="a run directory, or merge's --output",
     )  # fmt: skip
-    forms = parser.add_mutually_exclusive_group()
-    forms.add_argument("--json", action="store_true", help="print results.json")
-    forms.add_argument("--html", action="store_true", help="print the page")
-    forms.add_argument("--markdown", action="store_true", help="print Markdown")
-    forms.add_argument("--csv", action="store_true",
+    form = parser.add_mutually_exclusive_group().add_argument
+    form("--json", action="store_true", help="print results.json")
+    form("--html", action="store_true", help="print the page")
+    form("--markdown", action="store_true", help="print Markdown")
+    form("--csv", action="store_true",
         help="print the account of each rank in each step (times in ns)")  # fmt: skip
     add = parser.add_argument
     add("-o", "--output", type=path, metavar="FILE", help="write it to FILE instead")
@@ -50,7 +49,6 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
 
     if not results_file.is_file():
         raise results_json.not_merged(arguments.run)
-
     if arguments.output:
         check_free(arguments.output, arguments.force, is_ours)
     results = results_json.read(results_file)
@@ -72,7 +70,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     if arguments.output:
         with writing(arguments.output, "--output"):
             files.write(arguments.output, page.encode(errors="backslashreplace"))
-        say(f"wrote {arguments.output}")
+        console.say(f"wrote {arguments.output}")
     elif arguments.json:
         console.json(page.encode())
     else:

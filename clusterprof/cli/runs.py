@@ -8,24 +8,22 @@ import json
 import re
 import shlex
 import shutil
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from clusterprof import console, words
 from clusterprof.agent.contracts import paths
 from clusterprof.arguments import path, shortest
 from clusterprof.cli import Parser, verb_parser
-from clusterprof.console import say
 from clusterprof.errors import ReportError, RunDirectoryError, UsageError
 from clusterprof.launch.planning import runs_in
 from clusterprof.run_directory import Manifest, Window, bytes_of
 
 SCHEMA_VERSION = 1
-_AGE = re.compile(r"(\d{1,4})([hdw])")
-_HOURS = {"h": 1, "d": 24, "w": 24 * 7}
 #: a run whose end is not recorded, and that nothing has been written to for so long, is over
-_SILENT = dt.timedelta(days=1)
+_SILENT_S = 86_400
 
 
 def parser(verb: str) -> Parser:
@@ -37,12 +35,8 @@ def parser(verb: str) -> Parser:
         "runs clean --keep 10 --yes               all but the ten newest, now",
     )  # fmt: skip
     add = parser.add_argument
-    add(
-        "action",
-        choices=("list", "clean"),
-        metavar="list|clean",
-        help="list the runs, or remove those that ended",
-    )
+    add("action", choices=("list", "clean"), metavar="list|clean",
+        help="list the runs, or remove those that ended")  # fmt: skip
     add("folder", nargs="?", type=path, default=Path("runs"), metavar="DIR",
         help="the folder with the run directories (default: runs)")  # fmt: skip
     add("--json", action="store_true", help="list: print JSON")
@@ -74,13 +68,11 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         )
     runs = [look(*run) for run in runs_in(arguments.folder.absolute())]
     if arguments.action == "clean":
-        return clean(runs, arguments.keep, older_than(arguments.older_than), arguments.yes)
+        return clean(runs, arguments.keep, arguments.older_than, arguments.yes)
     if arguments.json:
         rows = [
-            {"path": str(run.path), "began": run.began.isoformat(), "program": run.program,
-             "state": run.state, "verdict": run.verdict}
-            for run in runs
-        ]  # fmt: skip
+            {**asdict(run), "path": str(run.path), "began": run.began.isoformat()} for run in runs
+        ]
         print(json.dumps({"schema_version": SCHEMA_VERSION, "runs": rows}, indent=1))
     elif runs:
         print("\n".join(lines(runs)))
@@ -93,20 +85,18 @@ def look(run: Window, manifest: Manifest) -> Run:
     """What one run's files say of it."""
     from clusterprof.report import results_json
 
-    began = dt.datetime.fromisoformat(manifest.began)
-    again = manifest.again
+    again, verdict = manifest.again, None
     command = again[again.index("--") + 1 :] if "--" in again else []
-    verdict = None
-    result = run.merged / paths.RESULTS
     with contextlib.suppress(ReportError):
+        result = run.merged / paths.RESULTS
         verdict = results_json.read(result)["verdict"] if result.is_file() else None
     if manifest.ended:
         state = "ended" if manifest.exit_status == 0 else f"ended with {manifest.exit_status}"
     else:
         written = [run.path, run.directory.manifest, *map(run.rank, run.ranks()[:8])]
         newest_s = max(path.stat().st_mtime for path in written)
-        is_silent = dt.datetime.now().timestamp() - newest_s > _SILENT.total_seconds()
-        state = "interrupted" if is_silent else "running"
+        state = "interrupted" if time.time() - newest_s > _SILENT_S else "running"
+    began = dt.datetime.fromisoformat(manifest.began)
     return Run(run.path, began, shlex.join(command), state, verdict)
 
 
@@ -121,37 +111,37 @@ def lines(runs: Sequence[Run]) -> list[str]:
     return [line if len(line) <= width else f"{line[: width - 1]}…" for line in console.table(rows)]
 
 
-def older_than(text: str | None) -> dt.timedelta | None:
-    """The age that `--older-than` names. Raises UsageError."""
+def least_age(text: str | None) -> dt.timedelta:
+    """The age that `--older-than` names; without it any. Raises UsageError."""
     if text is None:
-        return None
-    age = _AGE.fullmatch(text)
+        return dt.timedelta.min
+    age = re.fullmatch(r"(\d{1,4})([hdw])", text)
     if age is None:
         raise UsageError(f"--older-than {text!r} is no age", "write 12h, 30d or 8w")
-    return dt.timedelta(hours=int(age[1]) * _HOURS[age[2]])
+    return int(age[1]) * dt.timedelta(hours={"h": 1, "d": 24, "w": 24 * 7}[age[2]])
 
 
-def clean(runs: Sequence[Run], keep: int | None, age: dt.timedelta | None, really: bool) -> int:
-    """Remove runs that have ended: all but the `keep` newest, those older than `age`, or both."""
-    if keep is None and age is None:
+def clean(runs: Sequence[Run], keep: int | None, older_than: str | None, really: bool) -> int:
+    """Remove runs that have ended: all but the `keep` newest, those `older_than`, or both."""
+    age = least_age(older_than)
+    if keep is None and older_than is None:
         raise UsageError("runs clean: which?", "say --keep N, or --older-than 30d")
     if keep is not None and keep < 0:
         raise UsageError(f"--keep {keep} is negative", "0 keeps none")
     now = dt.datetime.now(dt.timezone.utc)
-    old = [
-        run for run in runs[keep or 0 :]
-        if run.state != "running" and (age is None or now - run.began > age)
-    ]  # fmt: skip
-    for run in old:
+    ended = [run for run in runs[keep or 0 :] if run.state != "running" and now - run.began > age]
+    for run in ended:
         size = words.size(bytes_of(run.path))
         console.show(f"{'removing' if really else 'would remove'} {shortest(run.path)} ({size})")
         if really:
-            try:
-                shutil.rmtree(run.path)
-            except OSError as error:
-                say(f"{run.path} cannot be removed: {error.strerror or error}")
-    if not old:
-        print("nothing to remove")
-    elif not really:
-        print("to remove them: --yes")
+            _remove(run.path)
+    if not ended or not really:
+        print("to remove them: --yes" if ended else "nothing to remove")
     return 0
+
+
+def _remove(run: Path) -> None:
+    try:
+        shutil.rmtree(run)
+    except OSError as error:
+        console.say(f"{run} cannot be removed: {error.strerror or error}")

@@ -23,8 +23,6 @@ from clusterprof.launch.watch import LiveHang, hang_of
 from clusterprof.run_directory import Window
 
 WATCH_S = 2.0
-#: columns: a line each, as programs read them
-_IN_A_FILE = 10_000
 SCHEMA_VERSION = 1
 #: who was late further back is in watched.csv
 _LATE_SHOWN = 8
@@ -60,24 +58,12 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
 
 
 def render(status: Status, *, everyone: bool) -> str:
-    """The run in one line, then a line for each rank to profile, and one for all others.
-
-    All within the terminal's width.
-    """
-    width = console.width(_IN_A_FILE)
+    """The run, each rank to profile, and all others, a line each, within the terminal's width."""
+    width = console.width(10_000)  # in a file a line each, as programs read them
     shown = [rank for rank in status.ranks if rank.chosen or everyone]
+    others = [rank for rank in status.ranks if not rank.chosen and not everyone]
     table = ["", *_table(shown, status.window, width)] if shown else []
-    lines: list[str] = []
-    if (others := [rank for rank in status.ranks if not rank.chosen]) and not everyone:
-        # where nothing stands above, a later window may have profiled them
-        whose = words.counted(len(others), "unprofiled rank" if shown else "rank")
-        steps = [rank.steps for rank in others if rank.steps is not None]
-        reached = ""
-        if steps:
-            fewest = f"{min(steps)} to " if min(steps) < max(steps) else ""
-            reached = f", {fewest}{words.counted(max(steps), 'step')}"
-        states = _counts(rank.state for rank in others)
-        lines.append(f"{'and ' if shown else ''}{whose}: {states}{reached}")
+    lines = _summary(others, is_below=bool(shown)) if others else []
     if status.hang is not None:
         lines += ["", *status.hang.lines()]
     lines += _watched(status.looks)
@@ -88,6 +74,18 @@ def render(status: Status, *, everyone: bool) -> str:
     return "\n".join([*head, *table, *(printed for line in rest for printed in line)])
 
 
+def _summary(ranks: Sequence[RankStatus], *, is_below: bool) -> list[str]:
+    """The states of unprofiled ranks, and how far they are; `is_below` the others, if there are."""
+    # where nothing stands above, a later window may have profiled them
+    whose = words.counted(len(ranks), "unprofiled rank" if is_below else "rank")
+    reached = ""
+    if steps := [rank.steps for rank in ranks if rank.steps is not None]:
+        fewest = f"{min(steps)} to " if min(steps) < max(steps) else ""
+        reached = f", {fewest}{words.counted(max(steps), 'step')}"
+    states = _counts(rank.state for rank in ranks)
+    return [f"{'and ' if is_below else ''}{whose}: {states}{reached}"]
+
+
 def _counts(states: Iterable[str]) -> str:
     return ", ".join(f"{count} {state}" for state, count in Counter(states).most_common())
 
@@ -95,18 +93,16 @@ def _counts(states: Iterable[str]) -> str:
 def _table(ranks: Sequence[RankStatus], window: StepWindow, width: int) -> list[str]:
     """A line for each rank; where the terminal is narrower, its reason below it, then no host."""
 
-    def progress(steps: int | None) -> str:
-        if steps is None or steps < window.first:
-            return f"in {window.first - (steps or 0)} steps"
-        if steps < window.end:
-            return f"step {steps - window.first + 1} of {len(window)}"
-        return "past"
+    def progress(steps: int) -> str:
+        if steps < window.first:
+            return f"in {window.first - steps} steps"
+        return f"step {steps - window.first + 1} of {len(window)}" if steps < window.end else "past"
 
     rows = [("rank", "state", "steps", "window", "host", "last update", "")]
     rows += [
         (
             str(rank.rank), rank.state, "-" if rank.steps is None else str(rank.steps),
-            progress(rank.steps), rank.host or "-", words.age(rank.silent_s), rank.reason,
+            progress(rank.steps or 0), rank.host or "-", words.age(rank.silent_s), rank.reason,
         )
         for rank in ranks
     ]  # fmt: skip
@@ -124,37 +120,36 @@ def _watched(looks: Sequence[watched.Row]) -> list[str]:
     """Who delays the others by the last look at all ranks, and who did before."""
     if not looks:
         return []
-    last = looks[-1]
-    steps = f"steps {last.first_step} to {last.last_step}, {words.wall_time(last.wall_ns)}"
     late = watched.lateness(looks)
-    lines = [rank.sentence() for rank in late[-_LATE_SHOWN:]]
+    lines = ["", *(rank.sentence() for rank in late[-_LATE_SHOWN:])]
     if len(late) > _LATE_SHOWN:
         before = words.counted(len(late) - _LATE_SHOWN, "time")
-        lines.insert(0, f"ranks were late {before} before:")
+        lines.insert(1, f"ranks were late {before} before:")
     if all(rank.until_step is not None for rank in late):
+        last = looks[-1]
+        steps = f"steps {last.first_step} to {last.last_step}, {words.wall_time(last.wall_ns)}"
         lines.append(f"no rank stands out in the last look at all ranks ({steps})")
-    return ["", *lines]
+    return lines
 
 
 def _later(window: WindowStatus) -> str:
-    ranks_of: dict[str, list[int]] = {}
-    for rank, reason in window.reasons.items():
-        ranks_of.setdefault(reason, []).append(rank)
-    why = "".join(f"; {words.ranks(ranks)}: {reason}" for reason, ranks in ranks_of.items())
-    merged = "; merged" if window.merged else ""
     which = selected(window.ranks) if window.profiler != "none" else "no rank"
     result = " (its result is the run's)" if window.is_result else ""
     states = _counts(window.states.values()) or "no rank has the order yet"
-    return f"window {window.number}{result}: steps {window.steps}, {which}: {states}{merged}{why}"
+    text = f"window {window.number}{result}: steps {window.steps}, {which}: {states}"
+    ranks_of: dict[str, list[int]] = {}
+    for rank, reason in window.reasons.items():
+        ranks_of.setdefault(reason, []).append(rank)
+    why = [f"{words.ranks(ranks)}: {reason}" for reason, ranks in ranks_of.items()]
+    return "; ".join([text, *["merged"] * window.merged, *why])
 
 
 def _headline(status: Status) -> str:
-    began = datetime.fromisoformat(status.began)
-    if status.ended:
-        took_s = (datetime.fromisoformat(status.ended) - began).total_seconds()
-        how = f"ended with status {status.exit_status} after {words.age(took_s)}"
-    else:
-        how = f"began {words.age((datetime.now(timezone.utc) - began).total_seconds())} ago"
+    until = datetime.fromisoformat(status.ended) if status.ended else datetime.now(timezone.utc)
+    took = words.age((until - datetime.fromisoformat(status.began)).total_seconds())
+    how = f"ended with status {status.exit_status} after {took}"
+    if not status.ended:
+        how = f"began {took} ago"
         alive = [rank.silent_s for rank in status.ranks if not rank.ended]
         silent = min((s for s in alive if s is not None), default=None)
         next_step = f"if the job has ended: clusterprof collect {status.run}"
@@ -222,23 +217,22 @@ class Status:
 
     def as_json(self) -> dict[str, Any]:
         """What `--json` prints."""
-        content = {**asdict(self), "run": str(self.run)}
+        content = {"schema_version": SCHEMA_VERSION, **asdict(self), "run": str(self.run)}
         content["hang"] = None if self.hang is None else self.hang.as_json()
         del content["looks"]
         content["late"] = [asdict(late) for late in watched.lateness(self.looks)]
         content["window"] = [self.window.first, self.window.end]
-        return {"schema_version": SCHEMA_VERSION, **content}
+        return content
 
 
 def look(run: Window) -> Status:
     """Read the run directory as it is now. Raises RunDirectoryError where it is none."""
     manifest = run.directory.read_manifest()
     expected = set(manifest.selection.expected(manifest.world_size) or ())
-    if run.number > 1:  # the whole run is told, from its first window on
-        run = run.directory.first(manifest.attempt)
+    run = run.directory.first(manifest.attempt)  # the whole run, from its first window on
     later = [_window(window) for window in run.directory.later_windows()]
     if manifest.ended is None:  # a job that was started again names its last attempt as it ends
-        run = run.attempts()[-1]
+        run = current(run)
     states = run.states()
     return Status(
         run.path, manifest.began, manifest.ended, manifest.exit_status, manifest.window,

@@ -23,16 +23,12 @@ def parser(verb: str) -> Parser:
     add = parser.add_argument
     add("new_run", metavar="NEWRUN", type=path, help="a run of the same job after the repair")
     which = parser.add_mutually_exclusive_group().add_argument
-    which(
-        "--finding",
-        metavar="CODE[:RANK]",
-        help="what was repaired (default: the first finding of RUN that saves something)",
-    )
-    which(
-        "--all",
-        action="store_true",
-        help="those were repaired that RUN states a saving of at once: the first four at most",
-    )
+    which("--finding", metavar="CODE[:RANK]",
+        help="what was repaired (default: the first finding of RUN that saves "
+        "something)")  # fmt: skip
+    which("--all", action="store_true",
+        help="those were repaired that RUN states a saving of at once: the first four at "
+        "most")  # fmt: skip
     add("--json", action="store_true", help="print JSON instead of text")
     return parser
 

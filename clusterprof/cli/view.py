@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import os
 import secrets
@@ -17,9 +18,6 @@ from clusterprof.cli import Parser, verb_parser
 from clusterprof.console import say
 from clusterprof.errors import ReportError, UsageError
 from clusterprof.run_directory import Window
-
-#: bytes; a page of a thousand ranks has some millions
-_MOST = 1 << 30
 
 #: The page loads nothing from anywhere; no other site may show it in a frame, or learn its address.
 _HEADERS = {
@@ -65,12 +63,18 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     is_seen = has_screen and "SSH_CONNECTION" not in os.environ
     if is_seen and not (arguments.serve or arguments.port) and webbrowser.open(page.as_uri()):
         say(f"opened {page}")
-        return 0
+    else:
+        serve(page, arguments.port)
+    return 0
+
+
+def serve(page: Path, port: int) -> None:
+    """Serve the page until Ctrl-C, and say how to see it. Raises UsageError."""
     try:
-        server = Server(page, arguments.port)
+        server = Server(page, port)
     except OSError as error:
         raise UsageError(
-            f"port {arguments.port} cannot be used: {error.strerror or error}",
+            f"port {port} cannot be used: {error.strerror or error}",
             "leave --port out: one that is free",
         ) from None
     with server:
@@ -80,11 +84,8 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         say("to see it from your own machine, run there, and open the address above:",
             f"ssh -N -L {port}:127.0.0.1:{port} {me}")  # fmt: skip
         say("Ctrl-C ends it")
-        try:
+        with contextlib.suppress(KeyboardInterrupt):
             server.serve_forever()
-        except KeyboardInterrupt:
-            return 0
-    return 0
 
 
 class Server(ThreadingHTTPServer):
@@ -108,14 +109,7 @@ class _Request(BaseHTTPRequestHandler):
     timeout = 10
 
     def do_GET(self) -> None:
-        """The page."""
-        self._answer(with_body=True)
-
-    def do_HEAD(self) -> None:
-        """Its headers."""
-        self._answer(with_body=False)
-
-    def _answer(self, *, with_body: bool) -> None:
+        """The page; of a HEAD its headers."""
         # By another name a page elsewhere could reach us (DNS rebinding).
         host = self.headers.get("Host", "").rpartition(":")[0]
         path = self.path.partition("?")[0].strip("/")
@@ -124,7 +118,7 @@ class _Request(BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.NOT_FOUND)
             return
         try:
-            body = files.content(self.server.page, _MOST)
+            body = files.content(self.server.page, 1 << 30)  # of a thousand ranks it has millions
         except OSError:
             self.send_error(HTTPStatus.GONE)
             return
@@ -133,8 +127,10 @@ class _Request(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        if with_body:
+        if self.command != "HEAD":
             self.wfile.write(body)
+
+    do_HEAD = do_GET  # noqa: N815 - as http.server asks for it
 
     def log_message(self, *_: object) -> None:
         """The address is a secret: it stands in no log."""

@@ -20,9 +20,6 @@ from clusterprof.errors import HostError
 ANSWER_B = 4 << 20
 #: Limit of all files from one host; 64 GB, while a capture ends at 1 GB per rank by default.
 FETCH_MB = "CLUSTERPROF_MAX_FETCH_MB"
-_FETCH_MB = "64000"
-#: The longest text that is passed on, in characters: Linux has no longer path.
-_WORD = 4096
 #: `00008/state.json`, and of later attempts `attempt-2/00008/state.json`: written in one way only.
 _PATH = re.compile(
     r"(?:attempt-([2-9]|[1-9][0-9]{1,5})/)?([0-9]{5}|[1-9][0-9]{5,8})/"
@@ -34,8 +31,8 @@ UNLISTED = "it could not list its ranks' files"
 
 
 def is_word(value: Any) -> bool:
-    """Whether it is a text, not empty, that moves no cursor and is no longer than any path."""
-    return isinstance(value, str) and 0 < len(value) <= _WORD and value.isprintable()
+    """Whether it is a text, not empty, that moves no cursor and is no longer than Linux' paths."""
+    return isinstance(value, str) and 0 < len(value) <= 4096 and value.isprintable()
 
 
 #: the members of a host's description of itself, and of a file that it offers
@@ -160,7 +157,7 @@ def offered(answer: bytes) -> Listing:
             continue
         if files.setdefault(file.path, file) != file:
             problems.append(f"it offers two files as {file.path}")
-    limit_mb = os.environ.get(FETCH_MB, _FETCH_MB)
+    limit_mb = os.environ.get(FETCH_MB, "64000")
     if not re.fullmatch("[0-9]{1,9}", limit_mb):
         raise HostError(f"{FETCH_MB}={plain(limit_mb, 40)} is not a number of megabytes")
     size = sum(file.size for file in files.values())

@@ -33,10 +33,6 @@ _LEAST_B = 1 << 20
 _PATIENCE_S = 2 * _SILENCE_S
 #: How often a keepalive is sent.
 _ASK_EVERY_S = 10
-#: Sends a file behind a line that says where it begins.
-_SEND = 'echo "$1" && exec cat <"$2"'
-#: Bytes that are read at once.
-_PIECE_B = 1 << 18
 
 #: What receives the bytes of stdout or stderr as they arrive.
 Sink = Callable[[bytes], object]
@@ -142,10 +138,7 @@ class SshHost:
         return Answer(status, bytes(stdout), bytes(stderr))
 
     def start(self, argv: Sequence[str], stdout: Sink, stderr: Sink) -> RemoteCommand:
-        """Start a command; what it prints goes to the two sinks, each from a thread of its own.
-
-        Raises HostError.
-        """
+        """Start a command; a thread for each sink hands on what it prints. Raises HostError."""
         self.open()
         with self.explained():
             channel = self.connection.create_session()
@@ -165,7 +158,8 @@ class SshHost:
         with contextlib.closing(channel):
             with self.explained():
                 channel.settimeout(_SILENCE_S)
-                channel.exec_command(command_line(["sh", "-c", _SEND, "sh", mark, path]))
+                send = 'echo "$1" && exec cat <"$2"'  # behind a line that says where it begins
+                channel.exec_command(command_line(["sh", "-c", send, "sh", mark, path]))
             pieces, begun = self._output(channel), b""
             while mark.encode() + b"\n" not in begun:  # a login shell may greet before it
                 piece = next(pieces, b"")
@@ -179,14 +173,12 @@ class SshHost:
                     return
 
     def _output(self, channel: Any) -> Iterator[bytes]:
-        """What a command prints, as it comes. Raises HostError at the connection's end, and where
-        a minute of waiting has brought next to nothing.
-        """
+        """What a command prints. Raises HostError where the connection ends or is too slow."""
         brought_b, waited_s, data = 0, 0.0, b"."
         while data:
             with self.explained():
                 began = REAL.now()
-                data = channel.recv(_PIECE_B)  # tens of kB at least, where there are so many
+                data = channel.recv(1 << 18)  # tens of kB at least, where there are so many
                 brought_b, waited_s = brought_b + len(data), waited_s + REAL.now() - began
                 if waited_s >= _SILENCE_S:
                     if brought_b < _LEAST_B:
@@ -294,26 +286,25 @@ def reason(error: Exception, timeout_s: float) -> str:
     import paramiko
     from paramiko.ssh_exception import NoValidConnectionsError
 
-    if isinstance(error, paramiko.PasswordRequiredException):
-        return "the private key is locked: ssh-add it (a passphrase is never asked for)"
-    if isinstance(error, paramiko.AuthenticationException):
-        return "it accepts none of your keys (a password is never asked for)"
-    if isinstance(error, socket.gaierror):
-        return f"its name cannot be resolved: {error.strerror}"
-    if isinstance(error, EOFError):
-        return "it closed the connection"
-    reason = first_line(error)
+    text = first_line(error)
+    meanings: dict[type[Exception], str] = {
+        paramiko.PasswordRequiredException:
+            "the private key is locked: ssh-add it (a passphrase is never asked for)",
+        paramiko.AuthenticationException:
+            "it accepts none of your keys (a password is never asked for)",
+        socket.gaierror: f"its name cannot be resolved: {getattr(error, 'strerror', '')}",
+        EOFError: "it closed the connection",
+        TimeoutError: f"no answer within {timeout_s:g} s",
+    }  # fmt: skip
+    for kind, meaning in meanings.items():
+        if isinstance(error, kind):
+            return meaning
     if isinstance(error, NoValidConnectionsError):
-        reason = "; ".join(sorted({first_line(failure) for failure in error.errors.values()}))
-    # paramiko's message for a server that accepted the connection and then sent nothing
-    elif (
-        isinstance(error, TimeoutError)
-        or "timed out" in reason.lower()
-        or "banner" in reason
-        or reason == "No existing session"
-    ):
-        return f"no answer within {timeout_s:g} s"
-    return f"it cannot be reached: {reason}"
+        text = "; ".join(sorted({first_line(failure) for failure in error.errors.values()}))
+    # a banner, or no session: a server that accepted the connection and then sent nothing
+    elif "timed out" in text.lower() or "banner" in text or text == "No existing session":
+        return meanings[TimeoutError]
+    return f"it cannot be reached: {text}"
 
 
 def first_line(error: BaseException) -> str:

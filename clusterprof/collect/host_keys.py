@@ -19,11 +19,8 @@ from typing import Any
 from clusterprof.collect.answers import last_printed, plain
 from clusterprof.errors import HostError
 
-_SSH_PORT = 22
 #: Either answers within milliseconds; a `Match exec` of the user's may take longer.
 _PATIENCE_S = 30
-#: How a revocation list in OpenSSH's own format begins; any other is a list of keys.
-_KRL = b"SSHKRL\n\0"
 
 
 @dataclass
@@ -59,7 +56,7 @@ class HostKeys:
         name, port = str(connection.host).lower(), int(connection.port)
         options = settings(connection, config)
         # As OpenSSH: a key without a port is accepted where there is none for that port.
-        names = [name] if port == _SSH_PORT else [f"[{name}]:{port}", name]
+        names = [name] if port == 22 else [f"[{name}]:{port}", name]
         names = [options["hostkeyalias"]] if "hostkeyalias" in options else names
         self.name = names[0]
         paths = f"{options.get('userknownhostsfile', '')} {options.get('globalknownhostsfile', '')}"
@@ -136,7 +133,7 @@ def check_revoked(path: Path, key: bytes, line: str) -> None:
         content = path.read_bytes()
     except OSError as error:
         raise _unreadable(path, error.strerror or str(error)) from None
-    if content.startswith(_KRL):
+    if content.startswith(b"SSHKRL\n\0"):  # OpenSSH's own format; any other is a list of keys
         asked = run(["ssh-keygen", "-Q", "-f", str(path), "/dev/stdin"], line.encode())
         if asked.returncode not in (0, 1):
             raise _unreadable(path, last_printed(asked.stderr))

@@ -36,10 +36,6 @@ ON_ITS_WAY_S = 4.0
 FASTER = 0.5
 #: the end of a step log that tells a rank's pace: some 50 steps
 LATEST_B = 2048
-#: a step log and its summary are smaller
-WHOLE_B = 1 << 20
-#: A job slows or hangs as a whole: so many of its ranks are looked at.
-SAMPLE = 8
 #: A rank's latest steps are so many, or the last block of its summary, and the usual step is that
 #: of as many before, or more.
 LATEST = 20
@@ -62,11 +58,10 @@ def current(run: Window) -> Window:
 
 def silent_s(folder: Path) -> float:
     """Seconds since a file in a rank's folder was written; infinite where there is none."""
-    try:
+    with contextlib.suppress(OSError):
         newest = max((file.stat().st_mtime for file in folder.iterdir()), default=-math.inf)
-    except OSError:
-        return math.inf
-    return time.time() - newest
+        return time.time() - newest
+    return math.inf
 
 
 def trains(run: Window, rank: int) -> bool:
@@ -79,9 +74,9 @@ def trains(run: Window, rank: int) -> bool:
 
 
 def sample(run: Window) -> list[int]:
-    """Some of the ranks, which show how the job as a whole is."""
+    """Some of the ranks: a job slows or hangs as a whole."""
     ranks = run.ranks()
-    return ranks[:: max(1, len(ranks) // SAMPLE)]
+    return ranks[:: max(1, len(ranks) // 8)]
 
 
 def is_silent(run: Window) -> bool:
@@ -122,13 +117,12 @@ def of_running(run: Window, outcomes: Sequence[Outcome]) -> list[Outcome]:
 
     The state in which such a rank is tells what happened to it only once the job has ended.
     """
-    is_over = run.directory.read_manifest().ended
+    if run.directory.read_manifest().ended:
+        return [*outcomes]
     status = f"clusterprof status {run.directory.path}"
     why = f"its program still runs: merge again when it has ended ({status})"
     return [
-        outcome
-        if is_over or outcome.report or not trains(run, outcome.rank)
-        else replace(outcome, reason=why)
+        outcome if outcome.report or not trains(run, outcome.rank) else replace(outcome, reason=why)
         for outcome in outcomes
     ]
 
@@ -211,7 +205,7 @@ def slower(run: Window, times: float) -> Slower | None:
 
 def _latest_and_usual(folder: Path, windows: list[range]) -> tuple[int, int] | None:
     """What the latest steps take, and those before, ns; None where a rank has made too few."""
-    steps, blocks = logged(folder, WHOLE_B)
+    steps, blocks = logged(folder, 1 << 20)  # more than a log and its summary have
     rows = [  # end, how many, what each takes
         *((end, 1, end - begin) for step, begin, end in steps
           if not any(step in window for window in windows)),
@@ -271,12 +265,10 @@ def possible(run: Window, log_s: float, now_s: float) -> Possible:
             f"try again in {log_s:g} s: step logs are written that often",
         )
     then_s = now_s + (1 + FASTER) * log_s + ON_ITS_WAY_S
+    reached = (pace.steps + math.ceil(max(0.0, then_s - pace.at_s) / pace.step_s) for pace in paces)
     # A window that opens at a step begins when the one before it ends.
     free = max((end for _, end in windows(run)), default=0)
-    furthest = max(
-        pace.steps + math.ceil(max(0.0, then_s - pace.at_s) / pace.step_s) for pace in paces
-    )
-    return Possible(max(furthest + 1, free), paces)
+    return Possible(max(max(reached) + 1, free), paces)
 
 
 def windows(run: Window) -> Iterator[tuple[int, int]]:
@@ -301,16 +293,15 @@ def order(
     user = f"user {os.getuid()}"
     with contextlib.suppress(KeyError, OSError):
         user = getpass.getuser()
-    run = run.directory.first()
+    by, root = f"{user} on {os.uname().nodename}", run.directory.path
     number = max((window.number for window in run.directory.later_windows()), default=1)
-    with writing(run.path / paths.WINDOWS, option="another run"):
+    with writing(root / paths.WINDOWS, option="another run"):
         while True:
             number += 1
             ordered = Window(run.directory, number)
             with contextlib.suppress(FileExistsError):  # somebody else orders one as well
                 ordered.path.mkdir(parents=True)
                 break
-        by = f"{user} on {os.uname().nodename}"
         content = LaterWindow(number, (steps.first, steps.end), selection, profiler, by, auto)
-        files.write_json(plans.order_path(str(run.path), number), content.to_json(), indent=1)
+        files.write_json(plans.order_path(str(root), number), content.to_json(), indent=1)
     return ordered

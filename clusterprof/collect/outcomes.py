@@ -23,21 +23,14 @@ from clusterprof.words import ranks as named_ranks
 PATIENCE_S = 3.0
 #: For a rank whose state is FINISHING: its report is being written.
 FINISHING_S = 8.0
-#: A harmless write takes milliseconds: where one took longer, the file system was stalled.
-STALL_S = 0.1
-#: The importer takes some 7 µs for each range; one that takes longer than this hangs.
-IMPORT_S = 900.0
 
 #: nsys' first, as it was written or as its (scrubbed) export; the trace is beside it, or alone.
 _REPORTS = (paths.REPORT, "report.sqlite", "report.sqlite.xz", paths.TRACE)
 
 #: flight recorders of a rank's processes, as JSON or a pickle
 _FLIGHTS = [name.replace(".", "*.", 1) for name in (paths.FLIGHT, paths.FLIGHT_PICKLE)]
-
 #: Of the run directory.
 DELETED = "was deleted while the job ran"
-#: A state has some kB.
-_STATE_B = 16384
 
 #: Why there is no report, by the state in which the rank was killed.
 _KILLED: dict[State | None, str] = {
@@ -104,29 +97,25 @@ def collect_attempts(
     then the last. The reason of a rank that has a report in another attempt only names that.
     """
     attempts, outcomes_of = run.attempts(), {}
+    reported_in: dict[int, int] = {}
     for attempt in attempts:
         # Only in the last attempt may something still be written.
         patience = patience_s if attempt is attempts[-1] else 0
         outcomes_of[attempt] = collect(
             attempt, expected, patience_s=patience, finishing_s=finishing_s, write=write
         )
+        reported_in.update((o.rank, attempt.attempt) for o in outcomes_of[attempt] if o.report)
     best = max(attempts, key=lambda attempt: (
         sum(outcome.whole for outcome in outcomes_of[attempt]),
         sum(outcome.report is not None for outcome in outcomes_of[attempt]),
         attempt.attempt,
     ))  # fmt: skip
-    reported_in = {
-        outcome.rank: attempt.attempt
-        for attempt, outcomes in outcomes_of.items()
-        for outcome in outcomes
-        if outcome.report
-    }
-    return best, [
-        outcome
-        if outcome.report or (number := reported_in.get(outcome.rank)) is None
-        else replace(outcome, reason=f"{outcome.reason}; attempt {number} has a report of it")
-        for outcome in outcomes_of[best]
-    ]
+    outcomes = outcomes_of[best]
+    for index, outcome in enumerate(outcomes):
+        if not outcome.report and (number := reported_in.get(outcome.rank)):
+            why = f"{outcome.reason}; attempt {number} has a report of it"
+            outcomes[index] = replace(outcome, reason=why)
+    return best, outcomes
 
 
 def collect(
@@ -144,10 +133,10 @@ def collect(
     say so. Each is COLLECTED or LOST; with `write` their states say so too. Who only merges writes
     none: a copy of a run may be without its reports.
     """
-    wait = patience_s > 0
-    states_of = (
-        _last_states(run, expected, patience_s, finishing_s, clock) if wait else run.states()
-    )
+    if patience_s > 0:
+        states_of = _last_states(run, expected, patience_s, finishing_s, clock)
+    else:
+        states_of = run.states()
     if not run.path.is_dir():
         gone = f"the run directory {DELETED}"
         return [Outcome(rank, State.LOST, gone) for rank in sorted(expected or ())]
@@ -173,9 +162,9 @@ def _last_states(
         begin, stalled_s = begin + took_s, max(stalled_s, took_s)
         states_of = run.states()
         ranks = {*_profiled(run, expected, states_of)}
-        # A rank gives its writer some seconds. Where that may not have been enough, what unprofiled
-        # ranks leave is still to come as well.
-        if stalled_s > STALL_S:
+        # A harmless write takes milliseconds, and a rank gives its writer some seconds. Where that
+        # may not have been enough, what unprofiled ranks leave is still to come as well.
+        if stalled_s > 0.1:
             ranks.update(states_of)
         contents = [(rank, states_of.get(rank, {})) for rank in ranks]
         writing = [State.of(state) for rank, state in contents if not ended(run.rank(rank), state)]
@@ -188,16 +177,13 @@ def _last_states(
 def _profiled(
     run: Window, expected: Sequence[int] | None, states_of: Mapping[int, Mapping[str, Any]]
 ) -> list[int]:
-    """The ranks to profile, and those that were, by their states.
-
-    Who shares a run may leave out all but the reports.
-    """
-    captured = (
-        rank
-        for rank, state in states_of.items()
-        if (state.get("chosen") if state else reports_in(run.rank(rank)))
-    )
-    return sorted({*captured, *(expected or ())})
+    """The ranks to profile, and those that were, by their states."""
+    profiled = {*(expected or ())}
+    for rank, state in states_of.items():
+        # who shares a run may leave out all but the reports
+        if state.get("chosen") if state else reports_in(run.rank(rank)):
+            profiled.add(rank)
+    return sorted(profiled)
 
 
 def ended(folder: Path, content: dict[str, Any]) -> bool:
@@ -234,10 +220,7 @@ def reports_in(folder: Path) -> list[Path]:
 
 
 def _outcome(run: Window, rank: int, content: dict[str, Any] | None, present: list[int]) -> Outcome:
-    """The outcome of one rank, by the content of its state.json.
-
-    `content` is None for a rank without a folder; those that have one are `present`.
-    """
+    """The outcome of one rank, by its state: None without a folder, which `present` ranks have."""
     if content is None:
         reason = f"it did not report in; reported in: {named_ranks(present)}"
         if not present:
@@ -249,20 +232,18 @@ def _outcome(run: Window, rank: int, content: dict[str, Any] | None, present: li
     steps, reports = newest_step_log(run.logged(rank)), reports_in(run.rank(rank))
     late = state is State.LOST and bool(content.get("late"))
     # A report appears by rename: where it is, it is whole, even if the rank was killed after it.
-    if reports and (late or not content or (state is not None and state.has_captured)):
-        return Outcome(
-            rank,
-            State.COLLECTED,
-            "its report appeared late" if late else str(content.get("reason", "")),
-            host,
-            report=reports[0],
-            trace=next((path for path in reports[1:] if path.name == paths.TRACE), None),
-            steps=steps,
-            whole=bool(content.get("whole")),
-            stays_at=str(content.get("report_at", "")),
-            not_reduced=str(content.get("not_reduced", "")),
-        )
-    return Outcome(rank, State.LOST, _lost(run, rank, state, content), host, steps=steps)
+    if not reports or not (late or not content or (state is not None and state.has_captured)):
+        return Outcome(rank, State.LOST, _lost(run, rank, state, content), host, steps=steps)
+    return Outcome(
+        rank, State.COLLECTED,
+        "its report appeared late" if late else str(content.get("reason", "")), host,
+        report=reports[0],
+        trace=next((path for path in reports[1:] if path.name == paths.TRACE), None),
+        steps=steps,
+        whole=bool(content.get("whole")),
+        stays_at=str(content.get("report_at", "")),
+        not_reduced=str(content.get("not_reduced", "")),
+    )  # fmt: skip
 
 
 def _lost(run: Window, rank: int, state: State | None, content: dict[str, Any]) -> str:
@@ -278,7 +259,7 @@ def _lost(run: Window, rank: int, state: State | None, content: dict[str, Any]) 
         )
     killed = _KILLED.get(state)
     with contextlib.suppress(OSError):
-        if killed and nsys.free_bytes(str(run.rank(rank))) < _STATE_B:
+        if killed and nsys.free_bytes(str(run.rank(rank))) < 16384:  # a state has some kB
             last = f'"{state}" was the last state that could be written'
             return f"no space left on {run.path}: {last}"
     if state is State.FINISHING and reason:
@@ -289,15 +270,14 @@ def _lost(run: Window, rank: int, state: State | None, content: dict[str, Any]) 
 def _write(folder: Path, content: dict[str, Any] | None, outcome: Outcome) -> None:
     """Advance a rank's state to its outcome, if that can be written: the outcome holds without."""
     before = State.of(content or {})
-    if content is None or before is outcome.state is State.LOST:
+    is_alone = content == {} and not outcome.is_lost  # a report alone, as somebody shared it
+    if content is None or is_alone or before is outcome.state is State.LOST:
         return
     facts: dict[str, Any] = {}
-    if outcome.state is State.LOST:
+    if outcome.is_lost:
         # A node that was cut off may yet deliver its report.
         may_appear = (State.CAPTURING, State.FINISHING, State.CAPTURED, State.COLLECTED)
         facts = {"reason": outcome.reason, "late": before in may_appear}
-    elif not content:
-        return  # a report alone, as somebody shared it
     elif before is State.LOST:
         facts = {"reason": outcome.reason}
     with contextlib.suppress(OSError):
@@ -313,12 +293,8 @@ def flights(run: Window) -> tuple[list[int], str]:
 
 
 def flights_over(run: Window, states_of: Mapping[int, Mapping[str, Any]]) -> set[int]:
-    """The ranks that left their flight recorder, or, by their states, why they did not."""
-    return {
-        rank
-        for rank, state in states_of.items()
-        if "flight" in state or _has_flight(run.rank(rank))
-    }
+    """The ranks that left their flight recorder, or say in their states why they did not."""
+    return {r for r, state in states_of.items() if "flight" in state or _has_flight(run.rank(r))}
 
 
 def _has_flight(folder: Path) -> bool:
@@ -332,10 +308,7 @@ def newest_step_log(folder: Path) -> Path | None:
 
 
 def import_raw(run: Window) -> Iterator[tuple[int, str]]:
-    """Have nsys' importer make the reports of all ranks that have only a raw one, in turn.
-
-    Yields rank and problem; "" where it is a report now.
-    """
+    """Have nsys' importer make a report of each raw one; yields rank and problem, "" for none."""
     for rank in run.ranks():
         folder = run.rank(rank)
         if (folder / paths.RAW).is_file() and not (folder / paths.REPORT).exists():
@@ -350,12 +323,12 @@ def _import(folder: Path) -> str:
     importer = next(filter(None, (tool.importer for tool in installed_nsys.installed())), None)
     if importer is None:
         return f"there is no QdstrmImporter here for {raw}: name an nsys that has one: --nsys"
-    # The importer replaces nothing: it gets a folder of its own.
+    # The importer replaces nothing: it gets a folder of its own. It takes some 7 µs for each range.
     with tempfile.TemporaryDirectory(prefix=".", dir=folder) as private:
         report = Path(private, paths.REPORT)
         done = subprocess.run(
             [importer, "-i", str(raw), "-o", str(report)], stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, errors="replace", timeout=IMPORT_S, check=False,
+            capture_output=True, text=True, errors="replace", timeout=900.0, check=False,
         )  # fmt: skip
         if done.returncode != 0 or not report.exists():
             last = (done.stdout + done.stderr).strip().rpartition("\n")[2]

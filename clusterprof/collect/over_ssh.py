@@ -29,8 +29,6 @@ from clusterprof.words import ranks as named_ranks
 
 #: A rank may be finishing its report a little after its launcher has ended.
 PATIENCE_S = 3.0
-#: Our folder on a host: no other is listed or removed.
-_FOLDER = re.compile(r"/.*/clusterprof-[0-9a-f]{16}")
 
 
 @dataclass
@@ -91,10 +89,8 @@ def gather(
     `reason` says where they are. No file is fetched once `stop()`.
     """
     asked = [host for host in hosts if host.folder]
-    if not asked:
-        return
     transfer = _Transfer(run, stop)
-    with ThreadPoolExecutor(max_workers=min(32, len(asked))) as pool:
+    with ThreadPoolExecutor(max_workers=32) as pool:
         listings = list(pool.map(lambda host: transfer.retried(host, transfer.listed), asked))
     claims = Counter(claim for host in hosts for claim in host.brought)
     claims.update(claim for listing in listings for claim in listing.claims)
@@ -107,11 +103,9 @@ def gather(
         if not problems:
             host.folder = ""
             continue
-        before = f"{host.reason}; " if host.reason else ""
-        host.reason = (
-            f"{before}{'; '.join(problems[:3])}; its ranks' files are still in "
-            f"{host.name}:{host.folder} (fetch them with: clusterprof collect {run.path})"
-        )
+        then = f"{host.name}:{host.folder} (fetch them with: clusterprof collect {run.path})"
+        reasons = [*filter(None, [host.reason]), *problems[:3]]
+        host.reason = "; ".join([*reasons, f"its ranks' files are still in {then}"])
 
 
 def gather_left(
@@ -152,35 +146,31 @@ def _is_name(value: Any) -> bool:
     return isinstance(value, str) and value.isprintable() and not value.startswith("-")
 
 
-#: of a rank of which only its report's tables were fetched
-_TABLES = f"{paths.REDUCED}/{paths.REDUCED_RANK}"
-
 #: a host of run.json, as `RemoteHost.as_json` writes it
 _LEFT = {
     "name": _is_name, "address": _is_name, "user": (None, _is_name), "port": (None, int),
     "hostname": _is_name,
-    "left": lambda value: value == "" or (_is_name(value) and _FOLDER.fullmatch(value)),
+    # our folder on a host: no other is listed or removed
+    "left": lambda left: left == ""
+    or (_is_name(left) and re.fullmatch(r"/.*/clusterprof-[0-9a-f]{16}", left)),
     "ranks": (None, [int]), "brought": (None, [[int, int]]),
 }  # fmt: skip
 
 
 def _accepted(host: RemoteHost, listing: Listing, claims: Mapping[tuple[int, int], int]) -> Listing:
     """The files that are fetched from this host, and why the others are not."""
-    elsewhere, contested = set(), set()
-    for attempt, rank in listing.claims:
-        if host.ranks and rank not in host.ranks:
-            elsewhere.add((attempt, rank))
-        elif host.ranks is None and claims[attempt, rank] > 1 + ((attempt, rank) in host.brought):
-            contested.add((attempt, rank))
-    refused = {"do not run on it": elsewhere, "another host offers as well": contested}
-    problems = [
-        f"it offers files of {named_ranks({rank for _, rank in claimed})}, which {why}"
-        for why, claimed in refused.items()
-        if claimed
-    ]
-    wanted = listing.claims - elsewhere - contested
-    good = [file for file in listing.files if (file.attempt, file.rank) in wanted]
-    return Listing(good, [*listing.problems, *problems])
+    if host.ranks is None:
+        why = "another host offers as well"
+        refused = {c for c in listing.claims if claims[c] > 1 + (c in host.brought)}
+    else:
+        why = "do not run on it"
+        refused = {c for c in listing.claims if host.ranks and c[1] not in host.ranks}
+    problems = [*listing.problems]
+    if refused:
+        ranks = named_ranks({rank for _, rank in refused})
+        problems.append(f"it offers files of {ranks}, which {why}")
+    good = [file for file in listing.files if (file.attempt, file.rank) not in refused]
+    return Listing(good, problems)
 
 
 class _Transfer(NamedTuple):
@@ -190,10 +180,7 @@ class _Transfer(NamedTuple):
     stop: Callable[[], bool]
 
     def retried(self, host: RemoteHost, act: Callable[[RemoteHost], Listing]) -> Listing:
-        """What `act` gives, or what went wrong there or here.
-
-        Once more over a new connection, if the first was lost meanwhile.
-        """
+        """What `act` gives, or what went wrong; once more where its connection was lost."""
         done = Listing()
         for _ in range(2):
             was_there = host.ssh.connected
@@ -253,19 +240,19 @@ class _Transfer(NamedTuple):
 
 
 def name_missing(run: Window, hosts: Sequence[RemoteHost], expected: Sequence[int] | None) -> None:
-    """Note in the states of a lost host's ranks why they have no report.
-
-    Of those to profile, `expected`; where only the ranks know these, of the first of each host.
+    """Note in the states of a lost host's ranks why they have no report: of those that are
+    `expected`, or, where only the ranks know these, of the first of each host.
     """
     for host in hosts:
         ranks = sorted(host.ranks or ()) if host.reason else []
         for rank in ranks[:1] if expected is None else {*ranks}.intersection(expected):
             folder = run.rank(rank)
             state = State.of(states.read(str(folder)))
-            over = state is not None and state.ended and state is not State.CAPTURED
-            reports = (folder / name for name in (paths.REPORT, paths.TRACE, _TABLES))
-            if over or any(map(Path.is_file, reports)):
-                continue
-            states.advance(
-                str(folder), State.LOST, host.reason, host=host.name, chosen=True, rank=rank
-            )
+            is_over = state is not None and state.ended and state is not State.CAPTURED
+            # of a rank of which only its report's tables were fetched there is this file
+            tables = f"{paths.REDUCED}/{paths.REDUCED_RANK}"
+            reports = (folder / name for name in (paths.REPORT, paths.TRACE, tables))
+            if not is_over and not any(map(Path.is_file, reports)):
+                states.advance(
+                    str(folder), State.LOST, host.reason, host=host.name, chosen=True, rank=rank
+                )

@@ -11,9 +11,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any, NoReturn
 
 from clusterprof.agent.contracts.timing import REAL
 from clusterprof.doctor import this_host
@@ -22,8 +23,6 @@ from clusterprof.errors import LaunchError
 
 #: From the start of srun: below the ten seconds that the README promises.
 PATIENCE_S = 8.5
-#: Numbers of Slurm's own steps (batch, interactive, extern): they run on the first node only.
-_SPECIAL_STEPS = 0xFFFFFFF0
 
 
 @dataclass
@@ -37,16 +36,21 @@ class Answers:
     asked: str = ""
 
     def take(self, line: str) -> None:
-        """One line of one node; a line that is not ours is ignored."""
+        """Read a line that a node has printed; one that is not ours is ignored."""
         with contextlib.suppress(ValueError, KeyError, TypeError):
             fields = json.loads(line)
             host = str(fields["host"])
-            checks = self.nodes.setdefault(host, [])
+            self.nodes.setdefault(host, [])
             self.asked = self.asked or str(fields.get("asked") or "")
             if fields.get("done"):
                 self.done.add(host)
             else:
-                checks.append(from_json(fields))
+                self.nodes[host].append(from_json(fields))
+
+    def read(self, lines: Iterable[str]) -> None:
+        """Read what the nodes print, to its end."""
+        for line in lines:
+            self.take(line)
 
     def of(self, host: str, srun_printed: Sequence[str]) -> list[Check]:
         """A node's checks, and where it has not sent all of them, what srun has printed of it."""
@@ -61,8 +65,8 @@ class Answers:
 
 def in_allocation(environ: Mapping[str, str]) -> bool:
     """Whether we are in an allocation, and not one of its tasks that srun has started."""
-    step = environ.get("SLURM_STEP_ID", "")
-    return "SLURM_JOB_ID" in environ and not (step.isdigit() and int(step) < _SPECIAL_STEPS)
+    step, own_steps = environ.get("SLURM_STEP_ID", ""), 0xFFFFFFF0  # batch, interactive, extern
+    return "SLURM_JOB_ID" in environ and not (step.isdigit() and int(step) < own_steps)
 
 
 def hostnames(names: str) -> list[str]:
@@ -105,20 +109,15 @@ def ask(
             answers, srun_printed = _run([*command, f"--run-dir={folder / 'run'}"], expected)
         else:
             answers, srun_printed = _run([*command, f"--probe={probe}"], expected)
-            _check_visible(answers, probe)
+            for host, checks in answers.nodes.items():
+                is_good = any(c.name == this_host.RUNS and c.level != BAD for c in checks)
+                if is_good and not REAL.until((probe / host).exists, 1.0, 0.05):
+                    not_visible = f"{probe.parent}: its files are not visible here"
+                    checks.append(Check(this_host.RUNS, BAD, not_visible, this_host.SHARE))
     if not answers.nodes:
         raise LaunchError("no node answered", *(srun_printed[-3:] or ["srun printed nothing"]))
     hosts = dict.fromkeys([*(expected or hostnames(answers.asked)), *sorted(answers.nodes)])
     return {host: answers.of(host, srun_printed) for host in hosts}
-
-
-def _check_visible(answers: Answers, probe: Path) -> None:
-    """Add a bad check for each node whose files do not appear on this host."""
-    for host, checks in answers.nodes.items():
-        good = any(check.name == this_host.RUNS and check.level != BAD for check in checks)
-        if good and not REAL.until((probe / host).exists, 1.0, 0.05):
-            not_visible = f"{probe.parent}: its files are not visible here"
-            checks.append(Check(this_host.RUNS, BAD, not_visible, this_host.SHARE))
 
 
 def _run(command: Sequence[str], expected: Sequence[str]) -> tuple[Answers, list[str]]:
@@ -129,13 +128,7 @@ def _run(command: Sequence[str], expected: Sequence[str]) -> tuple[Answers, list
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr,
             text=True, errors="replace", start_new_session=True,
         )  # fmt: skip
-
-        def read_answers() -> None:
-            assert srun.stdout is not None
-            for line in srun.stdout:
-                answers.take(line)
-
-        reader = threading.Thread(target=read_answers, daemon=True)
+        reader = threading.Thread(target=answers.read, args=[srun.stdout], daemon=True)
         reader.start()
         try:
             if not expected:  # in the queue
@@ -158,12 +151,12 @@ def _run(command: Sequence[str], expected: Sequence[str]) -> tuple[Answers, list
 def own_lines(host: str, checks: Sequence[Check]) -> list[str]:
     """What `--lines` prints: a line for each check, so that no line is too long for srun."""
     short = [replace(check, found=check.found[:300], advice=check.advice[:300]) for check in checks]
-    lines = [json.dumps({"host": host, **check.as_json()}) for check in short]
     asked = os.environ.get("SLURM_STEP_NODELIST", "")
-    return [*lines, json.dumps({"host": host, "done": True, "asked": asked})]
+    rows: list[dict[str, Any]] = [*map(asdict, short), {"done": True, "asked": asked}]
+    return [json.dumps({"host": host, **row}) for row in rows]
 
 
-def leave(status: int) -> None:
+def leave(status: int) -> NoReturn:
     """End now: a check that hangs in the kernel must not delay the node's answer."""
     sys.stdout.flush()
     os._exit(status)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import shlex
 import socket
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from clusterprof.agent.contracts import paths, processes
 from clusterprof.doctor.table import OK, WARN, Check
@@ -24,7 +25,6 @@ _PROFILERS = {
     "nsys": "nsys",
 }  # fmt: skip
 _DAY_S = 86400.0
-_REPORTS = (paths.REPORT, paths.RAW)
 #: Where nsys and the program, and NCCL, talk to each other.
 SHARED_MEMORY = "/dev/shm"  # noqa: S108
 #: Where nsys puts some files whatever TMPDIR says.
@@ -33,9 +33,8 @@ _FIXED = Path("/tmp")  # noqa: S108
 _SETTINGS = "injection_config_*"
 
 
-@dataclass(frozen=True)
-class Process:
-    """One line of the process table."""
+class Process(NamedTuple):
+    """A process that has a command line."""
 
     pid: int
     parent: int
@@ -44,12 +43,11 @@ class Process:
     @property
     def name(self) -> str:
         """The program's own name, without its folder."""
-        return self.argv[0].rpartition("/")[2] if self.argv else ""
+        return self.argv[0].rpartition("/")[2]
 
     def values(self, option: str) -> list[str]:
         """What it was given as `option=value`."""
-        pairs = (word.partition("=") for word in self.argv)
-        return [value for name, mark, value in pairs if mark and name == option]
+        return [w.removeprefix(f"{option}=") for w in self.argv if w.startswith(f"{option}=")]
 
 
 def process_table() -> list[Process]:
@@ -85,14 +83,14 @@ def other_profilers(table: Sequence[Process]) -> Check:
     """Programs that use CUPTI or the counters: two of them exclude each other."""
     left = {process.pid for process in abandoned(table)}
     running: dict[str, list[int]] = {}
-    for process in table:
+    for process in sorted(table):
         kind = _PROFILERS.get(process.name)
         asked = process.argv[1:2] == ("--version",) or "--help" in process.argv  # by another check
         if kind and not asked and process.pid not in left:
             running.setdefault(kind, []).append(process.pid)
     if not running:
         return Check("other profilers", OK, "none is running")
-    programs = [f"{kind} (pid {_some_pids(pids)})" for kind, pids in sorted(running.items())]
+    programs = [f"{kind} (pid {_some(pids, ', ')})" for kind, pids in sorted(running.items())]
     advice = []
     if "DCGM" in running:
         advice.append("if reports have no kernels, pause DCGM's profiling: dcgmi profile --pause")
@@ -101,23 +99,24 @@ def other_profilers(table: Sequence[Process]) -> Check:
     return Check("other profilers", WARN, "; ".join(programs), "; ".join(advice))
 
 
-def _some_pids(pids: Sequence[int]) -> str:
-    return ", ".join(map(str, sorted(pids)[:4])) + (", ..." if len(pids) > 4 else "")
+def _some(items: Sequence[object], between: str = " ") -> str:
+    """The first four, as words of a shell."""
+    shown = [shlex.quote(str(item)) for item in items[:4]]
+    return between.join([*shown, "..."] if len(items) > 4 else shown)
 
 
 def leftovers(table: Sequence[Process]) -> Check:
     """Daemons, folders, reports that were not collected, lists of sessions, files of nsys."""
-    pids = [process.pid for process in abandoned(table)]
-    folders = dict.fromkeys((Path(tempfile.gettempdir()), _FIXED))
-    ours = _mine(path for folder in folders for path in sorted(folder.glob("clusterprof-*")))
-    dead = list(filter(_is_dead, ours))
-    kept = [path for path in dead if any((path / name).is_file() for name in _REPORTS)]
+    pids = sorted(process.pid for process in abandoned(table))
+    dead = _dead_folders()
+    reports = (paths.REPORT, paths.RAW)
+    kept = [path for path in dead if any((path / name).is_file() for name in reports)]
     rest = [path for path in dead if path not in kept]
     memory = _memory(table)
-    settings = list(filter(_is_old, _mine(_FIXED.glob(_SETTINGS))))
+    settings = [path for path in _FIXED.glob(_SETTINGS) if _is_mine(path, _DAY_S)]
     matching = f"-maxdepth 1 -name '{_SETTINGS}' -user $(id -u) -mtime +0"
     kinds: tuple[tuple[Sequence[object], str, str, str], ...] = (  # and what clears them
-        (pids, "nsys daemon", f"(pid {_some_pids(pids)})", f"kill {' '.join(map(str, pids))}"),
+        (pids, "nsys daemon", f"(pid {_some(pids, ', ')})", f"kill {' '.join(map(str, pids))}"),
         (kept, "report", f"not yet collected, in {_some(kept)}",
          "copy each to its rank's folder in the run directory, then clusterprof collect RUN"),
         (rest, "temporary folder", "of ranks that were killed", f"rm -r {_some(rest)}"),
@@ -151,14 +150,16 @@ def _memory(table: Sequence[Process]) -> list[Path]:
     return sorted(unused)
 
 
-def _is_dead(folder: Path) -> bool:
-    """Whether it is a folder, and no process answers on the sockets in it; one without sockets is
-    dead after a day.
-    """
-    if folder.is_symlink() or not folder.is_dir():
-        return False
-    sockets = [path for path in folder.glob("socket*") if path.is_socket()]
-    return not any(map(_answers, sockets)) if sockets else _is_old(folder)
+def _dead_folders() -> list[Path]:
+    """Folders of ours in which no process answers on a socket; without sockets after a day."""
+    homes = dict.fromkeys((Path(tempfile.gettempdir()), _FIXED))
+    dead = []
+    for folder in (path for home in homes for path in sorted(home.glob("clusterprof-*"))):
+        if _is_mine(folder) and folder.is_dir() and not folder.is_symlink():
+            sockets = [path for path in folder.glob("socket*") if path.is_socket()]
+            if not any(map(_answers, sockets)) if sockets else _is_mine(folder, _DAY_S):
+                dead.append(folder)
+    return dead
 
 
 def _answers(path: Path) -> bool:
@@ -174,19 +175,10 @@ def _answers(path: Path) -> bool:
     return True
 
 
-def _is_old(path: Path) -> bool:
+def _is_mine(path: Path, least_age_s: float = -math.inf) -> bool:
+    """Whether it is this user's, and has not been written to for so long."""
     try:
-        return time.time() - path.stat().st_mtime > _DAY_S
+        status = path.lstat()
     except OSError:
         return False
-
-
-def _mine(paths: Iterable[Path]) -> Iterator[Path]:
-    for path in paths:
-        with contextlib.suppress(OSError):
-            if path.lstat().st_uid == os.getuid():
-                yield path
-
-
-def _some(paths: Sequence[Path]) -> str:
-    return shlex.join(map(str, paths[:4])) + (" ..." if len(paths) > 4 else "")
+    return status.st_uid == os.getuid() and time.time() - status.st_mtime > least_age_s

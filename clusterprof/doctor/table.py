@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from clusterprof.console import wrapped
 from clusterprof.words import counted
@@ -34,10 +34,6 @@ class Check:
     #: of quantities that differ from host to host: larger is better, and the least is shown
     amount: float | None = None
 
-    def as_json(self) -> dict[str, Any]:
-        """What `from_json` reads."""
-        return asdict(self)
-
 
 def from_json(fields: Mapping[str, Any]) -> Check:
     """A check that another host has sent. Raises KeyError, ValueError for anything else."""
@@ -48,8 +44,7 @@ def from_json(fields: Mapping[str, Any]) -> Check:
     return Check(name, level, result, advice, None if amount is None else float(amount))
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """One check with the nodes that share its result."""
 
     check: Check
@@ -58,25 +53,29 @@ class Line:
 
 def lines(checks_of: Mapping[str, Sequence[Check]]) -> list[Line]:
     """The nodes' checks, equal results in one line each, in the checks' own order."""
-    groups: dict[str, dict[tuple[str, str], list[tuple[str, Check]]]] = {}
+    groups: dict[str, dict[tuple[str, str], dict[str, Check]]] = {}
     for host, checks in checks_of.items():
         for check in checks:
             # Quantities differ from node to node: they are alike as long as their level is.
             alike = check.level, "" if check.amount is not None else check.found
-            groups.setdefault(check.name, {}).setdefault(alike, []).append((host, check))
-    table = []
-    for results in groups.values():
-        for members in results.values():
-            result = min((check for _, check in members), key=lambda check: check.amount or 0.0)
-            if result.amount is not None and len(members) > 1:
-                result = replace(result, found=f"{result.found} at worst")
-            if len(results) > 1 and result.name in _ALIKE:
-                level, advice = _ALIKE[result.name]
-                worst = max(level, result.level, key=LEVELS.index)
-                differ = f"the nodes differ: {result.advice or advice}"
-                result = replace(result, level=worst, advice=differ)
-            table.append(Line(result, tuple(host for host, _ in members)))
-    return table
+            groups.setdefault(check.name, {}).setdefault(alike, {})[host] = check
+    return [
+        Line(_in_common([*members.values()], is_same=len(results) == 1), tuple(members))
+        for results in groups.values()
+        for members in results.values()
+    ]
+
+
+def _in_common(checks: Sequence[Check], *, is_same: bool) -> Check:
+    """What nodes with equal results have in common; `is_same`: all nodes have it."""
+    result = min(checks, key=lambda check: check.amount or 0.0)
+    if result.amount is not None and len(checks) > 1:
+        result = replace(result, found=f"{result.found} at worst")
+    if is_same or result.name not in _ALIKE:
+        return result
+    level, advice = _ALIKE[result.name]
+    worst = max(level, result.level, key=LEVELS.index)
+    return replace(result, level=worst, advice=f"the nodes differ: {result.advice or advice}")
 
 
 def render(table: Sequence[Line], hosts: Sequence[str], width: int = 110) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import importlib.metadata
+import math
 import os
 import platform
 import re
@@ -32,13 +33,8 @@ _NEEDED = (
     "start --cpuctxsw", "start --force-overwrite", "start --output", "stop --session",
     "profile --capture-range", "profile --capture-range-end",
 )  # fmt: skip
-#: Options of newer versions.
-_OPTIONAL = ("--pytorch", "--cuda-graph-trace", "--cuda-event-trace", "--python-sampling")
 
-_CLOCKSOURCE = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
 _PARANOID = Path("/proc/sys/kernel/perf_event_paranoid")
-#: Read without a call into the kernel, in some 20 ns.
-_FAST = {"tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page", "timebase"}
 
 #: File systems that other hosts serve: nsys' data would cross the network while it is captured.
 _REMOTE = {
@@ -46,9 +42,7 @@ _REMOTE = {
     "afs", "fuse.sshfs", "fuse.glusterfs", "fuse.ceph-fuse", "orangefs",
 }  # fmt: skip
 #: Windows of five steps took some hundred MB of temporary data.
-ENOUGH_B = 2e9
 TOO_LITTLE_B = 2e8
-SHARED_MEMORY_B = 64e6
 #: How long a file of another node may take to appear: clients of NFS look every few seconds.
 VISIBLE_S = 4.0
 TOKEN = "token"  # noqa: S105 - a file's name
@@ -60,10 +54,8 @@ Look = Callable[[], "Check | list[Check]"]
 
 
 def checks(nsys: Path | None, folder: Path, probe: Path | None) -> list[tuple[str, Look]]:
-    """The checks by name, in the order in which they are shown.
-
-    `folder` is where run directories are made; `probe` a folder that another node has just made
-    there, None for this host alone.
+    """The checks by name, in the order in which they are shown; `folder` is where run directories
+    are made, `probe` a folder that another node has just made there, None for this host alone.
     """
     table = leftovers.process_table
     return [
@@ -116,28 +108,26 @@ def look(
 
 
 def nsys_checks(wanted: Path | None) -> list[Check]:
-    """nsys: which one, which options it has, and whether it can make reports of what it captures.
-
-    `wanted` is the one of --nsys.
-    """
+    """nsys: which one (`wanted`: by --nsys), its options, and whether it can make reports."""
     try:
         nsys = profiling.find(wanted)
     except ProfilerError as error:
         level = WARN if wanted is None and "not installed" in error.what else BAD
         advice = "load its module or name it with --nsys; torch.profiler captures without it"
         return [Check("nsys", level, error.what, advice)]
+    if missing := [flag for flag in _NEEDED if not nsys.offers(*flag.split())]:
+        options = Check("nsys flags", BAD, f"{nsys.version} has no {', '.join(missing)}",
+                        f"install nsys {MINIMUM[0]}.{MINIMUM[1]} or newer")  # fmt: skip
+    else:
+        newer = "--pytorch", "--cuda-graph-trace", "--cuda-event-trace", "--python-sampling"
+        optional = [flag for flag in newer if nsys.offers("profile", flag)]
+        available = f"all that are needed; optional: {', '.join(optional) or 'none'}"
+        options = Check("nsys flags", OK, available)
     importer = Check("nsys importer", OK, nsys.importer or "")
     if nsys.importer is None:
         importer = Check("nsys importer", WARN, "there is no QdstrmImporter beside nsys",
                          "install all of Nsight Systems, not only its target part: without the "
                          "importer, reports may stay .qdstrm")  # fmt: skip
-    missing = [flag for flag in _NEEDED if not nsys.offers(*flag.split())]
-    optional = [flag for flag in _OPTIONAL if nsys.offers("profile", flag)]
-    available = f"all that are needed; optional: {', '.join(optional) or 'none'}"
-    options = Check("nsys flags", OK, available)
-    if missing:
-        options = Check("nsys flags", BAD, f"{nsys.version} has no {', '.join(missing)}",
-                        f"install nsys {MINIMUM[0]}.{MINIMUM[1]} or newer")  # fmt: skip
     return [Check("nsys", OK, f"{nsys.version}, {nsys.path}"), options, importer]
 
 
@@ -159,12 +149,12 @@ def driver() -> Check:
     except OSError:
         text = ""
     version = re.search(r"\b\d{3}\.\d+(?:\.\d+)?\b", text)
-    if version is None and not devices:
+    if version and devices:
+        return Check("gpu", OK, f"driver {version[0]}, {counted(devices, 'GPU')}")
+    if not version and not devices:
         return Check("gpu", OK, "none: nsys traces NVTX and the OS runtime here")
-    if version is None or not devices:
-        present = f"driver {version[0]}, no device" if version else f"{devices} devices, no driver"
-        return Check("gpu", WARN, present, "load the node's driver, and request GPUs for this job")
-    return Check("gpu", OK, f"driver {version[0]}, {counted(devices, 'GPU')}")
+    present = f"driver {version[0]}, no device" if version else f"{devices} devices, no driver"
+    return Check("gpu", WARN, present, "load the node's driver, and request GPUs for this job")
 
 
 # -- the kernel ----------------------------------------------------------------------------------
@@ -185,11 +175,14 @@ def loopback() -> Check:
 
 def clock_source() -> Check:
     """What a reading of the clock costs: nsys takes two for each event."""
+    current = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
     try:
-        source = _CLOCKSOURCE.read_text(encoding="ascii").strip()
+        source = current.read_text(encoding="ascii").strip()
     except OSError as error:
         return Check("clock source", WARN, f"unknown: {error.strerror}")
-    if source in _FAST:
+    # read without a call into the kernel, in some 20 ns
+    fast = "tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page", "timebase"
+    if source in fast:
         return Check("clock source", OK, source)
     advice = "each reading takes microseconds: see dmesg for why the kernel rejected tsc"
     return Check("clock source", WARN, source, advice)
@@ -234,15 +227,21 @@ def temporary_folder() -> Check:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         return Check(name, BAD, f"{folder}: no file can be made and locked: {error}", advice)
-    space, kind = free_bytes(folder), file_system(folder)
-    level, then = OK, ""
-    if space < TOO_LITTLE_B:
-        level, then = BAD, f"free space there, or {advice}"
-    elif kind in _REMOTE:
-        level, then = WARN, advice
-    elif space < ENOUGH_B:
-        level, then = WARN, f"enough for a short window only; {advice}"
-    return Check(name, level, f"{folder}, {kind}, {size(space)} free", then, space)
+    kind = file_system(folder)
+    limits = [
+        (TOO_LITTLE_B, BAD, f"free space there, or {advice}"),
+        (math.inf if kind in _REMOTE else 0, WARN, advice),
+        (10 * TOO_LITTLE_B, WARN, f"enough for a short window only; {advice}"),
+    ]
+    return _space(name, folder, f"{folder}, {kind}, ", limits)
+
+
+def _space(name: str, folder: str, where: str, limits: Sequence[tuple[float, str, str]]) -> Check:
+    """How much is free there; of the first of the `limits` (bytes) that is more, level, advice."""
+    free = free_bytes(folder)
+    reached = ((level, advice) for limit_b, level, advice in limits if free < limit_b)
+    level, advice = next(reached, (OK, ""))
+    return Check(name, level, f"{where}{size(free)} free", advice, free)
 
 
 def shared_memory() -> Check:
@@ -250,28 +249,21 @@ def shared_memory() -> Check:
     name = leftovers.SHARED_MEMORY
     try:
         with tempfile.NamedTemporaryFile(dir=name, prefix="clusterprof-doctor-"):
-            space = free_bytes(name)
+            return _space(name, name, "", [(64e6, WARN, "nsys and NCCL need it: free some")])
     except OSError as error:
         advice = "nsys needs it: in a container --ipc=host or a larger --shm-size"
         return Check(name, BAD, f"cannot be written: {error}", advice)
-    level, advice = OK, ""
-    if space < SHARED_MEMORY_B:
-        level, advice = WARN, "nsys and NCCL need it: free some"
-    return Check(name, level, f"{size(space)} free", advice, space)
 
 
 def run_folder(parent: Path) -> Check:
     """Whether run directories can be made below `parent`, as this host sees it."""
+    advice = "choose another with --run-dir"
     try:
         Path(tempfile.mkdtemp(prefix=".clusterprof-doctor-", dir=parent)).rmdir()
     except OSError as error:
-        cannot = f"{parent} cannot be written: {error.strerror}"
-        return Check(RUNS, BAD, cannot, "choose another with --run-dir")
-    space, level, advice = free_bytes(str(parent)), OK, ""
-    if space < TOO_LITTLE_B:
-        level, advice = WARN, "free space there, or choose another with --run-dir"
-    shown = f"{parent}, {file_system(str(parent))}, {size(space)} free"
-    return Check(RUNS, level, shown, advice, space)
+        return Check(RUNS, BAD, f"{parent} cannot be written: {error.strerror}", advice)
+    limits = [(TOO_LITTLE_B, WARN, f"free space there, or {advice}")]
+    return _space(RUNS, str(parent), f"{parent}, {file_system(str(parent))}, ", limits)
 
 
 def probed_folder(probe: Path, host: str, clock: Clock = REAL) -> Check:
@@ -283,12 +275,6 @@ def probed_folder(probe: Path, host: str, clock: Clock = REAL) -> Check:
     except OSError as error:
         return Check(RUNS, BAD, f"{probe.parent} cannot be written: {error.strerror}", SHARE)
     return run_folder(probe.parent)
-
-
-def existing(folder: Path) -> Path:
-    """`folder`, or the nearest above it that is there."""
-    folder = folder.absolute()
-    return next(parent for parent in (folder, *folder.parents) if parent.is_dir())
 
 
 def file_system(folder: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clusterprof.imports import without_pandas
+from clusterprof.priority import without_pandas
 
 without_pandas()  # before pyarrow looks for it
 

@@ -8,6 +8,7 @@ import re
 import socket
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -288,7 +289,7 @@ def test_a_check_from_elsewhere_that_is_none_is_refused() -> None:
     fields = {"name": "x", "level": "fine", "found": "", "advice": "", "amount": None}
     with pytest.raises(ValueError, match="fine"):
         from_json(fields)
-    assert json.loads(json.dumps(from_json({**fields, "level": OK}).as_json()))["name"] == "x"
+    assert json.loads(json.dumps(asdict(from_json({**fields, "level": OK}))))["name"] == "x"
 
 
 @pytest.mark.parametrize(

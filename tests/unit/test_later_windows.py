@@ -462,8 +462,8 @@ def test_steps_inside_of_windows_make_no_rank_slower(tmp_path: Path) -> None:
 def test_a_condition_that_cannot_be_watched_is_refused(when: str, steps: str) -> None:
     with pytest.raises(UsageError):
         capture.checked_condition(when, steps)
-    assert capture.checked_condition(" step>1.30 x", "+10:+15") == capture.LongerSteps(1.3)
-    assert capture.checked_condition("late > 5 %", "+10:+15") == capture.LateRank(0.05)
+    assert capture.checked_condition(" step>1.30 x", "+10:+15") == ("step", 1.3)
+    assert capture.checked_condition("late > 5 %", "+10:+15") == ("late", 0.05)
 
 
 def test_a_rank_that_stalled_is_expected_at_its_usual_pace(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import importlib
 import pkgutil
 
 import clusterprof
-from clusterprof.imports import without_pandas
+from clusterprof.priority import without_pandas
 
 without_pandas()
 for module in pkgutil.walk_packages(clusterprof.__path__, "clusterprof."):
