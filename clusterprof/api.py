@@ -152,12 +152,12 @@ class Run:
         """
         tables = [KERNELS.empty_table()]
         for rank in self._merged.ranks:
-            table = self._merged.table(rank, "activity", ACTIVITY.names)
-            if table is None:
+            if not self._merged.has_tables(rank):
                 raise ReportError(
                     f"{self.path} has no tables of rank {rank}",
                     f"write them again: clusterprof merge {self.path}",
                 )
+            table = self._merged.table(rank, "activity", ACTIVITY.names)
             times = (table[name].to_numpy() for name in ("start_ns", "end_ns"))
             aligned = [self._merged.clock.align(rank, time) for time in times]
             ranks = pa.array(np.full(len(table), rank, np.int32))

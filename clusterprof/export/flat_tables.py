@@ -125,11 +125,10 @@ def write_parquet(merged: Merged, folder: Path) -> None:
 def _write(
     merged: Merged, folder: Path, ending: str, write: Callable[[pa.Table, IO[bytes]], None]
 ) -> None:
-    by_name = tables(merged)
     folder.mkdir(parents=True, exist_ok=True)
-    for name in NAMES:
+    for name, table in tables(merged).items():
         with files.new(folder / f"{name}.{ending}") as file:
-            write(by_name[name], file)
+            write(table, file)
 
 
 # -- summaries as nsys makes them
@@ -137,29 +136,26 @@ def _write(
 
 def _summaries(merged: Merged) -> dict[str, pa.Table]:
     """All summaries, by name: over all ranks first, then by rank, the longest first."""
-    rows: dict[str, list[Row]] = {name: [] for name in _FORMS}
+    of_ranks: dict[str, list[Row]] = {name: [] for name in _FORMS}
     for rank in merged.ranks:
         for name, grouped in _groups_of_rank(merged, rank):
-            rows[name] += [{"rank": rank, **row} for row in grouped]
-    return {name: _summary(name, of_ranks) for name, of_ranks in rows.items()}
-
-
-def _summary(name: str, of_ranks: list[Row]) -> pa.Table:
-    keys, sums = _FORMS[name]
-    rows = [*_over_ranks(of_ranks, tuple(keys), sums), *of_ranks]
-    rows.sort(key=lambda row: (-1 if row["rank"] is None else row["rank"], -row["total_ns"]))
-    schema = {"rank": _WHOLE, **keys, **dict.fromkeys((*_COMMON, *sums), _WHOLE)}
-    if name == "kernels":
-        schema["bound"] = _TEXT
-        for row in rows:
-            late = row["launched_late"]
-            is_bound = late is not None and late >= _LAUNCH_BOUND * row["calls"]
-            row["bound"] = "launch" if is_bound else "unknown"
-    if name == "copies":
-        schema["bytes_per_s"] = _WHOLE
-        for row in rows:
-            row["bytes_per_s"] = int(row["bytes"] * 1e9 / row["total_ns"]) if row["total_ns"] else 0
-    return pa.Table.from_pylist(rows, pa.schema(schema))
+            of_ranks[name] += [{"rank": rank, **row} for row in grouped]
+    tables = {}
+    for name, (keys, sums) in _FORMS.items():
+        rows = [*_over_ranks(of_ranks[name], tuple(keys), sums), *of_ranks[name]]
+        rows.sort(key=lambda row: (-1 if row["rank"] is None else row["rank"], -row["total_ns"]))
+        schema = {"rank": _WHOLE, **keys, **dict.fromkeys((*_COMMON, *sums), _WHOLE)}
+        table = pa.Table.from_pylist(rows, pa.schema(schema))
+        if name == "kernels":
+            limit = pc.multiply(table["calls"], _LAUNCH_BOUND)
+            is_bound = pc.greater_equal(table["launched_late"], limit).fill_null(False)
+            table = table.append_column("bound", pc.if_else(is_bound, "launch", "unknown"))
+        if name == "copies":
+            took = pc.if_else(pc.greater(table["total_ns"], 0), table["total_ns"], None)
+            rate = pc.divide(pc.multiply(table["bytes"], 1e9), took).fill_null(0)
+            table = table.append_column("bytes_per_s", pc.trunc(rate).cast(_WHOLE))
+        tables[name] = table
+    return tables
 
 
 def _over_ranks(rows: Sequence[Row], keys: Sequence[str], sums: Sequence[str]) -> Iterator[Row]:
@@ -193,21 +189,16 @@ def _groups_of_rank(merged: Merged, rank: int) -> Iterator[tuple[str, list[Row]]
         "direction", "pageable",
     ]  # fmt: skip
     activity = merged.table(rank, "activity", columns)
+    kind = activity["kind"].cast(_TEXT)
+    is_kernel = pc.is_in(kind, pa.array(["compute", "collective"]))
+    sums = {"launched_late": _launched_late(activity).filter(is_kernel)}
+    yield "kernels", _grouped(activity.filter(is_kernel), "kernels", sums)
+    yield "copies", _copies(activity.filter(pc.equal(kind, "copy")))
     calls = merged.table(rank, "host_calls", ["start_ns", "end_ns", "kind", "name"])
-    if activity is not None:
-        kind = activity["kind"].cast(_TEXT)
-        is_kernel = pc.is_in(kind, pa.array(["compute", "collective"]))
-        sums = {"launched_late": _launched_late(activity).filter(is_kernel)}
-        yield "kernels", _grouped(activity.filter(is_kernel), "kernels", sums)
-        yield "copies", _copies(activity.filter(pc.equal(kind, "copy")))
-    if calls is not None:
-        is_range = pc.equal(calls["kind"].cast(_TEXT), "range")
-        yield "host_calls", _grouped(calls.filter(pc.invert(is_range)), "host_calls", {})
-        ranges = calls.filter(is_range)
-        on_device = pa.array(np.zeros(ranges.num_rows, np.int64))
-        if activity is not None:
-            on_device = _launched_inside(ranges, activity)
-        yield "ranges", _grouped(ranges, "ranges", {"device_ns": on_device})
+    is_range = pc.equal(calls["kind"].cast(_TEXT), "range")
+    yield "host_calls", _grouped(calls.filter(pc.invert(is_range)), "host_calls", {})
+    ranges = calls.filter(is_range)
+    yield "ranges", _grouped(ranges, "ranges", {"device_ns": _launched_inside(ranges, activity)})
 
 
 def _copies(table: pa.Table) -> list[Row]:
@@ -234,10 +225,9 @@ def _launched_late(activity: pa.Table) -> pa.Array:
     start, end = integers(activity, "start_ns"), integers(activity, "end_ns")
     stream = np.stack([integers(activity, "device"), integers(activity, "stream")])
     order = order_by(*stream, start)
-    is_first = begins(*stream[:, order])
-    before = preceding(end[order], 0)
+    idle = launch[order] >= preceding(end[order], 0)
     late = np.zeros(len(start), np.int64)
-    late[order] = (launch[order] >= before) & (launch[order] >= 0) & ~is_first
+    late[order] = idle & (launch[order] >= 0) & ~begins(*stream[:, order])
     return pa.array(late)
 
 

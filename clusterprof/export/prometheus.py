@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow.compute as pc
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from clusterprof import __version__, words
 from clusterprof.export.merged_tables import Merged
 from clusterprof.export.tracks import shown
-from clusterprof.results import UNBOUNDED_NS, Finding
+from clusterprof.results import UNBOUNDED_NS
 
 #: the parts of a step, which add up to it
 _PARTS = ("compute", "exposed_communication", "exposed_copy", "idle")
@@ -58,7 +58,21 @@ def gauges(merged: Merged) -> list[Gauge]:
     """All metrics of a run."""
     results, ended = merged.results, pc.max(merged.accounts["end_ns"]).as_py()
     hosts = {entry["rank"]: entry["host"] for entry in results["ranks"]}
-    pace = results["pace"]
+    pace, clocks = results["pace"], results["clock"]["ranks"]
+
+    def rank(number: int) -> dict[str, object]:
+        return {"rank": number, "host": hosts[number]}
+
+    def of_findings(name: str) -> list[tuple[dict[str, object], float]]:
+        labels: list[dict[str, object]] = [
+            {"code": f["code"], "severity": f["severity"], "ranks": words.numbers(f["ranks"], 8)}
+            for f in results["findings"]
+        ]
+        times: list[Any] = [finding[name] for finding in results["findings"]]  # type: ignore[literal-required]
+        return [(named, ns / 1e9) for named, ns in zip(labels, times, strict=True)]
+
+    accounts = merged.accounts.filter(merged.is_steady)
+    means = accounts.group_by("rank").aggregate([(f"{part}_ns", "mean") for part in _PARTS])
     return [
         Gauge("info", "Who wrote this.", [({"version": __version__}, 1)]),
         Gauge(
@@ -76,7 +90,10 @@ def gauges(merged: Merged) -> list[Gauge]:
         ),
         Gauge(
             "rank_step_seconds", "A rank's mean steady-state step by part; the parts add up.",
-            _rank_steps(merged, hosts),
+            [
+                ({**rank(row["rank"]), "part": part}, row[f"{part}_ns_mean"] / 1e9)
+                for row in means.sort_by("rank").to_pylist() for part in _PARTS
+            ],
         ),
         Gauge(
             "operation_seconds", "Collectives per step, mean over ranks, by what overlaps.",
@@ -84,44 +101,25 @@ def gauges(merged: Merged) -> list[Gauge]:
         ),
         Gauge(
             "finding_saved_seconds", "What its repair saves per step, net of those before it.",
-            ((_finding(f), f["saved_ns_per_step"] / 1e9) for f in results["findings"]),
+            of_findings("saved_ns_per_step"),
         ),
         Gauge(
             "finding_saved_alone_seconds", "What its repair alone saves per step.",
-            ((_finding(f), f["saved_alone_ns"] / 1e9) for f in results["findings"]),
+            of_findings("saved_alone_ns"),
         ),
         Gauge(
             "finding_saved_uncertainty_seconds", "How far off what a repair saves may be.",
-            ((_finding(f), f["saved_uncertainty_ns"] / 1e9) for f in results["findings"]),
+            of_findings("saved_uncertainty_ns"),
         ),
         Gauge(
             "clock_uncertainty_seconds", "How far a rank's aligned times may be wrong.",
-            (
-                (_rank(clock["rank"], hosts), np.inf if clock["uncertainty_ns"] >= UNBOUNDED_NS
+            [
+                (rank(clock["rank"]), np.inf if clock["uncertainty_ns"] >= UNBOUNDED_NS
                  else clock["uncertainty_ns"] / 1e9)
-                for clock in results["clock"]["ranks"] if clock["rank"] in hosts
-            ),
+                for clock in clocks if clock["rank"] in hosts
+            ],
         ),
     ]  # fmt: skip
-
-
-def _rank(rank: int, hosts: Mapping[int, str]) -> dict[str, object]:
-    return {"rank": rank, "host": hosts[rank]}
-
-
-def _finding(finding: Finding) -> dict[str, object]:
-    named = words.numbers(finding["ranks"], 8)
-    return {"code": finding["code"], "severity": finding["severity"], "ranks": named}
-
-
-def _rank_steps(merged: Merged, hosts: Mapping[int, str]) -> list[tuple[dict[str, object], float]]:
-    accounts = merged.accounts.filter(merged.is_steady)
-    means = accounts.group_by("rank").aggregate([(f"{part}_ns", "mean") for part in _PARTS])
-    return [
-        ({**_rank(row["rank"], hosts), "part": part}, row[f"{part}_ns_mean"] / 1e9)
-        for row in means.sort_by("rank").to_pylist()
-        for part in _PARTS
-    ]
 
 
 def _operations(merged: Merged) -> list[tuple[dict[str, object], float]]:
