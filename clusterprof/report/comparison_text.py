@@ -26,9 +26,7 @@ def render(comparison: Comparison, width: int = 100) -> str:
 
     The first line is the verdict; it ends in a newline.
     """
-    lines = [*console.wrapped(words.plain(comparison["verdict"]), width), ""]
-    for side, names in (("A", comparison["a"]), ("B", comparison["b"])):
-        lines += console.wrapped(f"{side}  {names_of(names)}", width, " " * 3)
+    lines = heading(comparison["verdict"], comparison["a"], comparison["b"], width)
     lines += ["", *_table([COLUMNS, *map(row, changes(comparison))], 1, width)]
     for sentence in basis(comparison):
         lines += console.wrapped(f"  {sentence}", width, " " * 2)
@@ -39,6 +37,14 @@ def render(comparison: Comparison, width: int = 100) -> str:
     for remark in remarks(comparison):
         lines += console.wrapped(f"warning  {remark}", width, " " * 9)
     return "\n".join(lines) + "\n"
+
+
+def heading(verdict: str, a: Sequence[str], b: Sequence[str], width: int) -> list[str]:
+    """The verdict on two sides, and the names of their runs, as lines of text."""
+    lines = [*console.wrapped(words.plain(verdict), width), ""]
+    for side, names in (("A", a), ("B", b)):
+        lines += console.wrapped(f"{side}  {names_of(names)}", width, " " * 3)
+    return lines
 
 
 def markdown(comparison: Comparison) -> str:
@@ -72,8 +78,7 @@ def page(comparison: Comparison) -> str:
         places = {"left": min(50.0, 50 + length), "width": abs(length)}
         places |= {"noise_left": 50 - noise, "noise_width": 2 * noise}
         bars.append({name: round(place, 2) for name, place in places.items()})
-    template = html.environment().get_template("comparison.html.j2")
-    return template.render(
+    return html.environment().get_template("comparison.html.j2").render(
         comparison=comparison,
         title="comparison",
         columns=COLUMNS,
@@ -83,7 +88,7 @@ def page(comparison: Comparison) -> str:
         sides=[("A", names_of(comparison["a"])), ("B", names_of(comparison["b"]))],
         basis=basis(comparison),
         remarks=remarks(comparison),
-    )
+    )  # fmt: skip
 
 
 def changes(comparison: Comparison) -> list[Change]:
@@ -103,25 +108,17 @@ def row(change: Change) -> list[str]:
 def finding_rows(comparison: Comparison) -> list[list[str]]:
     """The findings that came, went or changed first; those that stay as they are behind them."""
     findings = sorted(comparison["findings"], key=lambda finding: finding["state"] == "same")
-
-    def state(finding: ComparedFinding) -> str:
-        """What became of it; of one that a side does not have, that this may be by chance."""
-        if finding["state"] != "same":
-            return finding["state"]
-        on_one_side = "-" in (_saves(comparison, finding, "a"), _saves(comparison, finding, "b"))
-        return "within the noise" if on_one_side else "as before"
-
-    return [
-        [
-            state(finding),
-            words.plain(f"{finding['code']} {words.ranks(finding['ranks'], 4)}"),
-            _saves(comparison, finding, "a"),
-            _saves(comparison, finding, "b"),
-            _signed(finding["b_saved_ns"] - finding["a_saved_ns"]),
-            words.bound(finding["noise_ns"]),
-        ]
-        for finding in findings[:_MOST_FINDINGS]
-    ]
+    rows = []
+    for finding in findings[:_MOST_FINDINGS]:
+        saves = [_saves(comparison, finding, side) for side in ("a", "b")]
+        state: str = finding["state"]
+        if state == "same":
+            # a side that does not have it may lack it by chance
+            state = "within the noise" if "-" in saves else "as before"
+        name = words.plain(f"{finding['code']} {words.ranks(finding['ranks'], 4)}")
+        growth = _signed(finding["b_saved_ns"] - finding["a_saved_ns"])
+        rows.append([state, name, *saves, growth, words.bound(finding["noise_ns"])])
+    return rows
 
 
 def figures(comparison: Comparison, finding: ComparedFinding) -> str:
@@ -133,12 +130,12 @@ def figures(comparison: Comparison, finding: ComparedFinding) -> str:
 
 def _saves(comparison: Comparison, finding: ComparedFinding, side: str) -> str:
     """What its repair saves in a side's runs, and alone: `3.70 ms, 20.3 ms alone`; or `-`."""
-    ns, alone_ns, step_ns = (
-        item[f"{side}_{name}"]  # type: ignore[literal-required]
-        for item, name in ((finding, "saved_ns"), (finding, "alone_ns"), (comparison["step"], "ns"))
-    )
+    ns, alone_ns = finding["a_saved_ns"], finding["a_alone_ns"]
+    if side == "b":
+        ns, alone_ns = finding["b_saved_ns"], finding["b_alone_ns"]
     if not ns and not alone_ns:
         return "-"
+    step_ns = comparison["step"]["a_ns" if side == "a" else "b_ns"]
     return ", ".join(filter(None, (words.ms(ns), words.alone(ns, alone_ns, step_ns))))
 
 
@@ -174,9 +171,9 @@ def _signed(ns: int) -> str:
 
 def _table(rows: Sequence[Sequence[str]], names: int, width: int) -> list[str]:
     """A table of `names` columns, then four with numbers; where it is too wide these are below."""
-    lines = console.table(rows, right=range(names, names + 4))
-    if 2 + max(map(len, lines)) <= width:
-        return [f"  {line}" for line in lines]
+    lines = [f"  {line}" for line in console.table(rows, right=range(names, names + 4))]
+    if max(map(len, lines)) <= width:
+        return lines
     lines = []
     below = console.table([row[names:] for row in rows], right=range(4))
     for number, (cells, numbers) in enumerate(zip(rows, below, strict=True)):
