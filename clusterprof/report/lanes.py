@@ -95,8 +95,7 @@ def build(run: Summary, collectives: pa.Table, spans: pa.Table | None = None) ->
         notes.append(f"spans shorter than {short} are merged, each kind one behind the other")
     placed, steps = _within_limit(run.results, placed, spans, len(ranks), notes)
     zero = min(step.begin for step in steps)
-    calls = _call_columns(placed, ranks, run, zero)
-    drawn = _span_columns(spans, ranks, zero)
+    calls, drawn = _call_columns(placed, ranks, run, zero), _span_columns(spans, ranks, zero)
     numbers = [step.number for step in steps]
     first = [numbers.index(step) for step in steps_to_look_at(run.results) if step in numbers]
     typical, worst = [*first, -1, -1][:2] if first else (0, -1)
@@ -162,10 +161,9 @@ def _call_columns(
     start, end = (integers(placed, f"aligned_{edge}_ns") for edge in ("start", "end"))
     alone = np.asarray(pc.is_null(placed["wait_ns"])).astype(np.int64)[members.first]
     # who came last, and by how much after the second-to-last
-    uncertainty = np.array([run.uncertainties.get(rank, 0) for rank in ranks], np.int64)
+    uncertainty = np.array([run.uncertainties.get(rank, 0) for rank in ranks], np.int64)[lane]
     final, before = members.last, np.maximum(members.last - 1, members.first)
-    margin = start[final] - start[before]
-    bound = uncertainty[lane[final]] + uncertainty[lane[before]]
+    margin, bound = start[final] - start[before], uncertainty[final] + uncertainty[before]
     is_late = (margin > bound) & (members.size > 1) & (alone == 0)
     confidence = np.asarray(pc.fill_null(placed["confidence"].cast(pa.float64()), -0.01))
     # a row of its rank's lane for each communicator, at most `MOST_ROWS`
@@ -175,9 +173,8 @@ def _call_columns(
     row = np.minimum(np.arange(pairs.shape[1]) - first_of(begins(pairs[0])), MOST_ROWS - 1)
     # what the communicators are for, as far as that is known
     kinds = {
-        words.plain(group["communicator"]): group["kind"]
+        words.plain(group["communicator"]): group["kind"].replace("unknown", "")
         for group in run.results["topology"]["groups"]
-        if group["kind"] != "unknown"
     }
     columns = {name: codes[members.first] for name, (codes, _) in coded.items()} | {
         "bytes": integers(placed, "message_bytes", -1)[members.first],
@@ -211,8 +208,7 @@ def _span_columns(spans: pa.Table, ranks: list[int], zero: int) -> dict[str, lis
     `names` and `kinds` go together. `many` are the counts of spans that stand for more than one, by
     their places in `merged`.
     """
-    row, rows = _coded(spans["row"])
-    kind, kinds = _coded(spans["kind"])
+    (row, rows), (kind, kinds) = _coded(spans["row"]), _coded(spans["kind"])
     text, texts = _coded(spans["name"])
     pairs, name = places(kind * len(texts) + text)
     key = row_of(ranks, integers(spans, "rank")) * len(SPAN_ROWS)
@@ -249,26 +245,15 @@ def _presets(run: Summary, ranks: list[int]) -> list[tuple[str, list[int]]]:
     by_wait = sorted(run.averages, key=lambda row: row.exposed_wait_ns)
     waiting_least = [row.rank for row in by_wait if row.rank in ranks][:MOST_LANES]
     that_wait_least = f"the {len(waiting_least)} that wait least"
-    peers: dict[str, list[int]] = {}
-    for rank in named[:1]:
-        for group in run.results["topology"]["groups"]:
-            if rank in group["ranks"] and len(group["ranks"]) > 1:
-                others = [peer for peer in group["ranks"] if peer in ranks and peer != rank]
-                # an even choice of them
-                count = min(2 * MOST_LANES - 1, len(others))
-                even = np.linspace(0, max(len(others) - 1, 0), count).round()
-                name = f"rank {rank} and its {group['kind']} group"
-                peers.setdefault(name, [rank, *(others[int(k)] for k in even)])
-    presets = [*peers.items()]
+    presets = _peers(run, named[0], ranks) if named else []
     if len(ranks) > MOST_LANES:
-        near = [rank for group in peers.values() for rank in group]
+        near = [rank for _, peers in presets for rank in peers]
         opened = [*named[: MOST_LANES // 2], *near, *waiting_least]
         label = "stragglers and peers" if named else that_wait_least
         presets = [(label, list(dict.fromkeys(opened))[:MOST_LANES]), *presets]
         presets += [(that_wait_least, waiting_least)] if named else []
-    of_host = {
-        host: rank for rank, host in sorted(run.hosts.items(), reverse=True) if rank in ranks
-    }
+    by_host = sorted(run.hosts.items(), reverse=True)
+    of_host = {host: rank for rank, host in by_host if rank in ranks}
     if len(of_host) > 1:
         presets.append(("one rank per host", [*of_host.values()]))
     presets = [(name, sorted(some)) for name, some in presets if len(some) < len(ranks)]
@@ -276,24 +261,36 @@ def _presets(run: Summary, ranks: list[int]) -> list[tuple[str, list[int]]]:
     return [*presets, every] if len(ranks) > MOST_LANES else [every, *presets]
 
 
-def _steps(results: Results, placed: pa.Table, spans: pa.Table) -> list[Step]:
-    """The steps in time.
+def _peers(run: Summary, rank: int, ranks: list[int]) -> list[tuple[str, list[int]]]:
+    """A rank with an even choice of the drawn members of each of its groups, by the group's kind."""
+    peers: dict[str, list[int]] = {}
+    for group in run.results["topology"]["groups"]:
+        if rank in group["ranks"] and len(group["ranks"]) > 1:
+            others = [peer for peer in group["ranks"] if peer in ranks and peer != rank]
+            count = min(2 * MOST_LANES - 1, len(others))
+            even = np.linspace(0, max(len(others) - 1, 0), count).round()
+            name = f"rank {rank} and its {group['kind']} group"
+            peers.setdefault(name, [rank, *(others[int(k)] for k in even)])
+    return [*peers.items()]
 
-    The end of one is the next one's begin or the last end in it. Results without any step give one
-    span over everything.
+
+def _steps(results: Results, placed: pa.Table, spans: pa.Table) -> list[Step]:
+    """The steps in time, each up to the next one's begin or its last end.
+
+    Results without any step give one span over everything, and so do calls of other times than
+    theirs (a foreign table).
     """
-    first = (pc.min(column).as_py() for column in (placed["aligned_start_ns"], spans["start_ns"]))
-    final = (pc.max(column).as_py() for column in (placed["aligned_end_ns"], spans["end_ns"]))
+    first = [pc.min(column).as_py() for column in (placed["aligned_start_ns"], spans["start_ns"])]
+    final = [pc.max(column).as_py() for column in (placed["aligned_end_ns"], spans["end_ns"])]
     begin, end = min(t for t in first if t is not None), max(t for t in final if t is not None)
-    # Calls of other times than the results' steps (a foreign table) still get a span.
     entries = [step for step in results["steps"] if step["begin_ns"] < end]
     if not entries:
         return [Step(number=None, steady=True, begin=begin, end=max(end, begin + 1))]
-    begins = [entry["begin_ns"] for entry in entries]
-    ends = [*begins[1:], begins[-1] + entries[-1]["duration_ns"]]
+    ends = [step["begin_ns"] for step in entries[1:]]
+    ends.append(entries[-1]["begin_ns"] + entries[-1]["duration_ns"])
     return [
-        Step(entry["step"], entry["settled"], begin, max(end, begin + 1))
-        for entry, begin, end in zip(entries, begins, ends, strict=True)
+        Step(step["step"], step["settled"], step["begin_ns"], max(end, step["begin_ns"] + 1))
+        for step, end in zip(entries, ends, strict=True)
     ]
 
 
@@ -321,15 +318,10 @@ def _within_limit(
     step = np.maximum(last_at_or_before(step_begins, last), 0)
     per_step = count_by(step[collective], len(steps))
     with_spans = set(pc.unique(spans["step"]).to_pylist()) - {None}
-    able = [k for k, entry in enumerate(steps) if entry.number in with_spans]
-    turns: dict[int | None, int] = {
-        number: turn for turn, number in enumerate(steps_to_look_at(results))
-    }
-
-    def priority(k: int) -> tuple[int, bool, int]:
-        return turns.get(steps[k].number, len(turns)), not steps[k].steady, k
-
-    order = sorted(able or range(len(steps)), key=priority)
+    able = [k for k, entry in enumerate(steps) if entry.number in with_spans] or range(len(steps))
+    looked_at = steps_to_look_at(results)
+    turn = {number: k - len(looked_at) for k, number in enumerate(looked_at)}
+    order = sorted(able, key=lambda k: (turn.get(steps[k].number or 0, 0), not steps[k].steady, k))
     fitting = int(np.count_nonzero(np.cumsum(per_step[order]) <= most_calls))
     kept = sorted(order[: max(fitting, 1)])
     if len(kept) < len(steps):
