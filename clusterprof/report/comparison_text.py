@@ -78,7 +78,8 @@ def page(comparison: Comparison) -> str:
         places = {"left": min(50.0, 50 + length), "width": abs(length)}
         places |= {"noise_left": 50 - noise, "noise_width": 2 * noise}
         bars.append({name: round(place, 2) for name, place in places.items()})
-    return html.environment().get_template("comparison.html.j2").render(
+    template = html.environment().get_template("comparison.html.j2")
+    return template.render(
         comparison=comparison,
         title="comparison",
         columns=COLUMNS,
@@ -88,7 +89,7 @@ def page(comparison: Comparison) -> str:
         sides=[("A", names_of(comparison["a"])), ("B", names_of(comparison["b"]))],
         basis=basis(comparison),
         remarks=remarks(comparison),
-    )  # fmt: skip
+    )
 
 
 def changes(comparison: Comparison) -> list[Change]:

@@ -7,9 +7,7 @@ values are 16-bit numbers in base64: a job of 4,096 ranks fits into a page.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -46,8 +44,7 @@ _OF_ACCOUNTS = (
 )
 
 
-@dataclass(frozen=True)
-class Measure:
+class Measure(NamedTuple):
     """One measure: `values` (ns, NaN where unknown) of `ranks` x `steps`."""
 
     name: str
@@ -62,17 +59,18 @@ class Measure:
 
 def measures(run: Summary, collectives: pa.Table, job: Job) -> list[Measure]:
     """All measures that the results and the job's records have, the most telling first."""
-    steps, shallow = run.results["steps"], job.shallow
-    known_measures = [*_caused(run, collectives)]
-    accounts = [(account, step["step"]) for step in steps for account in step["ranks"]]
+    shallow = job.shallow
+    has_wait = pc.and_(pc.is_valid(collectives["wait_ns"]), pc.is_valid(collectives["step"]))
+    waits = exchanges.whole(collectives.filter(has_wait))
+    known_measures = [_caused(run, waits)] if waits.num_rows else []
+    accounts = [(row, step["step"]) for step in run.results["steps"] for row in step["ranks"]]
     for name, key, phrase, from_least in _OF_ACCOUNTS:
         rows = [(account["rank"], step, account[key]) for account, step in accounts]  # type: ignore[literal-required]
         columns = np.array(rows, np.int64).reshape(-1, 3).T
         known_measures.append(_measure(name, phrase, *columns, from_least=from_least))
     if shallow is not None:
-        is_known = pc.and_(pc.is_valid(shallow["lateness_ns"]), pc.is_valid(shallow["step"]))
         names = ("rank", "step", "lateness_ns")
-        columns = [shallow.filter(is_known)[name].to_numpy() for name in names]
+        columns = [column.to_numpy() for column in shallow.select(names).drop_null().columns]
         phrase = "by how much the rank comes after the first member, in all its calls, of all ranks"
         known_measures.append(_measure("lateness, all ranks", phrase, *columns))
     phrase = "the step on the rank's host, by the step logs of all ranks"
@@ -97,12 +95,8 @@ def _measure(
     return Measure(name, phrase, ranks, steps, values, from_least)
 
 
-def _caused(run: Summary, collectives: pa.Table) -> Iterator[Measure]:
+def _caused(run: Summary, table: pa.Table) -> Measure:
     """How long the other members of its collectives wait for each rank."""
-    has_wait = pc.and_(pc.is_valid(collectives["wait_ns"]), pc.is_valid(collectives["step"]))
-    table = exchanges.whole(collectives.filter(has_wait))
-    if not table.num_rows:
-        return
     names = ("rank", "last_rank", "step", "aligned_start_ns")
     rank, last, step, start = (integers(table, name) for name in names)
     certain = exchanges.certain_waits(table, run.uncertainties)
@@ -114,7 +108,7 @@ def _caused(run: Summary, collectives: pa.Table) -> Iterator[Measure]:
     mean_waits = waits / np.maximum(kept_waiting, 1)[cause]
     phrase = "how long other ranks wait for the rank (mean of those that do), overlapped or not"
     # each rank has a row, also one that no rank waits for
-    yield _measure(
+    return _measure(
         "wait caused", phrase, np.concatenate((last, rank)), np.concatenate((step, step)),
         np.concatenate((mean_waits, np.zeros(len(rank)))), without=0.0,
     )  # fmt: skip
@@ -181,21 +175,19 @@ def _packed(measure: Measure, ranks: Ints, run: Summary) -> dict[str, Any]:
 def _groupings(run: Summary, job: Job, ranks: Ints) -> list[dict[str, Any]]:
     """By what ranks can be grouped: name, labels, and each rank's label (-1 where unknown)."""
     topology, shallow = run.results["topology"], run.results["shallow"]
-    hosts: dict[str, list[int]] = {}
+    members: dict[str, dict[str, list[int]]] = {"host": {}, "stage": {}}
     for rank, host in sorted({**job.hosts, **run.hosts}.items()):
-        hosts.setdefault(words.plain(host), []).append(rank)
-    stages = {f"stage {stage['stage']}": stage["ranks"] for stage in topology["stages"]}
-    if shallow and len(shallow["stages"]) > 1:
-        stages = {f"stage {number}": members for number, members in enumerate(shallow["stages"])}
-    kinds: dict[str, dict[str, list[int]]] = {}
+        members["host"].setdefault(words.plain(host), []).append(rank)
+    stages = [(stage["stage"], stage["ranks"]) for stage in topology["stages"]]
     named = [(f"{group['kind']} group", group["ranks"]) for group in topology["groups"]]
     if shallow:
+        stages = [*enumerate(shallow["stages"])] if len(shallow["stages"]) > 1 else stages
         named += [(words.plain(g["description"]) or "group", g["ranks"]) for g in shallow["groups"]]
-    for kind, members in named:
-        kinds.setdefault(kind, {})[words.spans(members, 2)] = members
-    every = [("host", hosts), ("stage", stages), *kinds.items()]
+    members["stage"] = {f"stage {number}": stage_ranks for number, stage_ranks in stages}
+    for kind, group_ranks in named:
+        members.setdefault(kind, {})[words.spans(group_ranks, 2)] = group_ranks
     groupings = []
-    for kind, groups in every:
+    for kind, groups in members.items():
         label = np.full(len(ranks), -1)
         for number, group in enumerate(groups.values()):
             label[np.isin(ranks, group) & (label < 0)] = number

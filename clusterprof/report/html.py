@@ -65,7 +65,7 @@ def render(
     timeline = lanes.build(run, collectives, spans)
     what_if = panels.what_if(run)
     data = {
-        "timeline-data": timeline.data if timeline else None,
+        "timeline-data": timeline and timeline.data,
         "heatmap-data": heatmap.embedded(run, collectives, job),
         "what-if-data": what_if and what_if["script"],
         "results-data": panels.packed_results(results),
@@ -162,9 +162,9 @@ def _moment(finding: Finding, run: Summary, timeline: lanes.Timeline | None) -> 
         return link
     if timeline is None:
         return ""
-    shown = [step.number for step in timeline.steps if step.number is not None]
-    steps = [step for step in (timeline.steps[timeline.typical].number, *shown)
-             if step in finding["steps"]]  # fmt: skip
+    typical = timeline.steps[timeline.typical]
+    shown = [step.number for step in (typical, *timeline.steps)]
+    steps = [step for step in shown if step in finding["steps"]]
     ranks = [rank for rank in finding["ranks"] if rank in timeline.ranks]
     return f"#timeline&step={steps[0]}&rank={ranks[0]}" if steps and ranks else ""
 
@@ -207,10 +207,11 @@ def _evidence(finding: Finding, begins: Mapping[int, int]) -> list[dict[str, Any
     linked = zip(readable, _links(finding, begins), strict=False)
     for keys, rows in groupby(linked, key=lambda row: tuple(row[0])):
         lines, links = zip(*rows, strict=True)
+        texts = [column for column, key in enumerate(keys)
+                 if any(isinstance(line[key], str) for line in lines)]  # fmt: skip
         tables.append({
             "names": [words.quantity(key, None)[0] for key in keys],
-            "words": [column for column, key in enumerate(keys)
-                      if any(isinstance(line[key], str) for line in lines)],
+            "words": texts,
             "rows": [[words.quantity(key, line[key])[1] for key in keys] for line in lines],
             "links": links if any(links) else (),
         })  # fmt: skip
@@ -225,8 +226,7 @@ def _readable(line: Mapping[str, Any], begins: Mapping[int, int]) -> dict[str, A
     shown: dict[str, Any] = {"what": line["what"]} if "what" in line else {}
     for key, value in line.items():
         if key == "time_ns" and isinstance(value, int):
-            begin = begins.get(line.get("step", -1))
-            if begin is not None:
+            if (begin := begins.get(line.get("step", -1))) is not None:
                 shown["into_the_step_ns"] = value - begin
         elif key == "communicator" and isinstance(value, str):
             shown[key] = words.communicator(value)
@@ -251,7 +251,8 @@ def environment() -> jinja2.Environment:
     templates = jinja2.Environment(
         loader=jinja2.FunctionLoader(asset),
         autoescape=True,
-        finalize=_shown,
+        # every text that a template puts out passes here, but for what it marks as safe
+        finalize=lambda value: words.plain(value) if type(value) is str else value,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
@@ -261,11 +262,6 @@ def environment() -> jinja2.Environment:
     templates.globals.update(words=words, summary=summary)
     templates.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     return templates
-
-
-def _shown(value: object) -> object:
-    """Every text that a template puts out passes here, but for what it marks as safe."""
-    return words.plain(value) if type(value) is str else value
 
 
 class _BesideTheTemplates(bccache.BytecodeCache):

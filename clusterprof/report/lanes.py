@@ -173,8 +173,9 @@ def _call_columns(
     row = np.minimum(np.arange(pairs.shape[1]) - first_of(begins(pairs[0])), MOST_ROWS - 1)
     # what the communicators are for, as far as that is known
     kinds = {
-        words.plain(group["communicator"]): group["kind"].replace("unknown", "")
+        words.plain(group["communicator"]): group["kind"]
         for group in run.results["topology"]["groups"]
+        if group["kind"] != "unknown"
     }
     columns = {name: codes[members.first] for name, (codes, _) in coded.items()} | {
         "bytes": integers(placed, "message_bytes", -1)[members.first],
@@ -262,7 +263,7 @@ def _presets(run: Summary, ranks: list[int]) -> list[tuple[str, list[int]]]:
 
 
 def _peers(run: Summary, rank: int, ranks: list[int]) -> list[tuple[str, list[int]]]:
-    """A rank with an even choice of the drawn members of each of its groups, by the group's kind."""
+    """A rank with an even choice of the drawn members of each of its groups."""
     peers: dict[str, list[int]] = {}
     for group in run.results["topology"]["groups"]:
         if rank in group["ranks"] and len(group["ranks"]) > 1:

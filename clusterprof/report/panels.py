@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import datetime as dt
 import gzip
 import re
@@ -14,9 +15,11 @@ from clusterprof import words
 from clusterprof.report import results_json, summary
 from clusterprof.report.summary import Average, Summary
 from clusterprof.report.whole_job import Job
-from clusterprof.results import Finding, Results, compared_step_ns
+from clusterprof.results import UNBOUNDED_NS, Finding, Results, compared_step_ns
 
 _UNKNOWN = "cannot be determined"
+#: names of boxes
+_COST, _SAVING = "What it costs", "What its repair saves"
 #: rows of a table that are shown at first: so many of either end
 ENDS = 8
 #: the finding that says what the profiler did to the window's steps
@@ -26,6 +29,7 @@ _OWN_NAME = re.compile("^Profiler overhead: ")
 _STALL = re.compile(r"a profiled rank stalled once for [^;.]*(; |\.?$)")
 #: clocks that stand before this year are set to no date
 _FIRST_YEAR = 2015
+_DATE = "%Y-%m-%d %H:%M UTC"
 #: so many versions of one kind are listed
 _MOST_LISTED = 4
 
@@ -45,17 +49,12 @@ class Tile(NamedTuple):
 def tiles(run: Summary) -> list[Tile]:
     """Who it is, what it costs, what its repair saves, and how well that is known.
 
-    All four are about the finding that the verdict begins with.
+    All four are about the finding that the verdict begins with; without one the first three say
+    that there is nothing to act on, or too little to tell.
     """
-    if run.leading is None:
-        return [*_nothing(run), _confidence(run, None)]
-    return [_who(run, run.leading), _cost(run, run.leading), _saving(run, run.leading),
-            _confidence(run, run.leading)]  # fmt: skip
-
-
-def _nothing(run: Summary) -> list[Tile]:
-    """The first three boxes where there is nothing to act on, or too little to tell."""
-    profiled, pace = len(run.results["ranks"]), run.results["pace"]
+    top, profiled, pace = run.leading, len(run.results["ranks"]), run.results["pace"]
+    if top is not None:
+        return [_who(run, top), _cost(run, top), _saving(run, top), _confidence(run, top)]
     if profiled < 2 or not run.results["collectives"]["matched"]:
         who = Tile("Who", _UNKNOWN, "needs collectives of at least two profiled ranks")
     elif not run.has_steady_steps:
@@ -64,41 +63,37 @@ def _nothing(run: Summary) -> list[Tile]:
         who = Tile("Who", _UNKNOWN, why[0])
     else:
         who = Tile("Who", "none", f"no straggler among {profiled} profiled ranks")
-    cost, saving = "What it costs", "What its repair saves"
-    if pace is None:
-        return [who, *(Tile(name, _UNKNOWN, "no steady-state step") for name in (cost, saving))]
-    steps = f"steps of {words.ms(pace['window_step_ns'])}"
-    nothing = "no finding saves a twentieth of a step"
-    return [who, Tile(cost, "none", steps), Tile(saving, "none", nothing)]
+    cost = saving = (_UNKNOWN, "no steady-state step")
+    if pace is not None:
+        cost = ("none", f"steps of {words.ms(pace['window_step_ns'])}")
+        saving = ("none", "no finding saves a twentieth of a step")
+    return [who, Tile(_COST, *cost), Tile(_SAVING, *saving), _confidence(run, None)]
 
 
 def _who(run: Summary, top: Finding) -> Tile:
-    profiled = len(run.results["ranks"])
+    profiled, shallow = len(run.results["ranks"]), run.results["shallow"]
     if profiled > 1 and len(top["ranks"]) == profiled:
         everyone = f"all {profiled} {'profiled ' if run.world > profiled else ''}ranks"
         return Tile("Who", everyone, f"no single straggler, {top['code']}")
-    is_straggler = top["code"].startswith("straggler.")
-    shallow = run.results["shallow"]
-    hosts = {run.hosts.get(rank, "") for rank in top["ranks"]} - {""} or {
-        suspect["host"]
-        for suspect in (shallow["suspects"] if shallow else ())
-        if suspect["rank"] in top["ranks"] and suspect["host"]
-    }
+    hosts = {run.hosts.get(rank) for rank in top["ranks"]} - {None}
+    if not hosts and shallow:
+        suspects = [s for s in shallow["suspects"] if s["rank"] in top["ranks"]]
+        hosts = {suspect["host"] for suspect in suspects} - {None, ""}
     where = f" on {words.plain(hosts.pop() or '')}" if len(hosts) == 1 else ""
+    is_straggler = top["code"].startswith("straggler.")
     alone = "no single straggler" if profiled > 1 else "the only profiled rank"
     more = f"{'straggler' if is_straggler else alone}{where}, {top['code']}"
     return Tile("Who", summary.whom(top) or "an unprofiled rank", more, hurt=is_straggler)
 
 
 def _cost(run: Summary, top: Finding) -> Tile:
-    name, hurt = "What it costs", top["severity"] == "critical"
-    share = top["share_of_step"]
+    share, hurt = top["share_of_step"], top["severity"] == "critical"
     if not share:
         late, shallow = _lateness_ns(run, top), run.results["shallow"]
         if late and shallow and (step_ns := compared_step_ns(shallow)):
             most = words.percent(min(late / step_ns, 1))
-            return Tile(name, f"at most {most}", f"others wait {words.ms(late)} per step for it")
-        return Tile(name, "unknown", "no replay without its cause", hurt=hurt)
+            return Tile(_COST, f"at most {most}", f"others wait {words.ms(late)} per step for it")
+        return Tile(_COST, "unknown", "no replay without its cause", hurt=hurt)
     # all ranks wait for a straggler; what else costs time is known of the profiled ranks only
     everyone = top["code"].startswith("straggler.")
     ranks = run.world if everyone else len(run.results["ranks"])
@@ -106,17 +101,16 @@ def _cost(run: Summary, top: Finding) -> Tile:
     lost = share * ranks
     few = f"{lost:.2g}" if lost < 10 else f"{lost:,.0f}"
     more = f"as much as losing {few} of {ranks:,} {noun}" if ranks > 1 else summary.recurrence(top)
-    return Tile(name, f"{words.percent(share)} of each step", more, hurt=hurt)
+    return Tile(_COST, f"{words.percent(share)} of each step", more, hurt=hurt)
 
 
 def _saving(run: Summary, top: Finding) -> Tile:
-    name, pace, shallow = "What its repair saves", run.results["pace"], run.results["shallow"]
-    ns = top["saved_ns_per_step"]
+    pace, shallow, ns = run.results["pace"], run.results["shallow"], top["saved_ns_per_step"]
     step_ns = pace["step_ns"] if pace else compared_step_ns(shallow) if shallow else None
     if ns <= 0 or not step_ns:
         late = _lateness_ns(run, top)
         why = "a profile of the rank would tell" if late else summary.saved(top)
-        return Tile(name, "unknown", why)
+        return Tile(_SAVING, "unknown", why)
     value, _, bound = summary.saved_text(top).removesuffix("ms").partition(" ")
     saving = top["saving"]
     if pace and saving and saving["stated"] == "long_run" and not pace["without_profiler"]:
@@ -124,29 +118,37 @@ def _saving(run: Summary, top: Finding) -> Tile:
         step_ns = saving["long_run"]["step_ns"]
     before, after = words.ms(step_ns), words.ms(max(step_ns - ns, 0))
     more = summary.net_of(top) + summary.alone(top) or f": {before} → {after}"
-    return Tile(name, f"{value} ms", f"per step{more}", bound=bound.strip())
+    return Tile(_SAVING, f"{value} ms", f"per step{more}", bound=bound.strip())
 
 
 def _confidence(run: Summary, top: Finding | None) -> Tile:
     steps, steady, shallow = run.evidence_steps, run.has_steady_steps, run.results["shallow"]
     confidence = words.confidence(top["confidence"]) if top else words.counted(len(steps), "step")
     if top and _lateness_ns(run, top) and not steps and shallow:
-        recorders = f"flight recorders of {words.counted(len(shallow['ranks']), 'rank')}"
-        more = f"{recorders}, steps {words.spans(shallow['steps'], limit=3)}"
+        more = f"steps {words.spans(shallow['steps'], limit=3)}"
         if watch := shallow.get("watch"):
             looks = words.counted(watch["looks"], "look")
-            more = f"{recorders}, {looks} at steps {watch['first_step']}–{watch['last_step']}"
-        return Tile("Confidence", confidence, more)
-    span = f" ({words.spans(steps, limit=3)})" if steps else ""
-    count = words.counted(len(steps), "steady-state step" if steady else "step")
-    where = f"{count}{span}" if top else f"in steady state{span}" if steady else span.strip(" ()")
-    where += "" if steady or not steps else ", none in steady state"
-    bound = summary.bound(run.pair_bound_ns) if run.pair_bound_ns else "one clock"
-    clocks = {"one clock": "one clock only", "unknown": "not all clocks can be aligned"}
+            more = f"{looks} at steps {watch['first_step']}–{watch['last_step']}"
+        recorders = f"flight recorders of {words.counted(len(shallow['ranks']), 'rank')}"
+        return Tile("Confidence", confidence, f"{recorders}, {more}")
+    texts = []
     profiled, missing = len(run.results["ranks"]), len(run.results["missing"])
-    reports = f"{profiled} of {profiled + missing} reports" if missing else ""
-    more = ", ".join(filter(None, (reports, where, clocks.get(bound, f"between clocks {bound}"))))
-    return Tile("Confidence", confidence, more)
+    if missing:
+        texts.append(f"{profiled} of {profiled + missing} reports")
+    span = f" ({words.spans(steps, limit=3)})" if steps else ""
+    if top:
+        texts.append(words.counted(len(steps), "steady-state step" if steady else "step") + span)
+    else:
+        texts.append(f"in steady state{span}" if steady else span.strip(" ()"))
+    if steps and not steady:
+        texts.append("none in steady state")
+    if not run.pair_bound_ns:
+        texts.append("one clock only")
+    elif run.pair_bound_ns >= UNBOUNDED_NS:
+        texts.append("not all clocks can be aligned")
+    else:
+        texts.append(f"between clocks {words.bound(run.pair_bound_ns)}")
+    return Tile("Confidence", confidence, ", ".join(filter(None, texts)))
 
 
 def _lateness_ns(run: Summary, finding: Finding) -> int:
@@ -259,15 +261,16 @@ def _account_row(row: Average, longest_ns: float, floor_ns: int) -> dict[str, An
     The bar has (tone, left, width) of each part but idle, which is what the others leave.
     """
     parts = (
-        ("compute", "compute", row.compute_ns),
-        ("wait", "exposed wait", row.exposed_wait_ns),
-        ("transfer", "exposed transfer", row.exposed_communication_ns - row.exposed_wait_ns),
-        ("copies", "exposed copies", row.exposed_copy_ns),
-        ("soft", "idle", row.idle_ns),
+        # the style sheet knows the bar's tones by a letter
+        ("compute", "c", "compute", row.compute_ns),
+        ("wait", "w", "exposed wait", row.exposed_wait_ns),
+        ("transfer", "t", "exposed transfer", row.exposed_communication_ns - row.exposed_wait_ns),
+        ("copies", "m", "exposed copies", row.exposed_copy_ns),
+        ("soft", "", "idle", row.idle_ns),
     )
     total = min(row.duration_ns / longest_ns, 1.0) * 100 if longest_ns else 0.0
     left, cells, bars, texts = 0.0, [], [], []
-    for tone, name, ns in parts:
+    for tone, letter, name, ns in parts:
         frac = ns / row.duration_ns if row.duration_ns else 0.0
         ms, percent = summary.part_cells(row, ns, floor_ns if tone == "wait" else 0)
         # compute is what one hopes for: the shade is for what costs
@@ -275,9 +278,7 @@ def _account_row(row: Average, longest_ns: float, floor_ns: int) -> dict[str, An
         cells.append({"tone": tone, "share": shade, "ms": ms, "percent": percent})
         if frac:
             texts.append(f"{name} {words.percent(frac)}")
-        if frac * total > 0 and name != "idle":
-            # the style sheet knows these tones by their first letters, copies by m
-            letter = "m" if tone == "copies" else tone[0]
+        if frac * total > 0 and letter:
             bars.append((letter, round(left, 2), round(frac * total, 2)))
         left += frac * total
     label = f"{words.ms(row.duration_ns)}: {', '.join(texts)}"
@@ -307,13 +308,13 @@ def _recorded(run: Summary, job: Job) -> str:
     if began := _time(job.began):
         ended = _time(job.ended)
         lasted = f", {words.age((ended - began).total_seconds())}" if ended else ""
-        return f"{_date(began)}{lasted}"
-    middle_ns = run.results["clock"]["middle_ns"]
-    try:
-        window = dt.datetime.fromtimestamp(middle_ns / 1e9, dt.timezone.utc)
-    except (OverflowError, ValueError, OSError):
-        return ""
-    return f"{_date(window)} (the window)" if window.year >= _FIRST_YEAR else ""
+        return f"{began:{_DATE}}{lasted}"
+    with contextlib.suppress(OverflowError, ValueError, OSError):
+        seconds = run.results["clock"]["middle_ns"] / 1e9
+        window = dt.datetime.fromtimestamp(seconds, dt.timezone.utc)
+        if window.year >= _FIRST_YEAR:
+            return f"{window:{_DATE}} (the window)"
+    return ""
 
 
 def _time(text: str) -> dt.datetime | None:
@@ -321,10 +322,6 @@ def _time(text: str) -> dt.datetime | None:
         return dt.datetime.fromisoformat(text).astimezone(dt.timezone.utc)
     except (ValueError, OverflowError):
         return None
-
-
-def _date(moment: dt.datetime) -> str:
-    return f"{moment:%Y-%m-%d %H:%M} UTC"
 
 
 def _machines(run: Summary, job: Job) -> str:

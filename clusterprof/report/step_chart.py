@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from clusterprof import words
 from clusterprof.columns import rows_by
@@ -30,7 +28,7 @@ _FREE = 0.08
 _FULL = 0.82
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Bar:
     """One step, or a block of steps: the median over ranks (ns), and the least and the most."""
 
@@ -41,54 +39,9 @@ class Bar:
     high_ns: float
 
     @property
-    def numbers(self) -> str:
-        """Which step, or from which to which."""
-        return f"{self.first}" if self.count == 1 else f"{self.first}–{self.first + self.count - 1}"
-
-    @property
     def wide(self) -> int:
         """How many times as wide as a single step's it is."""
         return _BLOCK_WIDTH if self.count > 1 else 1
-
-    @property
-    def label(self) -> str:
-        """What it says when it is pointed at."""
-        kind, spread = ("step", "ranks") if self.count == 1 else ("steps", "quartiles")
-        apart = f"{words.duration(self.low_ns)} to {words.duration(self.high_ns)}"
-        return f"{kind} {self.numbers}: {words.duration(self.median_ns)}, {spread} {apart}"
-
-
-@dataclass(frozen=True)
-class Scale:
-    """What the drawing's full height stands for, and how wide a single step's place is."""
-
-    top_ns: float
-    unit: float
-
-    def y(self, ns: float) -> float:
-        """Return how far from the drawing's upper edge a time ends; what is longer is cut off."""
-        return _TOP + _HEIGHT * (1 - min(ns / self.top_ns, 1))
-
-    def drawn(self, bar: Bar, before: int, *, inside: bool, disturbed: bool) -> dict[str, Any]:
-        """Return a bar as it is drawn behind so many places of single steps."""
-        left, high, free = _LEFT + before * self.unit, self.y(bar.median_ns), _FREE * self.unit
-        x, width = round(left + free, 1), round(bar.wide * self.unit - 2 * free, 1)
-        # across the bar, from its foot to its head
-        lines = np.arange(_FLOOR - 3, high, -6).tolist() if disturbed else []
-        return {
-            "x": x,
-            "width": width,
-            "middle": round(left + bar.wide * self.unit / 2, 1),
-            "y": round(high, 1),
-            "height": round(_FLOOR - high, 1),
-            "low": round(self.y(bar.low_ns), 1),
-            "high": round(self.y(bar.high_ns), 1),
-            "cut": max(bar.median_ns, bar.high_ns) > self.top_ns,
-            "inside": inside,
-            "stripes": "".join(f"M{x} {line:.1f}h{width}" for line in lines),
-            "label": bar.label + (", not in steady state" if disturbed else ""),
-            "numbers": bar.numbers,
-        }
 
 
 def bars(results: Results, job: Job) -> list[Bar]:
@@ -98,33 +51,25 @@ def bars(results: Results, job: Job) -> list[Bar]:
         window = results["steps"]
         rows = [(e["step"], account["duration_ns"]) for e in window for account in e["ranks"]]
         step, ns = np.array(rows, np.int64).reshape(-1, 2).T
-    by_step = {number: ns[rows] for number, rows in rows_by(step).items()}
-    steps = [
-        Bar(number, 1, float(np.median(of_ranks)), float(of_ranks.min()), float(of_ranks.max()))
-        for number, of_ranks in by_step.items()
-    ]
-    blocks = _blocks(job.paces, [bar.first for bar in steps])
-    return sorted([*steps, *blocks], key=lambda bar: bar.first)
-
-
-def _blocks(
-    paces: Mapping[int, Mapping[str, npt.NDArray[np.int64]]], logged: Iterable[int]
-) -> list[Bar]:
-    """The blocks of all ranks, which begin and end in the same steps but for a few."""
+    singles = []
+    for number, rows_of_step in rows_by(step).items():
+        of_ranks = ns[rows_of_step]
+        median_ns, low_ns, high_ns = np.median(of_ranks), of_ranks.min(), of_ranks.max()
+        singles.append(Bar(number, 1, float(median_ns), float(low_ns), float(high_ns)))
+    # the blocks of all ranks, which begin and end in the same steps but for a few
     names = ("first_step", "count", "median_ns", "q1_ns", "q3_ns")
     times: dict[tuple[int, int], list[list[int]]] = {}
-    for pace in paces.values():
+    for pace in job.paces.values():
         if all(name in pace for name in names):
             for first, count, *of_rank in np.stack([pace[name] for name in names], 1).tolist():
                 times.setdefault((first, count), []).append(of_rank)
     blocks: list[Bar] = []
-    for (first, count), of_ranks in sorted(times.items()):
+    for (first, count), of_block in sorted(times.items()):
         # another rank's block of the same steps is not drawn twice
-        if blocks and first < blocks[-1].first + blocks[-1].count:
-            continue
-        if not any(first <= step < first + count for step in logged):
-            blocks.append(Bar(first, count, *np.median(of_ranks, axis=0).tolist()))
-    return blocks
+        is_new = not blocks or first >= blocks[-1].first + blocks[-1].count
+        if is_new and not any(first <= bar.first < first + count for bar in singles):
+            blocks.append(Bar(first, count, *np.median(of_block, axis=0).tolist()))
+    return sorted([*singles, *blocks], key=lambda bar: bar.first)
 
 
 def chart(results: Results, job: Job) -> dict[str, Any] | None:
@@ -137,36 +82,24 @@ def chart(results: Results, job: Job) -> dict[str, Any] | None:
         return None
     window = [step["step"] for step in results["steps"]]
     middle = (window[0] + window[-1]) / 2 if window else every[-1].first
-    nearest = sorted(every, key=lambda bar: abs(bar.first - middle))[:_MOST_BARS]
-    shown = sorted(nearest, key=lambda bar: bar.first)
+    shown = sorted(sorted(every, key=lambda bar: abs(bar.first - middle))[:_MOST_BARS])
     unsteady = {step["step"] for step in results["steps"] if not step["settled"]}
     usual = [bar.median_ns for bar in shown if bar.first not in unsteady]
     # the first steps of a job compile; a scale up to them would make all others equal
     top_ns = float(np.quantile(usual or [bar.median_ns for bar in shown], 0.9)) / _FULL * 1.15
     places = [*accumulate((bar.wide for bar in shown), initial=0)]
-    wide_enough = max(_LEFT + _RIGHT + _PER_BAR * places[-1], _LEAST_WIDTH)
-    width = min(wide_enough, _WIDTH)
-    scale = Scale(top_ns, (width - _LEFT - _RIGHT) / places[-1])
-    drawn = [
-        scale.drawn(
-            bar,
-            before,
-            inside=bar.count == 1 and bar.first in window,
-            disturbed=bar.first in unsteady,
-        )
-        for bar, before in zip(shown, places, strict=False)
-    ]
-    shown_first, steps = "", steps_to_look_at(results)
-    if len(steps) > 1:  # another step may be higher here, and this says why
-        steady = " in steady state" if any(step["settled"] for step in results["steps"]) else ""
-        shown_first = (
-            f"The timeline shows step {steps[0]}, a typical one, and step {steps[1]}, the longest"
-            f"{steady}{' of the profiled ranks' if job.steps else ''}."
-        )
-    inside, frame = [bar for bar in drawn if bar["inside"]], None
-    if job.steps and inside:
-        left = inside[0]["x"] - _FREE * scale.unit
-        right = inside[-1]["x"] + inside[-1]["width"] + _FREE * scale.unit
+    width = min(max(_LEFT + _RIGHT + _PER_BAR * places[-1], _LEAST_WIDTH), _WIDTH)
+    # how wide a single step's place is
+    unit = (width - _LEFT - _RIGHT) / places[-1]
+    drawn = []
+    for bar, before in zip(shown, places, strict=False):
+        inside = bar.count == 1 and bar.first in window
+        figure = _drawn(bar, _LEFT + before * unit, unit, top_ns, disturbed=bar.first in unsteady)
+        drawn.append({**figure, "inside": inside})
+    frame, inside_bars = None, [bar for bar in drawn if bar["inside"]]
+    if job.steps and inside_bars:
+        left = inside_bars[0]["x"] - _FREE * unit
+        right = inside_bars[-1]["x"] + inside_bars[-1]["width"] + _FREE * unit
         frame = (round(left, 1), round(right - left, 1))
     return {
         "width": width,
@@ -176,12 +109,57 @@ def chart(results: Results, job: Job) -> dict[str, Any] | None:
         "bars": drawn,
         "window": frame,
         "marks": _marks(drawn, width),
-        "scale": [(round(scale.y(ns), 1), f"{ns / 1e6:g} ms") for ns in _round_times(top_ns)],
+        "scale": [(round(_y(ns, top_ns), 1), f"{ns / 1e6:g} ms") for ns in _round_times(top_ns)],
         "cut": any(bar["cut"] for bar in drawn),
         "left_out": len(every) - len(shown),
-        "timeline": shown_first,
+        "timeline": _shown_in_timeline(results, job),
         "of": f"{len(job.steps):,} ranks' step logs" if job.steps else "the profiled ranks' steps",
     }
+
+
+def _y(ns: float, top_ns: float) -> float:
+    """How far from the upper edge a time ends; what is longer than `top_ns` is cut off."""
+    return _TOP + _HEIGHT * (1 - min(ns / top_ns, 1))
+
+
+def _drawn(bar: Bar, left: float, unit: float, top_ns: float, *, disturbed: bool) -> dict[str, Any]:
+    """A bar as it is drawn from `left` on."""
+    x, y = round(left + _FREE * unit, 1), _y(bar.median_ns, top_ns)
+    width = round(bar.wide * unit - 2 * _FREE * unit, 1)
+    # across the bar, from its foot to its head
+    lines = np.arange(_FLOOR - 3, y, -6).tolist() if disturbed else []
+    kind, spread, numbers = "step", "ranks", f"{bar.first}"
+    if bar.count > 1:
+        kind, spread = "steps", "quartiles"
+        numbers += f"–{bar.first + bar.count - 1}"
+    times = [words.duration(ns) for ns in (bar.median_ns, bar.low_ns, bar.high_ns)]
+    label = f"{kind} {numbers}: {times[0]}, {spread} {times[1]} to {times[2]}"
+    return {
+        "x": x,
+        "width": width,
+        "middle": round(left + bar.wide * unit / 2, 1),
+        "y": round(y, 1),
+        "height": round(_FLOOR - y, 1),
+        "low": round(_y(bar.low_ns, top_ns), 1),
+        "high": round(_y(bar.high_ns, top_ns), 1),
+        "cut": max(bar.median_ns, bar.high_ns) > top_ns,
+        "stripes": "".join(f"M{x} {line:.1f}h{width}" for line in lines),
+        "label": label + (", not in steady state" if disturbed else ""),
+        "numbers": numbers,
+    }
+
+
+def _shown_in_timeline(results: Results, job: Job) -> str:
+    """Which steps the timeline shows: another one may be higher here, and this says why."""
+    steps = steps_to_look_at(results)
+    if len(steps) < 2:
+        return ""
+    steady = " in steady state" if any(step["settled"] for step in results["steps"]) else ""
+    whose = " of the profiled ranks" if job.steps else ""
+    return (
+        f"The timeline shows step {steps[0]}, a typical one, and step {steps[1]}, the longest"
+        f"{steady}{whose}."
+    )
 
 
 def _round_times(top: float) -> list[float]:

@@ -479,11 +479,12 @@ def saving(finding: Finding) -> list[str]:
     entry = finding["saving"]
     if entry is None:
         return []
-    sentences = [
+    replayed = (
         "The graph of the steady-state steps is replayed with and without the cause. The "
         "uncertainty is of queued work, of the pace without the profiler, of how fast kernels are, "
         f"of chance, and of the ranks' alignment ({words.duration(entry['clocks_ns'])})."
-    ]
+    )
+    sentences = [replayed]
     if entry["net_of"]:
         names = [f"{cause['code']} ({words.ranks(cause['ranks'])})" for cause in entry["net_of"]]
         sentences.append(

@@ -4,8 +4,6 @@ The answer first, then what it rests on. A number that is not larger than the cl
 not given.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import re
@@ -15,14 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from clusterprof import console, words
 from clusterprof.report import summary
 from clusterprof.report.summary import Summary
-from clusterprof.results import (
-    CalledEntry,
-    Finding,
-    HangEntry,
-    HangResults,
-    RankAccount,
-    Results,
-)
+from clusterprof.results import CalledEntry, Finding, HangEntry, HangResults, RankAccount, Results
 
 _SGR = {"critical": "1;31", "warning": "1;33", "info": "1;36", "strong": "1", "quiet": "2"}
 #: every code that a page may have in it, if it has colours
@@ -204,8 +195,16 @@ def markdown(results: Results) -> str:
     run = Summary(results)
     lines = [MARKDOWN_MARK, f"**{escaped(results['verdict'])}**", ""]
     if findings := results["findings"]:
+        rows = []
+        for finding in findings:
+            share = finding["share_of_step"]
+            rows.append([
+                finding["code"], finding["severity"], summary.whom(finding),
+                summary.saved_cell(finding), words.percent(share) if share > 0 else "-",
+                words.confidence(finding["confidence"]),
+            ])  # fmt: skip
         head = ("finding", "", "whom", "saves per step", "of the step", "confidence")
-        lines += [*pipes(head, [_markdown_row(finding) for finding in findings], left=3), ""]
+        lines += [*pipes(head, rows, left=3), ""]
     for finding in findings:
         lines += _markdown_finding(finding, results["verdict"])
     lines += [f"- {label}: {escaped(text)}" for label, text in run.measured]
@@ -218,12 +217,6 @@ def markdown(results: Results) -> str:
         table = pipes(summary.ACCOUNT_COLUMNS, rows, left=0)
         lines += ["", f"<details><summary>{title}</summary>", "", *table, "", "</details>"]
     return "\n".join([*lines, ""])
-
-
-def _markdown_row(finding: Finding) -> list[str]:
-    share = words.percent(finding["share_of_step"]) if finding["share_of_step"] > 0 else "-"
-    saved, confidence = summary.saved_cell(finding), words.confidence(finding["confidence"])
-    return [finding["code"], finding["severity"], summary.whom(finding), saved, share, confidence]
 
 
 def _markdown_finding(finding: Finding, verdict: str) -> list[str]:
@@ -285,9 +278,9 @@ def hang_verdict(hang: list[HangEntry], waiting: list[int]) -> str:
     """Return what a job hangs in, in one sentence."""
     if hang:
         return hang_sentence(hang[0])
-    if not waiting:
-        return "No rank waits for another rank."
-    return f"{words.ranks(waiting).capitalize()} had not ended a call when the dump was taken."
+    if waiting:
+        return f"{words.ranks(waiting).capitalize()} had not ended a call when the dump was taken."
+    return "No rank waits for another rank."
 
 
 def hang_sentence(hang: HangEntry) -> str:
