@@ -89,10 +89,7 @@ SCHEMAS: dict[str, pa.Schema] = {
 
 
 def load(path: str | os.PathLike[str]) -> Run:
-    """Return a run that was merged: a run directory, or the folder of merge's `--output`.
-
-    Raises ReportError where it was not merged, or cannot be read.
-    """
+    """Return a run that was merged: a run directory or merge's `--output`. Raises ReportError."""
     return Run(merged_tables.read(Window.at(Path(path).expanduser())))
 
 
@@ -156,10 +153,7 @@ class Run:
 
     @cached_property
     def shallow(self) -> pd.DataFrame:
-        """All ranks' calls by their flight recorders; columns: `clusterprof.api.SHALLOW`.
-
-        Without rows where no rank left one.
-        """
+        """All ranks' calls by flight recorders, if any; columns: `clusterprof.api.SHALLOW`."""
         table = self._merged.shallow
         return _frame(SHALLOW.empty_table() if table is None else table)
 
@@ -275,10 +269,7 @@ def _check(kinds: Sequence[What], times: float | None) -> None:
 def _groups(
     job: WhatIfs, results: Results, ranks: Collection[int] | None, by: By | None
 ) -> dict[str, list[int]]:
-    """The ranks whose time is changed together in a row, by what they are called.
-
-    Raises UsageError.
-    """
+    """The ranks that change together, by what they are called. Raises UsageError."""
     profiled = job.dataset.ranks
     if by not in (None, *get_args(By)):
         raise UsageError(f"what_if(by={by!r}): expected one of {', '.join(get_args(By))}")

@@ -97,10 +97,7 @@ _STEP = list(StepParts.__annotations__)
 
 
 def measured(given: Path) -> MeasuredRun:
-    """What a comparison needs of a run directory, a folder of merge's --output or a results.json.
-
-    Raises ReportError where it was not merged, or its results are damaged.
-    """
+    """What is compared of a run directory, an --output or a results.json. Raises ReportError."""
     return of_run(given, *read_run(given))
 
 
@@ -269,10 +266,7 @@ def of_steps(steps: Sequence[int]) -> Value:
 
 
 def change(label: str, a: Sequence[Value], b: Sequence[Value], step_ns: float) -> Change:
-    """What may be claimed of one time: see above. `a` and `b` hold one value of each run.
-
-    `step_ns` is the step that runs vary in proportion to.
-    """
+    """What may be claimed of one time of all runs, which vary in proportion to `step_ns`."""
     from clusterprof.analysis.model.shallow import students_t
 
     errors = [run.error_ns**2 for run in (*a, *b)]
@@ -298,10 +292,7 @@ def change(label: str, a: Sequence[Value], b: Sequence[Value], step_ns: float) -
 
 
 def compare(a: Sequence[MeasuredRun], b: Sequence[MeasuredRun]) -> Comparison:
-    """Compare the runs of A with those of B.
-
-    Raises MergeError where no step can be compared, ReportError where a number cannot be a time.
-    """
+    """Compare. Raises MergeError where no step can be, ReportError where a number is no time."""
     runs = (*a, *b)
     for run in runs:
         _check_times(run)
@@ -383,10 +374,7 @@ def _parts_changed(a: Sequence[MeasuredRun], b: Sequence[MeasuredRun]) -> list[C
 def _findings(
     a: Sequence[MeasuredRun], b: Sequence[MeasuredRun], step: Change
 ) -> list[ComparedFinding]:
-    """The findings above severity info of either side, those that changed most first.
-
-    One that moved to other ranks is gone there and new here.
-    """
+    """The findings above info, most changed first; one that moved is gone there and new here."""
     sides: dict[tuple[str, tuple[int, ...]], tuple[_OfSide, _OfSide]] = {}
     for side, runs in enumerate((a, b)):
         for finding in (finding for run in runs for finding in run["findings"]):

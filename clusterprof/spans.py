@@ -143,10 +143,7 @@ def _that_fit(blocks: Iterator[Ints], finest: int, most: int) -> tuple[Ints, int
 
 
 def _of_steps(dataset: Dataset, steps: Sequence[int], names: Names, at_once: int) -> Iterator[Ints]:
-    """The spans of all ranks from the first begin of each step to its last end; fills `names`.
-
-    Some ranks after the others. What is not of these steps has the number `_BESIDE`.
-    """
+    """The spans of all ranks, block by block; fills `names`. Of other steps: `_BESIDE`."""
     d, aligned = dataset.timelines, dataset.accounts["aligned_begin_ns"].to_numpy()
     stop = aligned + d.end - d.begin
     drawn = [(aligned[d.step == step].min(), stop[d.step == step].max()) for step in steps]
@@ -260,10 +257,7 @@ def _device(block: _Block, activity: pa.Table, rank: Ints, names: Ints, waits: I
 
 
 def _host(block: _Block, before: int) -> tuple[list[_Row], Sequence[str]]:
-    """What the hosts did in and across the windows, and the names of their calls.
-
-    Names are numbered behind `before` others.
-    """
+    """What the hosts did, and the names of their calls, numbered behind `before` others."""
     table, rank = block.table("host_calls")
     rows, start, stop = block.near(table, rank)
     (kinds, kind), (texts, name) = coded(table, "kind"), coded(table, "name")
@@ -358,10 +352,7 @@ def _runs(low: Ints, high: Ints, *keys: Ints | Bools) -> tuple[Ints, Ints, Ints]
 
 
 def _numbered(drawn: Ints, texts: Sequence[str], names: Names) -> Ints:
-    """The number in `names` of the name (in `texts`) of each span of a block.
-
-    They are numbered as they come: by rank, the device before the host, and kind.
-    """
+    """Each span's name (of `texts`) as its number in `names`: by rank, device first, and kind."""
     rank, row = np.divmod(drawn[_LANE], len(SPAN_ROWS))
     key = (rank * len(SPAN_ROWS) + (row + 1) % len(SPAN_ROWS)) * len(KINDS) + drawn[_OF_KIND]
     first = least_by(drawn[_NAME], key, np.full(len(texts), 2**62))
@@ -396,10 +387,7 @@ def merged(drawn: Ints, bound: int) -> Ints:
 
 
 def _joined(s: Ints, head: Bools, first: Bools) -> Ints:
-    """Spans of stretches that begin at `head` as one of each kind, one behind the other.
-
-    The spans of a kind begin at `first`.
-    """
+    """Stretches (from `head`) as one span of each kind (from `first`), one behind the other."""
     stretches, kinds = Stretches.from_begins(head), Stretches.from_begins(first)
     joined, stretch = s[:, kinds.first], stretches.of_row[kinds.first]
     joined[_LENGTH], joined[_COUNT] = kinds.sum(s[_LENGTH:])
@@ -411,10 +399,7 @@ def _joined(s: Ints, head: Bools, first: Bools) -> Ints:
 
 
 def _sorted(lane: Ints, number: Ints, *keys: Ints) -> Ints:
-    """The order by all of these, of which lanes, and numbers within them, ascend already.
-
-    Most spans are in order: only those are sorted whose lane and number have others that are not.
-    """
+    """The order by all of these: only lanes and numbers whose spans are not in it are sorted."""
     group = Stretches.of(lane, number).of_row
     equal = group[1:] == group[:-1]
     below = np.zeros(len(equal), dtype=bool)

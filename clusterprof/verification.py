@@ -74,10 +74,7 @@ def asked_for(text: str | None, *, at_once: bool = False) -> Asked:
 
 
 def verify(old: Path, new: Path, asked: Asked) -> Verification:
-    """Compare what the run `old` states with what the steps of `new` show.
-
-    Raises ReportError where either cannot be read, UsageError where `old` has no such finding.
-    """
+    """What `old` states, by the steps of `new`. Raises ReportError; UsageError: no such finding."""
     window, results = comparison.read_run(old)
     a, b = comparison.of_run(old, window, results), comparison.measured(new)
     _check(str(old), results)
@@ -203,10 +200,7 @@ def _check_comparable(a: MeasuredRun, b: MeasuredRun) -> None:
 def _predicted(
     results: Results, repaired: Sequence[Finding], compared: Sequence[ComparedFinding]
 ) -> PredictedSaving:
-    """What is saved by the repair of these findings and of those that are gone in B.
-
-    Raises _CannotTell where the run does not state that.
-    """
+    """What these repairs and those gone in B save. Raises _CannotTell where it is not stated."""
     changed = {_key(finding) for finding in repaired}
     changed |= {_key(finding) for finding in compared if finding["state"] == "gone"}
     findings = [finding for finding in results["findings"] if _key(finding) in changed]
@@ -266,10 +260,7 @@ def _outcome(predicted: PredictedSaving, step: Change) -> Outcome:
 
 
 def _agrees(saved_ns: float, predicted: PredictedSaving, step: Change) -> bool:
-    """Whether what was measured differs from a saving of `saved_ns` by less than both may err.
-
-    As uncertain as what is predicted.
-    """
+    """Whether what was measured differs from `saved_ns` by less than both may err."""
     apart_ns = -step["change_ns"] - saved_ns
     end_ns = predicted["saved_most_ns"] if apart_ns > 0 else predicted["saved_least_ns"]
     return abs(apart_ns) <= math.hypot(step["noise_ns"], end_ns - predicted["saved_ns"])

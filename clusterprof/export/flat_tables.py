@@ -75,10 +75,7 @@ def tables(merged: Merged) -> dict[str, pa.Table]:
 
 
 def _of_entries(entries: Sequence[Any], form: type) -> pa.Table:
-    """Members of results.json as a table.
-
-    Lists of ranks and steps are texts (`0-3,8`), and so are versions (`driver 580; NCCL 2.28.9`).
-    """
+    """Members of results.json; lists and versions as texts (`0-3,8`, `driver 580; NCCL 2.28.9`)."""
     columns = {}
     for name, kind in get_type_hints(form).items():
         if name in _LEFT_OUT:
@@ -215,10 +212,7 @@ def _copies(table: pa.Table) -> list[Row]:
 
 
 def _launched_late(activity: pa.Table) -> pa.Array:
-    """1 for each activity whose stream had nothing more to do when it was launched.
-
-    Null where the report names no launches.
-    """
+    """1 where the stream had nothing more to do at the launch; null where no launch is known."""
     launch = integers(activity, "launch_start_ns", -1)
     if not (launch >= 0).any():
         return pa.nulls(len(launch), _WHOLE)

@@ -66,10 +66,7 @@ def write(merged: Merged, file: IO[bytes], chosen: Cut) -> None:
 
 
 def write_archive(merged: Merged, own: Merged, file: IO[bytes], chosen: Cut) -> None:
-    """Write all ranks' traces and the manifest; `own`: the run on the ranks' own clocks.
-
-    What is left out is noted in `chosen`.
-    """
+    """Write all ranks' traces and the manifest; `own`: the run on the ranks' own clocks."""
     offsets = dict(zip(merged.clock.ranks, merged.clock.offset_ns.tolist(), strict=True))
     names = {rank: f"clusterprof-rank-{rank:05d}.pftrace" for rank in merged.ranks}
     findings, begins = "clusterprof-findings.pftrace", {}
@@ -114,10 +111,7 @@ def _packet(*fields: bytes) -> bytes:
 
 
 def _head(begin_ns: int, *, utc: bool = True) -> bytes:
-    """What says whose times these are, ties them to UTC, and asks for our order of processes.
-
-    Not `utc`: as the manifest of an archive ties a rank's times to another file's.
-    """
+    """Whose times these are, our order, and UTC (in an archive not: its manifest has that)."""
     clocks = [message(1, number(1, _BOOTTIME), number(2, 0))]
     if utc:
         clocks.append(message(1, number(1, _REALTIME), number(2, begin_ns)))
@@ -139,10 +133,7 @@ def _rank_packets(
     begin_ns: int,
     ids: Iterator[int],
 ) -> Iterator[bytes]:
-    """One rank's process: its tracks, and the slices on them.
-
-    The number of a process is its place from 1, since that of the idle process is 0.
-    """
+    """One rank's process, numbered from 1 (0 is the idle one): its tracks, and their slices."""
     process = number(1, place + 1)
     on, own = number(_SEQUENCE, place + 2), next(ids)
     entry = next(entry for entry in merged.results["ranks"] if entry["rank"] == rank)
@@ -272,10 +263,7 @@ def _common(merged: Merged, begin_ns: int, ids: Iterator[int], notes: Sequence[s
 
 
 def _instant(name: str, own: int, time: int, values: Mapping[str, str | int], on: bytes) -> bytes:
-    """The packet of an event without length on the track `own`, `time` ns after the trace's begin.
-
-    `values` are its arguments; `on` is the field that names the sequence.
-    """
+    """An event without length on the track `own`, ns after the begin, with arguments `values`."""
     arguments = [
         message(
             _ARGUMENT,

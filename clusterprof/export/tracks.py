@@ -55,10 +55,7 @@ _LENGTHS = np.unique(np.ceil(2.0 ** (np.arange(0, 62 * 8) / 8)).astype(np.int64)
 
 @dataclass(frozen=True)
 class Track:
-    """Slices on one line, by begin (of equals the longest first), each inside or beside others.
-
-    Times are ns on the clock of the export.
-    """
+    """Slices on one line by begin (of equals the longest first), ns on the clock of the export."""
 
     name: str
     #: step, collective, device or host
@@ -136,10 +133,7 @@ def survey(merged: Merged, limit: float, *, json: bool = False) -> Cut:
 
 
 def _count(track: Track, count: Ints, size: Floats, *, json: bool) -> None:
-    """Add a track's slices, and the bytes they take, by their lengths.
-
-    A name is written once, and needed by the longest of its slices; in JSON with each, and escaped.
-    """
+    """Add slices and bytes by length; a name once, with its longest slice, in JSON with each."""
     length = np.maximum(last_at_or_before(_LENGTHS, track.end - track.start), 0)
     longest = greatest_by(track.code, length, np.full(len(track.names), -1, np.int64))
     used = np.flatnonzero(longest >= 0)
@@ -158,10 +152,7 @@ def _count(track: Track, count: Ints, size: Floats, *, json: bool) -> None:
 
 
 def of_rank(merged: Merged, rank: int, chosen: Cut) -> list[Track]:
-    """The tracks of one rank, in the order to show them in; what is left out is noted in `chosen`.
-
-    Slices that overlap without one being inside the other are on several tracks of one name.
-    """
+    """A rank's tracks as shown; what overlaps without nesting is on several of one name."""
     tracks = []
     for track in unlimited(merged, rank):
         shortest_ns = chosen.shortest_ns.get(track.kind, 0)
@@ -287,10 +278,7 @@ def sequence(start: Ints, end: Ints) -> tuple[Index, Bools]:
 
 
 def lanes(start: Ints, end: Ints) -> Ints:
-    """On which of several tracks side by side each slice goes: -1 where there are too many.
-
-    The slices are in `Track`'s order. On one track each is inside or beside each other.
-    """
+    """The track of each slice (in `Track`'s order), so that those of one nest; -1: too many."""
     lane = np.zeros(len(start), np.int64)
     if _nested(start, end):
         return lane
@@ -309,10 +297,7 @@ def lanes(start: Ints, end: Ints) -> Ints:
 
 
 def _nested(start: Ints, end: Ints) -> bool:
-    """Whether every end belongs to the slice that is innermost there.
-
-    Else, at the first that does not, more slices are open than when that one began.
-    """
+    """Whether every end belongs to the slice that is innermost there, as deep as it began."""
     edges, is_end = sequence(start, end)
     count = len(start)
     lasts = np.zeros(count, np.bool_)
@@ -326,10 +311,7 @@ def _nested(start: Ints, end: Ints) -> bool:
 
 
 def moments(merged: Merged, finding: Finding) -> list[tuple[int | None, int]]:
-    """Where a finding shows: rank and time on the reference rank's clock.
-
-    Those of its evidence; without any the begin of the first of its steps.
-    """
+    """Rank and time (reference rank's clock) of a finding's evidence, else of its first step."""
 
     def is_number(value: Any) -> bool:
         return isinstance(value, int) and not isinstance(value, bool) and value >= 0

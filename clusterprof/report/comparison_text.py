@@ -22,10 +22,7 @@ FINDING_COLUMNS = ("finding", "", "A saves", "B saves", "change", "noise")
 
 
 def render(comparison: Comparison, width: int = 100) -> str:
-    """The comparison as plain text of `width` columns, from 60 on.
-
-    The first line is the verdict; it ends in a newline.
-    """
+    """The comparison as text of `width` columns (from 60 on), the verdict first, a newline last."""
     lines = heading(comparison["verdict"], comparison["a"], comparison["b"], width)
     lines += ["", *_table([COLUMNS, *map(row, changes(comparison))], 1, width)]
     for sentence in basis(comparison):

@@ -131,10 +131,7 @@ class Card(NamedTuple):
 
 
 def _cards(run: Summary, timeline: lanes.Timeline | None) -> list[Card]:
-    """All findings in their order; of many of one code the first holds the others.
-
-    Drawn are a finding's share of a step, and from where to where that may lie (%).
-    """
+    """All findings in order, many of one code in the first's card; shares of a step in %."""
     by_code: dict[str, list[Card]] = {}
     for number, finding in enumerate(run.cards, 1):
         share, saved = finding["share_of_step"] * 100, finding["saved_ns_per_step"]
@@ -197,10 +194,7 @@ def _saving(finding: Finding) -> list[dict[str, Any]]:
 
 
 def _evidence(finding: Finding, begins: Mapping[int, int]) -> list[dict[str, Any]]:
-    """Neighbours with the same keys become one table, its sentence (`what`) in front.
-
-    `links` has each row's moment in the timeline, empty where it names none.
-    """
+    """Neighbours of the same keys as tables, their `what` in front, with links to their moments."""
     tables: list[dict[str, Any]] = []
     evidence = finding["evidence"]
     readable = [_readable(line, begins) for line in evidence[:_MOST_EVIDENCE]]

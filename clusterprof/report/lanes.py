@@ -307,11 +307,7 @@ def _numbered(placed: pa.Table) -> tuple[Ints, Ints]:
 def _within_limit(
     results: Results, placed: pa.Table, spans: pa.Table, ranks: int, notes: list[str]
 ) -> tuple[pa.Table, list[Step]]:
-    """The steps that are drawn, and their calls, of limited number.
-
-    They are those of the spans, if there are any, as long as their calls fit: the typical and the
-    worst first, then those in steady state.
-    """
+    """The steps to draw (those with spans, typical and worst first, that fit), and their calls."""
     most_calls = next(count for size, count in MOST_CALLS.items() if ranks <= size)
     steps = _steps(results, placed, spans)
     collective, last = _numbered(placed)

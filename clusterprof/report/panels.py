@@ -161,10 +161,7 @@ def _lateness_ns(run: Summary, finding: Finding) -> int:
 
 
 def what_if(run: Summary) -> dict[str, Any] | None:
-    """The findings that can be ticked off, and the step that each choice of them leaves.
-
-    None for fewer than two: the first boxes say what one saves.
-    """
+    """The step that each choice of findings leaves; None for fewer than two: the boxes say it."""
     combined = run.results["combined"]
     if combined is None or len(combined["findings"]) < 2:
         return None
@@ -256,10 +253,7 @@ def critical_path(results: Results) -> list[list[str]]:
 
 
 def _account_row(row: Average, longest_ns: float, floor_ns: int) -> dict[str, Any]:
-    """A rank's step: a cell for each part, and a stacked bar in % of the longest step.
-
-    The bar has (tone, left, width) of each part but idle, which is what the others leave.
-    """
+    """A cell for each part of a rank's step, and a bar (tone, left, width) in % of the longest."""
     parts = (
         # the style sheet knows the bar's tones by a letter
         ("compute", "c", "compute", row.compute_ns),

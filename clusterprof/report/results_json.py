@@ -27,11 +27,7 @@ _MERGE_AGAIN = "write it again with clusterprof merge RUN"
 
 
 def dumps(results: Results | HangResults | Comparison | Verification | Baseline) -> bytes:
-    """`results` as JSON, indented, ending in a newline.
-
-    The order is the contract's, which is declared with its types. The same results give the same
-    bytes.
-    """
+    """`results` as indented JSON and a newline; the same results give the same bytes."""
     import orjson
 
     options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY

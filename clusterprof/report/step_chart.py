@@ -73,10 +73,7 @@ def bars(results: Results, job: Job) -> list[Bar]:
 
 
 def chart(results: Results, job: Job) -> dict[str, Any] | None:
-    """The drawing: bars, the window's place and the ticks, in units of `width` x `height`.
-
-    None where fewer than three steps are known.
-    """
+    """The drawing in units of `width` x `height`; None where fewer than three steps are known."""
     every = bars(results, job)
     if len(every) < 3:
         return None

@@ -144,10 +144,7 @@ class Summary:
 
     @cached_property
     def pair_bound_ns(self) -> int:
-        """The largest error, ns, of a difference between two ranks' aligned times.
-
-        The sum of the two largest uncertainties. A wait shorter than this says nothing.
-        """
+        """The largest error, ns, of two ranks' aligned times: a shorter wait says nothing."""
         worst = sorted(self.uncertainties.values())[-2:]
         return sum(worst) if len(worst) > 1 else 0
 
@@ -160,10 +157,7 @@ class Summary:
         return [f for f in self.results["findings"] if (f["code"], f["severity"]) != own]
 
     def stragglers(self, *, unprofiled: bool = False) -> list[int]:
-        """The ranks that findings name as stragglers, alone or together, in the findings' order.
-
-        Of profiled ranks; with `unprofiled` also those that flight recorders alone show.
-        """
+        """The ranks that findings name as stragglers; `unprofiled`: by flight recorders too."""
         codes = ["straggler.host", "straggler.gpu", *(["straggler.shallow"] if unprofiled else [])]
         named = [f for f in self.results["findings"] if f["code"] in codes]
         weighty = [finding["ranks"] for finding in named if finding["severity"] != "info"]
@@ -247,9 +241,7 @@ class Summary:
 
     @cached_property
     def groups(self) -> str:
-        """Which groups the ranks form, by what each is for (data, tensor, pipeline), with the
-        confidence in that; nothing where there is no communicator.
-        """
+        """Which groups the ranks form, by what each is for, with the confidence in that."""
         kinds: dict[str, list[GroupEntry]] = {}
         for entry in self.results["topology"]["groups"]:
             kinds.setdefault(entry["kind"], []).append(entry)
@@ -390,10 +382,7 @@ class Summary:
 
     @cached_property
     def uneven(self) -> str:
-        """How much longer steps take than with even work, and which kind and rank make it so.
-
-        Of the profiled ranks: where these are not all, it is theirs alone.
-        """
+        """How much longer steps take than with even work on the profiled ranks, and by what."""
         what_if, profiled = self.results["what_if"], len(self.results["ranks"])
         if what_if["S"] is None:
             return ""
@@ -460,10 +449,7 @@ def saved_cell(finding: Finding) -> str:
 
 
 def saved(finding: Finding) -> str:
-    """What the repair of a finding's cause saves of a step, or that it saves nothing.
-
-    Once what comes before it is repaired, and alone where that is noticeably more or less.
-    """
+    """What the repair of a cause saves of a step, net of those before it and, if other, alone."""
     most_ns = finding["saved_most_ns"]
     if finding["saved_ns_per_step"] > 0:
         much = f"{saved_text(finding)} per step"
@@ -583,10 +569,7 @@ def part_cells(row: Average, ns: float, floor_ns: int = 0) -> tuple[str, str]:
 
 
 def operation_cells(entry: OperationEntry, floor_ns: int) -> list[tuple[str, float]]:
-    """Calls, bytes, time, exposed time and the waiting in it, each with the number to sort by.
-
-    Waiting below the clocks' error is a bound.
-    """
+    """Calls, bytes, time, exposed, waiting (a bound below the clocks' error), and their numbers."""
     time, exposed = entry["communication_ns_per_step"], entry["exposed_ns_per_step"]
     wait, calls = entry["exposed_wait_ns_per_step"], entry["calls_per_step"]
     # no call can wait longer than it is exposed, however large the clocks' error

@@ -98,11 +98,7 @@ class _Page:
         left: int,
         spare: Collection[str] = (),
     ) -> None:
-        """Columns as wide as their widest cell; the first `left` are set to the left.
-
-        Where they are too wide for the page, shares (` 48%` behind a number) and the columns
-        `spare` are left out.
-        """
+        """Columns, the first `left` to the left; without shares and `spare` on a narrow page."""
         body = [[*header], *map(list, rows)]
         lines = console.table(body, right=range(left, len(header)))
         if 4 + max(map(len, lines)) > self._width:
@@ -188,10 +184,7 @@ def _collectives(page: _Page, run: Summary) -> None:
 
 
 def markdown(results: Results) -> str:
-    """The results as GitHub's and GitLab's Markdown, for an issue, a pull request or a chat.
-
-    Verdict, findings and what was measured; the step's account folded. Ends in a newline.
-    """
+    """Markdown for an issue, pull request or chat, the step's account folded; ends in a newline."""
     run = Summary(results)
     lines = [MARKDOWN_MARK, f"**{escaped(results['verdict'])}**", ""]
     if findings := results["findings"]:
@@ -249,10 +242,7 @@ def escaped(text: str) -> str:
 
 
 def accounts_csv(results: Results) -> str:
-    """The account of each rank in each step as CSV, below a line with the names of the columns.
-
-    Times are whole nanoseconds, `step_begin_ns` on the reference rank's clock.
-    """
+    """Each rank's account in each step as CSV: ns, begins on the reference rank's clock."""
     hosts = {rank["rank"]: rank["host"] for rank in results["ranks"]}
     page = io.StringIO()
     table = csv.writer(page, lineterminator="\n")
