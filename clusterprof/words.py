@@ -17,7 +17,6 @@ from datetime import datetime, timezone
 _FINEST_DECIMALS = 3
 #: savings that differ by a smaller part of the step are one number
 _APART = 0.01
-_SENTENCE_END = re.compile(r"(?<=[.!?]) (?=[A-Z0-9])")
 
 
 def milliseconds(ns: float, decimals: int | None = None) -> str:
@@ -109,7 +108,7 @@ def alone(saved_ns: float, alone_ns: float, step_ns: float) -> str:
 
 def sentences(text: str) -> list[str]:
     """The sentences of a text: one ends before a space and a capital letter or a number."""
-    return _SENTENCE_END.split(text)
+    return re.split(r"(?<=[.!?]) (?=[A-Z0-9])", text)
 
 
 def percent(fraction: float) -> str:

@@ -13,8 +13,6 @@ from clusterprof.results import Change, ComparedFinding, Comparison
 
 #: longer names are cut: paths of 200 letters fit into no table
 _NAME_LENGTH = 80
-#: so many findings are listed
-_MOST_FINDINGS = 12
 #: parts of the part before them
 _INNER = {"waiting for a later rank", "blocking compute"}
 COLUMNS = ("per step", "A", "B", "change", "noise", "")
@@ -107,7 +105,7 @@ def finding_rows(comparison: Comparison) -> list[list[str]]:
     """The findings that came, went or changed first; those that stay as they are behind them."""
     findings = sorted(comparison["findings"], key=lambda finding: finding["state"] == "same")
     rows = []
-    for finding in findings[:_MOST_FINDINGS]:
+    for finding in findings[:12]:
         saves = [_saves(comparison, finding, side) for side in ("a", "b")]
         state: str = finding["state"]
         if state == "same":

@@ -26,23 +26,20 @@ from jinja2 import bccache
 from clusterprof import __version__, words
 from clusterprof.agent.contracts import files
 from clusterprof.arguments import beginning
-from clusterprof.report import collective_charts, heatmap, lanes, panels, step_chart, summary
+from clusterprof.report import collective_charts, lanes, panels, summary
 from clusterprof.report.summary import Summary
-from clusterprof.report.whole_job import Job
+from clusterprof.report.whole_job import Job, heatmap, step_chart
 from clusterprof.results import UNBOUNDED_NS, Finding, Results
 from clusterprof.run_directory import writing
 
 _MOST_EVIDENCE = 64
 #: of more findings of one code than fit on a screen, the first is a card and the others its table
 _MOST_CARDS = 3
-_STYLES = ("report.css", "timeline.css", "overview.css")
 #: the page's one script, in this order: what the others share first, what shows the state last
 _SCRIPTS = (
     "core.js", "downloads.js", "tables.js", "heatmap.js", "whatif.js", "timeline_data.js",
     "timeline_draw.js", "timeline.js", "arrive.js",
 )  # fmt: skip
-#: near the beginning of every page
-_MARK = b'<meta name="generator" content="clusterprof">'
 
 
 def render(
@@ -63,11 +60,15 @@ def render(
     """
     run, job = Summary(results), job or Job()
     timeline = lanes.build(run, collectives, spans)
-    what_if = panels.what_if(run)
+    combined, what_if = results["combined"], None
+    if combined and len(combined["findings"]) > 1:
+        # for fewer the first boxes say what one saves
+        remaining_ns = combined["remaining_ns"]
+        what_if = {"remaining_ns": remaining_ns, "texts": [*map(words.ms, remaining_ns)]}
     data = {
         "timeline-data": timeline and timeline.data,
-        "heatmap-data": heatmap.embedded(run, collectives, job),
-        "what-if-data": what_if and what_if["script"],
+        "heatmap-data": heatmap(run, collectives, job),
+        "what-if-data": what_if,
         "results-data": panels.packed_results(results),
     }
     data = {name: content for name, content in data.items() if content is not None}
@@ -82,28 +83,23 @@ def render(
         title=title,
         run=run,
         results=results,
-        style="".join(map(asset, _STYLES)),
+        style="".join(map(asset, ("report.css", "timeline.css", "overview.css"))),
         script=script,
         # what the page's policy allows to run: this script and no other
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         tiles=panels.tiles(run),
         moment=_moment(run.leading, run, timeline) if run.leading in run.cards else "",
-        what_if=what_if,
         findings=_cards(run, timeline),
         account=panels.account(run),
-        path=panels.critical_path(results),
-        groups=panels.ends(results["topology"]["groups"], panels.ENDS, 0),
-        operations=panels.ends(results["collectives"]["by_operation"], panels.ENDS, 0),
-        late=panels.ends(run.suspects, 2 * panels.ENDS, 0),
-        clocks=panels.ends([(entry, clocks.get(entry["rank"])) for entry in ranks]),
+        several_hosts=len({entry["host"] for entry in ranks}) > 1,
+        clocks=[(entry, clocks.get(entry["rank"])) for entry in ranks],
+        ends=panels.ENDS,
         explained=explained or {},
         bound=summary.bound(run.pair_bound_ns) if run.pair_bound_ns else "",
         timeline=timeline,
-        kinds=timeline.kinds if timeline else set(),
         # what the scripts read, by the id of its element
         data=data,
-        heatmap="heatmap-data" in data,
-        run_steps=step_chart.chart(results, job),
+        run_steps=step_chart(results, job),
         **collective_charts.charts(run, collectives),
         provenance=panels.provenance(run, job),
     )
@@ -118,7 +114,7 @@ def write(path: Path, page: str, option: str = "--output") -> None:
 
 def is_ours(path: Path) -> bool:
     """Whether a file is a page that `write` wrote."""
-    return _MARK in beginning(path)
+    return b'<meta name="generator" content="clusterprof">' in beginning(path)
 
 
 class Card(NamedTuple):
@@ -141,7 +137,6 @@ def _cards(run: Summary, timeline: lanes.Timeline | None) -> list[Card]:
             "share": round(min(share, 100.0), 2) if share else None,
             # what is narrower than 0.4% of a step is narrower than the mark for it
             "whisker": (low, high) if high - low > 0.4 else None,
-            "saving": _saving(finding),
             "evidence": _evidence(finding, run.begins),
             "moment": _moment(finding, run, timeline),
         }
@@ -178,19 +173,6 @@ def _links(finding: Finding, begins: Mapping[int, int]) -> list[str]:
                 link += f"&at={(time - begins[step]) / 1e6:.4f}"
         links.append(link)
     return links
-
-
-def _saving(finding: Finding) -> list[dict[str, Any]]:
-    """The step with and without a finding's cause, in the window and in the long run."""
-    saving, rows = finding["saving"], []
-    if saving is None:
-        return []
-    for view, name in (("window", "the window"), ("long_run", "its steps again and again")):
-        step, without = saving[view]["step_ns"], saving[view]["without_ns"]  # type: ignore[literal-required]
-        stated = " (stated)" if view == saving["stated"] else ""
-        cells = [f"{words.milliseconds(ns, 2)} ms" for ns in (step, without, step - without)]
-        rows.append({"name": name + stated, "cells": cells})
-    return rows
 
 
 def _evidence(finding: Finding, begins: Mapping[int, int]) -> list[dict[str, Any]]:

@@ -38,8 +38,6 @@ from clusterprof.tables import SPAN_ROWS, SPANS
 #: calls that one page carries, some 20 bytes each, of at most so many ranks
 MOST_CALLS = {64: 50_000, 2**31: 120_000}
 MOST_ROWS = 4
-#: characters of a name that the page carries: kernels of templates have thousands
-_MOST_OF_NAME = 200
 #: lanes that are open at first
 MOST_LANES = 8
 #: resolution of the embedded times, ns: a tenth of what the best clock can tell
@@ -234,7 +232,8 @@ def _span_columns(spans: pa.Table, ranks: list[int], zero: int) -> dict[str, lis
     return {
         "rows": list(SPAN_ROWS),
         "kinds": [kinds[pair // len(texts)] for pair in pairs],
-        "names": [texts[pair % len(texts)][:_MOST_OF_NAME] for pair in pairs],
+        # kernels of templates have names of thousands of characters
+        "names": [texts[pair % len(texts)][:200] for pair in pairs],
         "merged_below": -(-(pc.max(spans["merged_below_ns"]).as_py() or 0) // UNIT_NS),
         **{column: values.tolist() for column, values in columns.items()},
     }

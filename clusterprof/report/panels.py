@@ -8,7 +8,7 @@ import datetime as dt
 import gzip
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from clusterprof import words
@@ -22,16 +22,7 @@ _UNKNOWN = "cannot be determined"
 _COST, _SAVING = "What it costs", "What its repair saves"
 #: rows of a table that are shown at first: so many of either end
 ENDS = 8
-#: the finding that says what the profiler did to the window's steps
-PERTURBATION = "profiler.perturbation"
-_OWN_NAME = re.compile("^Profiler overhead: ")
-#: a part of it that says how long ranks stalled, which is said before where it is known
-_STALL = re.compile(r"a profiled rank stalled once for [^;.]*(; |\.?$)")
-#: clocks that stand before this year are set to no date
-_FIRST_YEAR = 2015
 _DATE = "%Y-%m-%d %H:%M UTC"
-#: so many versions of one kind are listed
-_MOST_LISTED = 4
 
 # -- the first look: the answer in four boxes, and what several repairs would leave
 
@@ -160,63 +151,17 @@ def _lateness_ns(run: Summary, finding: Finding) -> int:
     return max((suspect["lateness_ns"] for suspect in suspects), default=0)
 
 
-def what_if(run: Summary) -> dict[str, Any] | None:
-    """The step that each choice of findings leaves; None for fewer than two: the boxes say it."""
-    combined = run.results["combined"]
-    if combined is None or len(combined["findings"]) < 2:
-        return None
-    remaining = combined["remaining_ns"]
-    saving = [finding for finding in run.cards if finding["saved_ns_per_step"] > 0]
-    left_out = len(saving) - len(combined["findings"])
-    view = "the window's steady-state steps"
-    return {
-        "findings": [
-            {
-                "code": repaired["code"],
-                "whom": words.ranks(repaired["ranks"]) if repaired["ranks"] else "",
-                "alone": words.ms(remaining[1 << bit]),
-            }
-            for bit, repaired in enumerate(combined["findings"])
-        ],
-        "now": words.ms(remaining[0]),
-        "all": words.ms(remaining[-1]),
-        "of": view if combined["view"] == "window" else f"{view}, again and again",
-        "more": words.counted(left_out, "finding") if left_out > 0 else "",
-        # what the panel's script needs
-        "script": {"remaining_ns": remaining, "texts": [words.ms(ns) for ns in remaining]},
-    }
-
-
 # -- where the steps' time goes, rank by rank
 
 
-class Ends(NamedTuple):
-    """A long table's rows: the first and the last ones, and those between, shown on request."""
-
-    first: Sequence[Any]
-    between: Sequence[Any]
-    last: Sequence[Any]
-
-
-def ends(rows: Sequence[Any], first: int = ENDS, last: int = ENDS) -> Ends:
-    """Split rows for a table; few ones stay together."""
-    if len(rows) <= first + last:
-        return Ends(rows, [], [])
-    end = len(rows) - last
-    return Ends(rows[:first], rows[first:end], rows[end:])
-
-
-def account(run: Summary) -> dict[str, Any] | None:
+def account(run: Summary) -> list[dict[str, Any]]:
     """Each rank's mean step; of many ranks those that wait least and most stand at the ends."""
-    averages = run.averages
-    if not averages:
-        return None
+    averages, stragglers = run.averages, run.stragglers()
     if len(averages) > 2 * ENDS:
         averages = sorted(averages, key=lambda row: row.exposed_wait_ns)
-    longest = max(row.duration_ns for row in averages)
-    stragglers = run.stragglers()
+    longest = max((row.duration_ns for row in averages), default=0)
     hosts = {entry["rank"]: entry["host"] for entry in run.results["ranks"]}
-    rows = ends([
+    return [
         {
             "rank": row.rank,
             "host": hosts.get(row.rank, ""),
@@ -225,30 +170,6 @@ def account(run: Summary) -> dict[str, Any] | None:
             **_account_row(row, longest, run.pair_bound_ns),
         }
         for row in averages
-    ])  # fmt: skip
-    return {
-        "which": words.spans(run.evidence_steps, 6),
-        "count": words.counted(len(run.evidence_steps), "steady-state step"),
-        "steady": run.has_steady_steps,
-        "rows": rows,
-        "hosts": len({*hosts.values()}) > 1,
-    }
-
-
-def critical_path(results: Results) -> list[list[str]]:
-    """The critical path by what binds it: on it, its share, the mean per rank, GPU time lost."""
-    critical = results["critical_path"]
-    if critical is None or not critical["step_ns"]:
-        return []
-    return [
-        [
-            part["what"],
-            words.milliseconds(part["path_ns"], 2),
-            words.percent(part["path_ns"] / critical["step_ns"]),
-            words.milliseconds(part["mean_ns"], 2) if part["what"] != "idle" else "-",
-            words.milliseconds(part["imbalance_gpu_ns"], 2) if part["imbalance_gpu_ns"] else "-",
-        ]
-        for part in critical["parts"]
     ]
 
 
@@ -290,9 +211,9 @@ def provenance(run: Summary, job: Job) -> list[tuple[str, str]]:
         ("launched by", job.launcher),
         ("ran on", _machines(run, job)),
         ("layout", run.groups),
-        ("versions", ", ".join(_versions(run, job))),
+        ("versions", _versions(run, job)),
         ("profiled ranks", run.ranks),
-        ("profiler overhead", " ".join(_overhead(run))),
+        ("profiler overhead", _overhead(run)),
     ]
     return [(name, text) for name, text in texts if text]
 
@@ -306,7 +227,8 @@ def _recorded(run: Summary, job: Job) -> str:
     with contextlib.suppress(OverflowError, ValueError, OSError):
         seconds = run.results["clock"]["middle_ns"] / 1e9
         window = dt.datetime.fromtimestamp(seconds, dt.timezone.utc)
-        if window.year >= _FIRST_YEAR:
+        # clocks that stand before this year are set to no date
+        if window.year >= 2015:
             return f"{window:{_DATE}} (the window)"
     return ""
 
@@ -321,12 +243,11 @@ def _time(text: str) -> dt.datetime | None:
 def _machines(run: Summary, job: Job) -> str:
     """Hosts × GPUs, as far as hosts are known."""
     hosts = {**run.hosts, **job.hosts}
+    names, ranks = {*hosts.values()}, words.counted(run.world, "rank")
     devices = _listed(entry["device"] for entry in run.results["ranks"])
-    ranks = words.counted(run.world, "rank")
     of_devices = f", {devices}" if devices else ""
     if not hosts:
         return f"{ranks}{of_devices}" if run.world else ""
-    names = {*hosts.values()}
     count = words.counted(len(names), "host")
     if len(hosts) < run.world:
         return f"{ranks}{of_devices}; {count} known ({_listed(names)})"
@@ -335,33 +256,35 @@ def _machines(run: Summary, job: Job) -> str:
     return f"{count}{even}{of_devices} ({_listed(names)})"
 
 
-def _versions(run: Summary, job: Job) -> list[str]:
+def _versions(run: Summary, job: Job) -> str:
     """Of torch, NCCL, CUDA, the driver, profilers and clusterprof; several where ranks differ."""
     kinds: dict[str, set[str]] = {}
     for entry in run.results["ranks"]:
         for name, version in entry["versions"].items():
             if version != "0":  # a driver that is not there
                 kinds.setdefault(words.plain(name), set()).add(version)
-    torch = [f"torch {_listed(job.torch)}"] if job.torch else []
-    others = [f"{name} {_listed(versions)}" for name, versions in sorted(kinds.items())]
-    profilers = _listed(entry["profiler"] for entry in run.results["ranks"])
-    own = f"clusterprof {run.results['clusterprof_version']}"
-    return [*torch, *others, *([profilers] if profilers else []), own]
+    named = [("torch", {*job.torch}), *sorted(kinds.items())]
+    texts = [f"{name} {_listed(versions)}" for name, versions in named if versions]
+    texts.append(_listed(entry["profiler"] for entry in run.results["ranks"]))
+    texts.append(f"clusterprof {run.results['clusterprof_version']}")
+    return ", ".join(filter(None, texts))
 
 
-def _overhead(run: Summary) -> list[str]:
+def _overhead(run: Summary) -> str:
     """What the profiler cost, by the step logs and by the window."""
-    findings = [f for f in run.results["findings"] if f["code"] == PERTURBATION]
+    findings = [f for f in run.results["findings"] if f["code"] == "profiler.perturbation"]
     # its name stands before it
-    texts = [_OWN_NAME.sub("", finding["summary"]) for finding in findings]
+    texts = [finding["summary"].removeprefix("Profiler overhead: ") for finding in findings]
     if run.capture:
-        texts = [f"{run.capture}.", *(_STALL.sub("", text) for text in texts)]
-    return [text[:1].upper() + text[1:] for text in texts if text]
+        # that says how long ranks stalled
+        stall = r"a profiled rank stalled once for [^;.]*(; |\.?$)"
+        texts = [f"{run.capture}.", *(re.sub(stall, "", text) for text in texts)]
+    return " ".join(text[:1].upper() + text[1:] for text in texts if text)
 
 
 def _listed(values: Iterable[str]) -> str:
     names = sorted({words.plain(value) for value in values} - {""}, key=summary.natural)
-    return words.listed(names, _MOST_LISTED)
+    return words.listed(names, 4)
 
 
 def packed_results(results: Results) -> dict[str, Any]:

@@ -18,22 +18,16 @@ from clusterprof.results import CalledEntry, Finding, HangEntry, HangResults, Ra
 _SGR = {"critical": "1;31", "warning": "1;33", "info": "1;36", "strong": "1", "quiet": "2"}
 #: every code that a page may have in it, if it has colours
 CODES = ["\x1b[0m", *(f"\x1b[{code}m" for code in _SGR.values())]
-#: a share of the step behind a time
-_SHARE = re.compile(r" +[\d.<]+%$")
-_MOST_OPERATIONS = 8
 _OPERATION_COLUMNS = (
     "operation", "communicator", "ranks", "calls", "bytes", "time", "exposed", "waiting",
 )  # fmt: skip
 #: columns of the labels in front of what was measured
 _LABEL = 10
-_MODEL_LABEL = 15
 #: the first line of Markdown: by it a file is known as ours
 MARKDOWN_MARK = "<!-- written by clusterprof -->"
 #: members of each row of CSV after its step and rank; times in ns
 _PARTS = [name for name in RankAccount.__annotations__ if name != "rank"]
 CSV_COLUMNS = ["step", "steady_state", "rank", "host", "step_begin_ns", *_PARTS]
-#: ranks whose lines are printed for each cause of a hang; results.json has them all
-_LINES = 4
 
 
 def render(results: Results, *, colour: bool = False, width: int = 100) -> str:
@@ -103,7 +97,7 @@ class _Page:
         lines = console.table(body, right=range(left, len(header)))
         if 4 + max(map(len, lines)) > self._width:
             kept = [column for column, name in enumerate(header) if name not in spare]
-            body = [[_SHARE.sub("", row[column]) for column in kept] for row in body]
+            body = [[re.sub(r" +[\d.<]+%$", "", row[column]) for column in kept] for row in body]
             left = sum(column < left for column in kept)
             lines = console.table(body, right=range(left, len(kept)))
         for number, line in enumerate(lines):
@@ -157,7 +151,7 @@ def _account(page: _Page, run: Summary) -> None:
     page.paragraph()
     for label, line in (("critical path", run.critical_path), ("unevenness", run.uneven)):
         if line:
-            page.sentence(line, _MODEL_LABEL, label)
+            page.sentence(line, 15, label)
 
 
 def _collectives(page: _Page, run: Summary) -> None:
@@ -171,7 +165,7 @@ def _collectives(page: _Page, run: Summary) -> None:
             words.spans(entry["ranks"], limit=3),
             *(cell for cell, _ in summary.operation_cells(entry, run.pair_bound_ns)),
         ]
-        for entry in operations[:_MOST_OPERATIONS]
+        for entry in operations[:8]
     ]
     if rows:
         page.table(_OPERATION_COLUMNS, rows, left=3, spare=("communicator", "bytes"))
@@ -301,7 +295,8 @@ def hang_page(results: HangResults) -> str:
         lines += ["", hang_sentence(hang)] if number else []
         odd = [called for called in hang["called"] if called["rank"] in hang["ranks"]]
         rest = [called for called in hang["called"] if called["rank"] not in hang["ranks"]]
-        lines += [f"  {_called_by_rank(called)}" for called in (*odd[:_LINES], *rest[:1])]
+        # results.json has the lines of all ranks
+        lines += [f"  {_called_by_rank(called)}" for called in (*odd[:4], *rest[:1])]
     lines += [""] if results["missing"] else []
     for lost in results["missing"]:
         whose = "a dump" if lost["rank"] is None else f"rank {lost['rank']}"
