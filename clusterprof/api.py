@@ -281,14 +281,15 @@ def _groups(
     if by is None:
         whole = len(chosen) == len(profiled) > 1
         return {"all ranks" if whole else words.ranks(chosen): chosen}
-    if by == "rank":
-        return {f"rank {rank}": [rank] for rank in chosen}
     # ranks of no known host or stage are together
     names: dict[int, Any] = dict.fromkeys(chosen, "" if by == "host" else 0)
-    if by == "host":
+    if by == "rank":
+        names = dict(zip(chosen, chosen, strict=True))
+    elif by == "host":
         names |= {entry["rank"]: entry["host"] for entry in results["ranks"]}
-    for stage in results["topology"]["stages"] if by == "stage" else ():
-        names |= dict.fromkeys(stage["ranks"], stage["stage"])
+    else:
+        for stage in results["topology"]["stages"]:
+            names |= dict.fromkeys(stage["ranks"], stage["stage"])
     members: dict[Any, list[int]] = {}
     for rank in chosen:
         members.setdefault(names[rank], []).append(rank)

@@ -27,7 +27,7 @@ import contextlib
 import math
 from collections.abc import Sequence
 from functools import partial
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -93,8 +93,6 @@ PARTS: dict[str, str] = {
 #: the parts of a step's account
 _STEP = list(StepParts.__annotations__)
 
-# --- what is read of a run
-
 
 def measured(given: Path) -> MeasuredRun:
     """What is compared of a run directory, an --output or a results.json. Raises ReportError."""
@@ -134,34 +132,37 @@ def of_run(given: Path, run: Window | None, results: Results) -> MeasuredRun:
 def of_results(name: str, results: Results) -> MeasuredRun:
     """What a comparison needs of results alone: their window."""
     ranks, topology = results["ranks"], results["topology"]
-    sizes = {entry["world_size"] for entry in ranks} - {None}
-    groups = {group["size"] for group in topology["groups"]} - {0}
-    blocked_ns = [entry["blocking_ns"] for entry in results["compute_absent"]]
-    known_ns = [ns for ns in blocked_ns if ns is not None]
-    # steps that are evidence, each the mean over ranks
-    window: Any = [
-        {part: round(np.mean([account[part] for account in step["ranks"]])) for part in _STEP}  # type: ignore[literal-required]
-        for step in results["steps"]
-        if step["settled"] and step["ranks"] and step["duration_ns"] > 0
-    ]
+    worlds = {entry["world_size"] for entry in ranks} - {None}
+    sizes = {group["size"] for group in topology["groups"]} - {0}
+    blocking_ns = [entry["blocking_ns"] or 0 for entry in results["compute_absent"]
+                   if entry["blocking_ns"] is not None]  # fmt: skip
     kept = MeasuredFinding.__annotations__
     findings: Any = [{key: finding[key] for key in kept} for finding in results["findings"]]  # type: ignore[literal-required]
     return {
         "name": name,
         "clusterprof_version": results["clusterprof_version"],
-        "world_size": sizes.pop() if len(sizes) == 1 else None,
+        "world_size": worlds.pop() if len(worlds) == 1 else None,
         "stages": topology["stage_count"],
-        "group_sizes": [] if None in groups else sorted(cast("set[int]", groups)),
+        "group_sizes": [] if None in sizes else sorted(cast("set[int]", sizes)),
         "devices": sorted({entry["device"] for entry in ranks} - {""}),
         "profilers": sorted({entry["profiler"] for entry in ranks}),
         "profiled": [entry["rank"] for entry in ranks],
         "program": "",
         "outside_ns": [],
         "outside_steps": 0,
-        "window": window,
-        "blocking_ns": round(sum(known_ns) / len(known_ns)) if known_ns else None,
+        "window": _mean_steps(results),
+        "blocking_ns": round(sum(blocking_ns) / len(blocking_ns)) if blocking_ns else None,
         "findings": findings,
     }
+
+
+def _mean_steps(results: Results) -> Any:
+    """The steps that are evidence, each the mean over ranks."""
+    return [
+        {part: round(np.mean([account[part] for account in step["ranks"]])) for part in _STEP}  # type: ignore[literal-required]
+        for step in results["steps"]
+        if step["settled"] and step["ranks"] and step["duration_ns"] > 0
+    ]
 
 
 def _program(again: Sequence[str]) -> str:
@@ -229,9 +230,6 @@ def blocked(count: npt.NDArray[np.int64], took: npt.NDArray[np.int64]) -> Floats
     return np.asarray(taken / steps[steps > 0]) if len(taken) >= LEAST_BLOCKS else np.zeros(0)
 
 
-# --- statistics
-
-
 class Value(NamedTuple):
     """One run's time per step, and its standard error by the run's own steps, ns."""
 
@@ -286,9 +284,6 @@ def change(label: str, a: Sequence[Value], b: Sequence[Value], step_ns: float) -
         "what": label, "a_ns": round(before), "b_ns": round(after),
         "change_ns": round(after - before), "noise_ns": round(noise), "direction": direction,
     }  # fmt: skip
-
-
-# --- the comparison
 
 
 def compare(a: Sequence[MeasuredRun], b: Sequence[MeasuredRun]) -> Comparison:
@@ -375,64 +370,52 @@ def _findings(
     a: Sequence[MeasuredRun], b: Sequence[MeasuredRun], step: Change
 ) -> list[ComparedFinding]:
     """The findings above info, most changed first; one that moved is gone there and new here."""
-    sides: dict[tuple[str, tuple[int, ...]], tuple[_OfSide, _OfSide]] = {}
+    sides: dict[tuple[str, tuple[int, ...]], tuple[list[MeasuredFinding], ...]] = {}
     for side, runs in enumerate((a, b)):
         for finding in (finding for run in runs for finding in run["findings"]):
             key = (finding["code"], tuple(finding["ranks"]))
-            both = sides.setdefault(key, (_OfSide([], len(a)), _OfSide([], len(b))))
-            both[side].findings.append(finding)
+            sides.setdefault(key, ([], []))[side].append(finding)
     compared = [
-        _compared(before, after, step)
+        _compared(before, after, (len(a), len(b)), step)
         for _, (before, after) in sorted(sides.items())
-        if any(f["severity"] != "info" for f in (*before.findings, *after.findings))
+        if any(finding["severity"] != "info" for finding in (*before, *after))
     ]
     return sorted(compared, key=lambda finding: -abs(finding["b_saved_ns"] - finding["a_saved_ns"]))
 
 
-class _OfSide(NamedTuple):
-    """One finding in the runs of one side; where it is not found it saves nothing."""
-
-    findings: list[MeasuredFinding]
-    runs: int
-
-    @property
-    def saved_ns(self) -> float:
-        return sum(finding["saved_ns_per_step"] for finding in self.findings) / self.runs
-
-    @property
-    def alone_ns(self) -> float:
-        return sum(finding["saved_alone_ns"] for finding in self.findings) / self.runs
-
-    @property
-    def unsure_ns(self) -> int:
-        return max((finding["saved_uncertainty_ns"] for finding in self.findings), default=0)
-
-
-def _compared(before: _OfSide, after: _OfSide, step: Change) -> ComparedFinding:
-    """One finding of both sides.
+def _compared(
+    before: Sequence[MeasuredFinding],
+    after: Sequence[MeasuredFinding],
+    runs: tuple[int, int],
+    step: Change,
+) -> ComparedFinding:
+    """One finding in the runs of both sides; where it is not found it saves nothing.
 
     Its noise is how uncertain both savings are, and by how much steps differ from run to run. What
     a side does not find may still save what is below every finding's limit. What saves more only
     because a cause before it is gone saves no more alone.
     """
-    growth, unseen = after.saved_ns - before.saved_ns, _LEAST_FINDING_FRAC * step["b_ns"]
-    if before.findings and after.findings:
+    sides = list(zip((before, after), runs, strict=True))
+    saved = [sum(f["saved_ns_per_step"] for f in side) / count for side, count in sides]
+    alone = [sum(f["saved_alone_ns"] for f in side) / count for side, count in sides]
+    unsure = [max((f["saved_uncertainty_ns"] for f in side), default=0) for side, _ in sides]
+    growth, unseen = saved[1] - saved[0], _LEAST_FINDING_FRAC * step["b_ns"]
+    if before and after:
         # the lesser of both, or nothing where one is more and the other less
-        growth, unseen = sorted((0.0, growth, after.alone_ns - before.alone_ns))[1], 0.0
-    noise = math.hypot(before.unsure_ns, after.unsure_ns, unseen, step["noise_ns"])
+        growth, unseen = sorted((0.0, growth, alone[1] - alone[0]))[1], 0.0
+    noise = math.hypot(*unsure, unseen, step["noise_ns"])
     state: State = "same"
     if growth > noise:
-        state = "worse" if before.findings else "new"
+        state = "worse" if before else "new"
     elif -growth > noise:
-        state = "better" if after.findings else "gone"
-    findings = [*before.findings, *after.findings]
-    severe = [finding["severity"] for finding in findings if finding["severity"] != "info"]
-    last = findings[-1]
+        state = "better" if after else "gone"
+    severe = [f["severity"] for f in (*before, *after) if f["severity"] != "info"]
+    last = [*before, *after][-1]
     return {
         "code": last["code"], "ranks": last["ranks"], "rank": last["rank"], "state": state,
         "severity": severe[-1],
-        "a_saved_ns": round(before.saved_ns), "a_alone_ns": round(before.alone_ns),
-        "b_saved_ns": round(after.saved_ns), "b_alone_ns": round(after.alone_ns),
+        "a_saved_ns": round(saved[0]), "a_alone_ns": round(alone[0]),
+        "b_saved_ns": round(saved[1]), "b_alone_ns": round(alone[1]),
         "noise_ns": round(noise),
         "share_of_step": round(growth / max(step["b_ns"], 1), 4), "summary": last["summary"],
     }  # fmt: skip
@@ -487,13 +470,15 @@ def _warnings(a: Sequence[MeasuredRun], b: Sequence[MeasuredRun]) -> list[str]:
     warnings = []
     profiled = [{tuple(run["profiled"]) for run in side} for side in (a, b)]
     if profiled[0] != profiled[1] and all(run["window"] for run in (*a, *b)):
-        of_a, of_b = (words.ranks(r for ranks in side for r in ranks) for side in profiled)
+        of_a, of_b = (words.ranks(chain.from_iterable(side)) for side in profiled)
         warnings.append(
             f"{of_a} were profiled in A, {of_b} in B: the window's parts are means over different "
             "ranks"
         )
-    profilers = [{name for run in side for name in run["profilers"]} for side in (a, b)]
-    kinds = [{name.partition(" ")[0] for name in side} - {""} for side in profilers]
+    kinds = []
+    for side in (a, b):
+        profilers = chain.from_iterable(run["profilers"] for run in side)
+        kinds.append({profiler.partition(" ")[0] for profiler in profilers} - {""})
     if all(kinds) and kinds[0] != kinds[1]:
         of_a, of_b = (words.listed(sorted(kind)) for kind in kinds)
         warnings.append(f"A was captured by {of_a}, B by {of_b}, which cost the window differently")

@@ -168,25 +168,23 @@ def _of_steps(dataset: Dataset, steps: Sequence[int], names: Names, at_once: int
 
 def _windows(
     step: Ints, begin: Ints, end: Ints, ahead: Ints, steps: Sequence[int], drawn: Sequence[Any]
-) -> tuple[Ints, Ints, Ints, Ints]:
+) -> Ints:
     """What is drawn of all ranks, in order: how far their clocks are behind, begin, end, and step.
 
     That is each of `steps`, and of the other steps what lies in the stretches `drawn`, which are on
     the reference rank's clock: an axis to which `ahead` leads from that of all ranks.
     """
     whole = np.isin(step, steps)
-    windows = [np.stack([ahead[whole], begin[whole], end[whole], step[whole]])]
+    stretches = [np.stack([ahead, begin, end, step])[:, whole]]
     for first, last in drawn:
         low, high = np.maximum(begin, first - ahead), np.minimum(end, last - ahead)
-        beside = ~whole & (low < high)
-        number = np.full(beside.sum(), _BESIDE)
-        windows.append(np.stack([ahead[beside], low[beside], high[beside], number]))
-    ahead, low, high, number = np.concatenate(windows, axis=1)
-    order = order_by(low)
-    ahead, low, high, number = ahead[order], low[order], high[order], number[order]
-    low = np.maximum(low, preceding(np.maximum.accumulate(high), -(2**62)))
-    keep = high > low
-    return ahead[keep], low[keep], high[keep], number[keep]
+        beside = np.stack([ahead, low, high, np.full(len(step), _BESIDE)])
+        stretches.append(beside[:, ~whole & (low < high)])
+    windows = np.concatenate(stretches, axis=1)
+    windows = windows[:, order_by(windows[1])]
+    reached = preceding(np.maximum.accumulate(windows[2]), -(2**62))
+    windows[1] = np.maximum(windows[1], reached)
+    return windows[:, windows[2] > windows[1]]
 
 
 class _Block(NamedTuple):
@@ -381,20 +379,17 @@ def merged(drawn: Ints, bound: int) -> Ints:
     first = head | begins(s[_OF_KIND])  # of each kind in it
     stretches = Stretches.from_begins(head)
     joined, several = s[:, first], (stretches.size > 1)[stretches.of_row]
-    if several.any():
-        joined[:, several[first]] = _joined(s[:, several], head[several], first[several])
-    return joined
-
-
-def _joined(s: Ints, head: Bools, first: Bools) -> Ints:
-    """Stretches (from `head`) as one span of each kind (from `first`), one behind the other."""
-    stretches, kinds = Stretches.from_begins(head), Stretches.from_begins(first)
-    joined, stretch = s[:, kinds.first], stretches.of_row[kinds.first]
-    joined[_LENGTH], joined[_COUNT] = kinds.sum(s[_LENGTH:])
-    ends = running_sum(joined[_LENGTH], first_of(begins(stretch)))
-    joined[_START] = stretches.least(s[_START])[stretch] + ends - joined[_LENGTH]
+    if not several.any():
+        return joined
+    s, stretches = s[:, several], Stretches.from_begins(head[several])
+    kinds = Stretches.from_begins(first[several])
+    several_joined, of_kind = s[:, kinds.first], stretches.of_row[kinds.first]
+    several_joined[_LENGTH], several_joined[_COUNT] = kinds.sum(s[_LENGTH:])
+    ends = running_sum(several_joined[_LENGTH], first_of(begins(of_kind)))
+    several_joined[_START] = stretches.least(s[_START])[of_kind] + ends - several_joined[_LENGTH]
     longest = order_by(kinds.of_row, -s[_LENGTH])[kinds.first]
-    joined[_NAME] = s[_NAME, longest]
+    several_joined[_NAME] = s[_NAME, longest]
+    joined[:, several[first]] = several_joined
     return joined
 
 

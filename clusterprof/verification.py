@@ -20,6 +20,7 @@ import contextlib
 import math
 import re
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -129,9 +130,6 @@ def _check(name: str, results: Results) -> None:
         )
 
 
-# --- what is to be verified
-
-
 def _repaired(results: Results, asked: Asked) -> list[Finding]:
     """The findings that were repaired, each with a saving. Raises UsageError, _CannotTell."""
     findings = results["findings"]
@@ -141,18 +139,7 @@ def _repaired(results: Results, asked: Asked) -> list[Finding]:
         if not repaired:
             raise _CannotTell("A states no saving of several findings at once")
         return repaired
-    if asked.code:
-        candidates = [finding for finding in findings if finding["code"] == asked.code]
-        candidates = [f for f in candidates if asked.rank in (None, *f["ranks"])]
-        if not candidates:
-            raise _no_such(findings, asked)
-    else:
-        # flight recorders alone do not tell what a rank delays: such findings come last
-        candidates = [f for f in findings if f["saved_ns_per_step"] > 0 or f["code"] == _SHALLOW]
-        candidates.sort(key=lambda finding: finding["saved_ns_per_step"] <= 0)
-        if not candidates:
-            raise _CannotTell("A has no finding whose repair saves anything")
-    finding = candidates[0]
+    finding = _asked(findings, asked) if asked.code else _first_saving(findings)
     if finding["saved_ns_per_step"] <= 0 and finding["code"] == _SHALLOW:
         raise _CannotTell(f"the saving of {_named(finding)} is unknown in A")
     if finding["saved_ns_per_step"] <= 0 and finding["saved_alone_ns"] <= 0:
@@ -160,13 +147,25 @@ def _repaired(results: Results, asked: Asked) -> list[Finding]:
     return [finding]
 
 
-def _no_such(findings: Sequence[Finding], asked: Asked) -> UsageError:
+def _first_saving(findings: Sequence[Finding]) -> Finding:
+    """The first that saves something, else one of flight recorders, which do not tell how much."""
+    saving = [finding for finding in findings if finding["saved_ns_per_step"] > 0]
+    if candidates := [*saving, *(f for f in findings if f["code"] == _SHALLOW)]:
+        return candidates[0]
+    raise _CannotTell("A has no finding whose repair saves anything")
+
+
+def _asked(findings: Sequence[Finding], asked: Asked) -> Finding:
+    """The first finding of this code and rank. Raises UsageError."""
+    for finding in findings:
+        if finding["code"] == asked.code and asked.rank in (None, *finding["ranks"]):
+            return finding
     names = [
         finding["code"] if finding["rank"] is None else f"{finding['code']}:{finding['rank']}"
         for finding in findings
     ]
     rank = "" if asked.rank is None else f" of rank {asked.rank}"
-    return UsageError(
+    raise UsageError(
         f"--finding: the run has no finding {asked.code}{rank}",
         f"its findings: {words.listed(dict.fromkeys(names)) or 'none'}",
     )
@@ -194,24 +193,21 @@ def _check_comparable(a: MeasuredRun, b: MeasuredRun) -> None:
         raise _CannotTell(f"{side} has {why}")
 
 
-# --- what is predicted
-
-
 def _predicted(
     results: Results, repaired: Sequence[Finding], compared: Sequence[ComparedFinding]
 ) -> PredictedSaving:
     """What these repairs and those gone in B save. Raises _CannotTell where it is not stated."""
-    changed = {_key(finding) for finding in repaired}
+    changed = {*map(_key, repaired)}
     changed |= {_key(finding) for finding in compared if finding["state"] == "gone"}
     findings = [finding for finding in results["findings"] if _key(finding) in changed]
     if len(findings) == 1:
         return _stated(findings, "alone", findings[0]["saved_alone_ns"])
-    before = {_key(cause) for finding in findings for cause in _net_of(finding)}
-    if before <= changed:
+    before = chain.from_iterable(map(_net_of, findings))
+    if changed.issuperset(map(_key, before)):
         return _stated(findings, "sum", sum(f["saved_ns_per_step"] for f in findings))
     combined, keys = results["combined"], _replayed_at_once(results)
-    if combined and changed <= {*keys}:
-        choice = sum(1 << place for place, key in enumerate(keys) if key in changed)
+    if combined and changed.issubset(keys):
+        choice = sum((key in changed) << place for place, key in enumerate(keys))
         saved_ns = combined["remaining_ns"][0] - combined["remaining_ns"][choice]
         return _stated(findings, "replay", max(saved_ns, 0))
     names = words.listed(map(_named, repaired))
@@ -244,9 +240,6 @@ def _stated(findings: Sequence[Finding], basis: Basis, saved_ns: int) -> Predict
         "saved_least_ns": max(round(saved_ns - reach[0]), 0),
         "saved_most_ns": round(saved_ns + reach[1]),
     }
-
-
-# --- what is there
 
 
 def _outcome(predicted: PredictedSaving, step: Change) -> Outcome:
@@ -288,16 +281,22 @@ def _notes(
         notes.append("A states it as the most that can be saved: a part of it is no contradiction")
     if any(finding["recurrence"] != "persistent" for finding in repaired):
         notes.append("the cause was not in all steps of A's window: it may be rarer outside of it")
-    first, before = repaired[0], _net_of(repaired[0])
-    net_ns, alone_ns = first["saved_ns_per_step"], first["saved_alone_ns"]
-    if predicted["basis"] == "alone" and before and words.alone(net_ns, alone_ns, step["a_ns"]):
-        names, gone = words.listed(map(_named, before), 2), "is" if len(before) == 1 else "are"
-        notes.append(f"A states {words.ms(net_ns)} after the repair of {names}, "
-                     f"which {gone} not gone in B")  # fmt: skip
+    if predicted["basis"] == "alone":
+        notes += _stated_otherwise(repaired[0], step["a_ns"])
     if pace is not None and abs(pace["step_ns"] - step["a_ns"]) > step["noise_ns"]:
         stated, usual = words.ms(pace["step_ns"]), words.ms(step["a_ns"])
         notes.append(f"the saving is stated of a step of {stated}, undisturbed ones take {usual}")
     return notes
+
+
+def _stated_otherwise(finding: Finding, step_ns: int) -> list[str]:
+    """That A states another saving first, once others are repaired, where it noticeably does."""
+    saved_ns, before = finding["saved_ns_per_step"], _net_of(finding)
+    if not before or not words.alone(saved_ns, finding["saved_alone_ns"], step_ns):
+        return []
+    names, gone = words.listed(map(_named, before), 2), "is" if len(before) == 1 else "are"
+    saved = words.ms(saved_ns)
+    return [f"A states {saved} after the repair of {names}, which {gone} not gone in B"]
 
 
 def _became(compared: Sequence[ComparedFinding], repaired: Sequence[Repaired]) -> list[str]:
@@ -319,9 +318,6 @@ def _became(compared: Sequence[ComparedFinding], repaired: Sequence[Repaired]) -
             continue
         sentences.append(f"{comparison.named(finding)} {became}")
     return sentences
-
-
-# --- words
 
 
 def _key(finding: Finding | ComparedFinding | Repaired) -> tuple[str, tuple[int, ...]]:

@@ -97,17 +97,15 @@ def write_csv(merged: Merged, folder: Path) -> None:
     """Write every table as CSV (UTF-8, with a header). Raises OSError."""
     import pyarrow.csv as csv
 
-    def column(field: pa.Field, values: pa.ChunkedArray) -> pa.Array:
-        """Texts that no spreadsheet takes for formulas, each in one line."""
-        if not (pa.types.is_string(field.type) or pa.types.is_dictionary(field.type)):
-            return values
-        coded = values.cast(pa.string()).combine_chunks().dictionary_encode()
-        shown = [spreadsheet_cell(words.plain(text)) for text in coded.dictionary.to_pylist()]
-        return pa.array(shown, pa.string()).take(coded.indices)
-
     def write(table: pa.Table, file: IO[bytes]) -> None:
-        columns = map(column, table.schema, table.columns)
-        csv.write_csv(pa.table([*columns], names=table.column_names), file)
+        """Texts so that no spreadsheet takes them for formulas, each in one line."""
+        for place, field in enumerate(table.schema):
+            if pa.types.is_string(field.type) or pa.types.is_dictionary(field.type):
+                texts = table[place].cast(pa.string()).combine_chunks().dictionary_encode()
+                shown = [spreadsheet_cell(words.plain(t)) for t in texts.dictionary.to_pylist()]
+                column = pa.array(shown, pa.string()).take(texts.indices)
+                table = table.set_column(place, field.name, column)
+        csv.write_csv(table, file)
 
     _write(merged, folder, "csv", write)
 
@@ -126,9 +124,6 @@ def _write(
     for name, table in tables(merged).items():
         with files.new(folder / f"{name}.{ending}") as file:
             write(table, file)
-
-
-# -- summaries as nsys makes them
 
 
 def _summaries(merged: Merged) -> dict[str, pa.Table]:

@@ -88,9 +88,6 @@ def charts(run: Summary, collectives: pa.Table) -> dict[str, dict[str, Any] | No
     return {name: draw(run, matched) if matched else None for name, draw in drawings.items()}
 
 
-# --- size against bus bandwidth
-
-
 def bus_factor(operation: str, members: int) -> float | None:
     """Bus bandwidth over one rank's bytes per time; None: not defined.
 
@@ -204,9 +201,6 @@ def _scale(low: float, high: float) -> tuple[Callable[[float], float], list[floa
     return lambda value: (math.log10(max(value, 1e-3)) - first) / (last - first), decades
 
 
-# --- spread of arrivals
-
-
 def spread(run: Summary, matched: Calls) -> dict[str, Any] | None:
     """How far apart the first and the last member arrive: how many collectives, by decades."""
     several = matched.collectives.filter(pc.greater(matched.collectives["rank_count"], 1))
@@ -247,9 +241,6 @@ def spread(run: Summary, matched: Calls) -> dict[str, Any] | None:
         "median": words.duration(float(np.median(apart))),
         "largest": words.duration(float(apart.max())),
     }
-
-
-# --- who waits for whom
 
 
 def waits(run: Summary, matched: Calls) -> dict[str, Any] | None:

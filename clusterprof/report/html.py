@@ -213,9 +213,6 @@ def _readable(line: Mapping[str, Any], begins: Mapping[int, int]) -> dict[str, A
     return shown
 
 
-# -- templates
-
-
 def asset(name: str) -> str:
     """Return the text of a file of the page."""
     return (resources.files("clusterprof.report") / "page" / name).read_text("utf-8")

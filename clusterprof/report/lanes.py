@@ -9,6 +9,7 @@ only where it arrives after the second-to-last by more than the two clocks may e
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -84,34 +85,18 @@ def build(run: Summary, collectives: pa.Table, spans: pa.Table | None = None) ->
     ranks = np.union1d(placed["rank"].to_numpy(), spans["rank"].to_numpy()).tolist()
     if not ranks:
         return None
-    notes = []
-    if placed.num_rows < collectives.num_rows:
-        lost = words.counted(collectives.num_rows - placed.num_rows, "call")
-        notes.append(f"{lost} without a kernel in the report cannot be drawn")
-    if merged_below_ns := pc.max(spans["merged_below_ns"]).as_py():
-        short = words.duration(merged_below_ns)
-        notes.append(f"spans shorter than {short} are merged, each kind one behind the other")
+    notes = _left_out(collectives.num_rows - placed.num_rows, spans)
     placed, steps = _within_limit(run.results, placed, spans, len(ranks), notes)
     zero = min(step.begin for step in steps)
     calls, drawn = _call_columns(placed, ranks, run, zero), _span_columns(spans, ranks, zero)
-    numbers = [step.number for step in steps]
-    first = [numbers.index(step) for step in steps_to_look_at(run.results) if step in numbers]
-    typical, worst = [*first, -1, -1][:2] if first else (0, -1)
-    stragglers = run.stragglers()
-    lane, row = (np.array(calls[name], np.int64) for name in ("lane", "row"))
-    last_rows = greatest_by(lane, row, np.zeros(len(ranks), np.int64)).tolist()
+    numbers = {step.number: k for k, step in enumerate(steps)}
+    first = [numbers[step] for step in steps_to_look_at(run.results) if step in numbers]
+    # the longest steady-state step where that is another one than the typical
+    typical, worst = [*(first or [0]), -1][:2]
     medians = {entry["step"]: entry["duration_ns"] for entry in run.results["steps"]}
     data = {
         "unit_ns": UNIT_NS,
-        "lanes": [
-            {
-                "rank": rank,
-                "host": words.plain(run.hosts.get(rank, "")),
-                "rows": last_row + 1,
-                "named": rank in stragglers,
-            }
-            for rank, last_row in zip(ranks, last_rows, strict=True)
-        ],
+        "lanes": _lanes(run, ranks, calls),
         "steps": [
             {
                 "step": step.number,
@@ -124,12 +109,8 @@ def build(run: Summary, collectives: pa.Table, spans: pa.Table | None = None) ->
             for step in steps
         ],
         "typical": typical,
-        # the longest steady-state step where that is another one
         "worst": worst,
-        "presets": [
-            {"name": name, "lanes": row_of(ranks, np.array(chosen)).tolist()}
-            for name, chosen in _presets(run, ranks)
-        ],
+        "presets": _presets(run, ranks),
         # findings that name ranks, by their anchors
         "findings": [
             {"anchor": f"finding-{number}", "code": finding["code"], "ranks": finding["ranks"]}
@@ -140,6 +121,33 @@ def build(run: Summary, collectives: pa.Table, spans: pa.Table | None = None) ->
     }
     kinds = {*drawn["kinds"], *(["alone"] if any(calls["alone"]) else [])}
     return Timeline(data, ranks, steps, typical, kinds, notes)
+
+
+def _left_out(calls: int, spans: pa.Table) -> list[str]:
+    """What cannot be drawn as it is: calls without a time, and short spans."""
+    notes = []
+    if calls:
+        lost = words.counted(calls, "call")
+        notes.append(f"{lost} without a kernel in the report cannot be drawn")
+    if merged_below_ns := pc.max(spans["merged_below_ns"]).as_py():
+        short = words.duration(merged_below_ns)
+        notes.append(f"spans shorter than {short} are merged, each kind one behind the other")
+    return notes
+
+
+def _lanes(run: Summary, ranks: list[int], calls: dict[str, list[Any]]) -> list[dict[str, Any]]:
+    stragglers = run.stragglers()
+    lane, row = (np.array(calls[name], np.int64) for name in ("lane", "row"))
+    last_rows = greatest_by(lane, row, np.zeros(len(ranks), np.int64)).tolist()
+    return [
+        {
+            "rank": rank,
+            "host": words.plain(run.hosts.get(rank, "")),
+            "rows": last_row + 1,
+            "named": rank in stragglers,
+        }
+        for rank, last_row in zip(ranks, last_rows, strict=True)
+    ]
 
 
 def _call_columns(
@@ -239,15 +247,16 @@ def _span_columns(spans: pa.Table, ranks: list[int], zero: int) -> dict[str, lis
     }
 
 
-def _presets(run: Summary, ranks: list[int]) -> list[tuple[str, list[int]]]:
+def _presets(run: Summary, ranks: list[int]) -> list[dict[str, Any]]:
     """Choices of lanes by name: the first is open at first, the last has all ranks."""
     named = run.stragglers()
-    by_wait = sorted(run.averages, key=lambda row: row.exposed_wait_ns)
-    waiting_least = [row.rank for row in by_wait if row.rank in ranks][:MOST_LANES]
+    averages = [row for row in run.averages if row.rank in ranks]
+    averages.sort(key=lambda row: row.exposed_wait_ns)
+    waiting_least = [row.rank for row in averages[:MOST_LANES]]
     that_wait_least = f"the {len(waiting_least)} that wait least"
     presets = _peers(run, named[0], ranks) if named else []
     if len(ranks) > MOST_LANES:
-        near = [rank for _, peers in presets for rank in peers]
+        near = chain.from_iterable(dict(presets).values())
         opened = [*named[: MOST_LANES // 2], *near, *waiting_least]
         label = "stragglers and peers" if named else that_wait_least
         presets = [(label, list(dict.fromkeys(opened))[:MOST_LANES]), *presets]
@@ -256,9 +265,12 @@ def _presets(run: Summary, ranks: list[int]) -> list[tuple[str, list[int]]]:
     of_host = {host: rank for rank, host in by_host if rank in ranks}
     if len(of_host) > 1:
         presets.append(("one rank per host", [*of_host.values()]))
-    presets = [(name, sorted(some)) for name, some in presets if len(some) < len(ranks)]
-    every = ("all ranks", ranks)
-    return [*presets, every] if len(ranks) > MOST_LANES else [every, *presets]
+    presets = [(name, some) for name, some in presets if len(some) < len(ranks)]
+    presets.insert(len(presets) if len(ranks) > MOST_LANES else 0, ("all ranks", ranks))
+    return [
+        {"name": name, "lanes": row_of(ranks, np.sort(np.array(some))).tolist()}
+        for name, some in presets
+    ]
 
 
 def _peers(run: Summary, rank: int, ranks: list[int]) -> list[tuple[str, list[int]]]:

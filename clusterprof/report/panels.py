@@ -15,7 +15,7 @@ from clusterprof import words
 from clusterprof.report import results_json, summary
 from clusterprof.report.summary import Average, Summary
 from clusterprof.report.whole_job import Job
-from clusterprof.results import UNBOUNDED_NS, Finding, Results, compared_step_ns
+from clusterprof.results import Finding, Results, compared_step_ns
 
 _UNKNOWN = "cannot be determined"
 #: names of boxes
@@ -23,8 +23,6 @@ _COST, _SAVING = "What it costs", "What its repair saves"
 #: rows of a table that are shown at first: so many of either end
 ENDS = 8
 _DATE = "%Y-%m-%d %H:%M UTC"
-
-# -- the first look: the answer in four boxes, and what several repairs would leave
 
 
 class Tile(NamedTuple):
@@ -122,10 +120,8 @@ def _confidence(run: Summary, top: Finding | None) -> Tile:
             more = f"{looks} at steps {watch['first_step']}–{watch['last_step']}"
         recorders = f"flight recorders of {words.counted(len(shallow['ranks']), 'rank')}"
         return Tile("Confidence", confidence, f"{recorders}, {more}")
-    texts = []
     profiled, missing = len(run.results["ranks"]), len(run.results["missing"])
-    if missing:
-        texts.append(f"{profiled} of {profiled + missing} reports")
+    texts = [f"{profiled} of {profiled + missing} reports"] if missing else []
     span = f" ({words.spans(steps, limit=3)})" if steps else ""
     if top:
         texts.append(words.counted(len(steps), "steady-state step" if steady else "step") + span)
@@ -133,12 +129,9 @@ def _confidence(run: Summary, top: Finding | None) -> Tile:
         texts.append(f"in steady state{span}" if steady else span.strip(" ()"))
     if steps and not steady:
         texts.append("none in steady state")
-    if not run.pair_bound_ns:
-        texts.append("one clock only")
-    elif run.pair_bound_ns >= UNBOUNDED_NS:
-        texts.append("not all clocks can be aligned")
-    else:
-        texts.append(f"between clocks {words.bound(run.pair_bound_ns)}")
+    bound = summary.bound(run.pair_bound_ns) if run.pair_bound_ns else ""
+    clocks = {"": "one clock only", "unknown": "not all clocks can be aligned"}
+    texts.append(clocks.get(bound, f"between clocks {bound}"))
     return Tile("Confidence", confidence, ", ".join(filter(None, texts)))
 
 
@@ -149,9 +142,6 @@ def _lateness_ns(run: Summary, finding: Finding) -> int:
         return 0
     suspects = [s for s in shallow["suspects"] if s["rank"] in finding["ranks"]]
     return max((suspect["lateness_ns"] for suspect in suspects), default=0)
-
-
-# -- where the steps' time goes, rank by rank
 
 
 def account(run: Summary) -> list[dict[str, Any]]:
@@ -198,9 +188,6 @@ def _account_row(row: Average, longest_ns: float, floor_ns: int) -> dict[str, An
         left += frac * total
     label = f"{words.ms(row.duration_ns)}: {', '.join(texts)}"
     return {"cells": cells, "bar": {"parts": bars, "total": round(total, 2), "label": label}}
-
-
-# -- where the numbers are from
 
 
 def provenance(run: Summary, job: Job) -> list[tuple[str, str]]:

@@ -174,9 +174,6 @@ def _collectives(page: _Page, run: Summary) -> None:
         page.sentence(f"and {len(operations) - len(rows)} more, with less exposed time", 2)
 
 
-# -- Markdown
-
-
 def markdown(results: Results) -> str:
     """Markdown for an issue, pull request or chat, the step's account folded; ends in a newline."""
     run = Summary(results)
@@ -232,9 +229,6 @@ def escaped(text: str) -> str:
     return re.sub(r"([\\`*_\[\]<>|~@#&])", r"\\\1", plain).replace("\\@", "@\u200b")
 
 
-# -- CSV
-
-
 def accounts_csv(results: Results) -> str:
     """Each rank's account in each step as CSV: ns, begins on the reference rank's clock."""
     hosts = {rank["rank"]: rank["host"] for rank in results["ranks"]}
@@ -253,9 +247,6 @@ def accounts_csv(results: Results) -> str:
 def spreadsheet_cell(value: str) -> str:
     """A text that no spreadsheet takes for a formula."""
     return f"'{value}" if value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
-
-
-# -- hangs
 
 
 def hang_verdict(hang: list[HangEntry], waiting: list[int]) -> str:

@@ -320,25 +320,30 @@ def step_chart(results: Results, job: Job) -> dict[str, Any] | None:
         inside = bar.count == 1 and bar.first in window
         figure = _drawn(bar, _LEFT + before * unit, unit, top_ns, disturbed=bar.first in unsteady)
         drawn.append({**figure, "inside": inside})
-    frame, inside_bars = None, [bar for bar in drawn if bar["inside"]]
-    if job.steps and inside_bars:
-        left = inside_bars[0]["x"] - _FREE * unit
-        right = inside_bars[-1]["x"] + inside_bars[-1]["width"] + _FREE * unit
-        frame = (round(left, 1), round(right - left, 1))
     return {
         "width": width,
         "height": _FLOOR + _BOTTOM,
         "floor": _FLOOR,
         "left": _LEFT,
         "bars": drawn,
-        "window": frame,
+        "window": _frame(drawn, unit, job),
         "marks": _marks(drawn, width),
-        "scale": [(round(_y(ns, top_ns), 1), f"{ns / 1e6:g} ms") for ns in _round_times(top_ns)],
+        "scale": _scale(top_ns),
         "cut": any(bar["cut"] for bar in drawn),
         "left_out": len(every) - len(shown),
         "timeline": _shown_in_timeline(results, job),
         "of": f"{len(job.steps):,} ranks' step logs" if job.steps else "the profiled ranks' steps",
     }
+
+
+def _frame(drawn: list[dict[str, Any]], unit: float, job: Job) -> tuple[float, float] | None:
+    """From where on the window's bars are, and how wide that is; None where there are no others."""
+    inside = [bar for bar in drawn if bar["inside"]]
+    if not inside or not job.steps:
+        return None
+    left = inside[0]["x"] - _FREE * unit
+    right = inside[-1]["x"] + inside[-1]["width"] + _FREE * unit
+    return round(left, 1), round(right - left, 1)
 
 
 def _y(ns: float, top_ns: float) -> float:
@@ -386,11 +391,12 @@ def _shown_in_timeline(results: Results, job: Job) -> str:
     )
 
 
-def _round_times(top: float) -> list[float]:
-    """At most five round times (ns) up to `top`."""
+def _scale(top: float) -> list[tuple[float, str]]:
+    """At most five round times up to `top` (ns), each with its height."""
     power = 10.0 ** math.floor(math.log10(max(top / 5, 1)))
     apart = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= top / 5)
-    return [count * apart for count in range(1, int(top / apart) + 1)]
+    times = [count * apart for count in range(1, int(top / apart) + 1)]
+    return [(round(_y(ns, top), 1), f"{ns / 1e6:g} ms") for ns in times]
 
 
 def _marks(drawn: list[dict[str, Any]], width: int) -> list[tuple[float, str]]:
