@@ -80,12 +80,6 @@ AT_ONCE = 50_000
 _MOST = {64: 250_000, 2**31: 500_000}
 #: and of all steps together, where more steps fit
 _MOST_OF_ALL = 120_000
-_MOST_STEPS = 12
-#: the first length below which spans are merged is this part of a step: a sixth of a pixel where
-#: the step is 1,400 pixels wide
-_FINEST = 8_192
-#: the page shows of a rank what takes this part of a step, at least (`telling` in timeline_data.js)
-_PART_OF_STEP = 50
 
 
 #: what is known of spans, [7, spans]: `lane` is the rank's place times the rows, plus the row
@@ -108,11 +102,12 @@ def spans(
     if most is None:
         most = next(count for ranks, count in _MOST.items() if len(dataset.ranks) <= ranks)
     durations = {step["step"]: step["duration_ns"] for step in results["steps"]}
-    finest = max(durations[first[0]] // _FINEST, 1)
+    # a sixth of a pixel where the step is 1,400 pixels wide
+    finest = max(durations[first[0]] // 8_192, 1)
     drawn, bound = _that_fit(_of_steps(dataset, first, names, at_once), finest, most)
     fit = (_MOST_OF_ALL - drawn.shape[1]) * len(first) // max(drawn.shape[1], 1)
     others = [step for step in durations if step not in first]
-    others = others[: max(min(fit, _MOST_STEPS - len(first)), 0)]
+    others = others[: max(min(fit, 12 - len(first)), 0)]
     if others:
         blocks = _of_steps(dataset, [*first, *others], names, at_once)
         merged_blocks = [merged(block, bound) if bound else block for block in blocks]
@@ -284,7 +279,8 @@ def _host(block: _Block, before: int) -> tuple[list[_Row], Sequence[str]]:
         low, high, winner = (values[winner >= 0] for values in (low, high, winner))
         low, high, first = _runs(low, high, winner)
         winner = winner[first]
-        long = high - low >= window_ns[axis.back(low)[0]] // _PART_OF_STEP
+        # the page shows what takes this part of a step, at least (`telling` in timeline_data.js)
+        long = high - low >= window_ns[axis.back(low)[0]] // 50
         keep = (kind[winner] != _RANGE) | long
         winner = winner[keep]
         drawn.append((thread, kind[winner], name[winner], low[keep], high[keep]))

@@ -15,8 +15,6 @@ from datetime import datetime, timezone
 
 #: decimals of a millisecond beyond which no clock of ours can see (1 µs)
 _FINEST_DECIMALS = 3
-#: savings that differ by a smaller part of the step are one number
-_APART = 0.01
 
 
 def milliseconds(ns: float, decimals: int | None = None) -> str:
@@ -103,7 +101,8 @@ def between(ns: float, least_ns: float, most_ns: float) -> str:
 
 def alone(saved_ns: float, alone_ns: float, step_ns: float) -> str:
     """What a repair saves alone, `20.3 ms alone`; empty where it is the same as `saved_ns`."""
-    return f"{ms(alone_ns)} alone" if abs(alone_ns - saved_ns) > _APART * step_ns else ""
+    # savings that differ by a smaller part of the step are one number
+    return f"{ms(alone_ns)} alone" if abs(alone_ns - saved_ns) > 0.01 * step_ns else ""
 
 
 def sentences(text: str) -> list[str]:

@@ -78,11 +78,7 @@ def _slices(track: Track, process: int, line: int, begin_ns: int) -> Iterator[di
 
 
 def _flows(members: Sequence[Ints], begin_ns: int) -> Iterator[dict[str, Any]]:
-    """The arrows through each collective's members, from the first one's begin to the last one's.
-
-    `members` are rows of flow, begin (ns), process and line, of all that are in the trace. An event
-    of a flow belongs to the slice that is open at its time.
-    """
+    """Arrows through each collective's `members`: rows of flow, begin (ns), process and line."""
     flows = np.concatenate([np.empty((4, 0), np.int64), *members], axis=1)
     flows = flows[:, order_by(flows[0], flows[1])]
     of_flow = Stretches.of(flows[0])
@@ -92,6 +88,7 @@ def _flows(members: Sequence[Ints], begin_ns: int) -> Iterator[dict[str, Any]]:
     joins = (flows[0] > 0) & (of_flow.size > 1)[of_flow.of_row]
     for phase, member in zip(phases[joins].tolist(), flows[:, joins].T.tolist(), strict=True):
         flow, start, process, line = member
+        # by its time: an event of a flow belongs to the slice that is open then
         time = (start - begin_ns) / 1000
         event = _event("members", phase, process, line, cat="collective", id=flow, ts=time)
         yield {**event, "bp": "e"} if phase == "f" else event

@@ -30,8 +30,6 @@ from clusterprof.export.merged_tables import Merged
 from clusterprof.report.text import spreadsheet_cell
 from clusterprof.results import Finding, OperationEntry, RankEntry
 
-#: what is not exported: paths of the machine that merged; command lines; what has parts of its own
-_LEFT_OUT = {"source", "next", "evidence", "saving"}
 _TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}
 
 #: a kernel is launch-bound where this part of its calls at least began on a stream that had
@@ -78,7 +76,8 @@ def _of_entries(entries: Sequence[Any], form: type) -> pa.Table:
     """Members of results.json; lists and versions as texts (`0-3,8`, `driver 580; NCCL 2.28.9`)."""
     columns = {}
     for name, kind in get_type_hints(form).items():
-        if name in _LEFT_OUT:
+        # paths of the machine that merged; command lines; what has parts of its own
+        if name in {"source", "next", "evidence", "saving"}:
             continue
         values = [entry[name] for entry in entries]
         if get_origin(kind) is list:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pyarrow.compute as pc
@@ -63,17 +63,9 @@ def gauges(merged: Merged) -> list[Gauge]:
     def rank(number: int) -> dict[str, object]:
         return {"rank": number, "host": hosts[number]}
 
-    def of_findings(name: str) -> list[tuple[dict[str, object], float]]:
-        labels: list[dict[str, object]] = [
-            {"code": f["code"], "severity": f["severity"], "ranks": words.numbers(f["ranks"], 8)}
-            for f in results["findings"]
-        ]
-        times: list[Any] = [finding[name] for finding in results["findings"]]  # type: ignore[literal-required]
-        return [(named, ns / 1e9) for named, ns in zip(labels, times, strict=True)]
-
     accounts = merged.accounts.filter(merged.is_steady)
     means = accounts.group_by("rank").aggregate([(f"{part}_ns", "mean") for part in _PARTS])
-    return [
+    metrics = [
         Gauge("info", "Who wrote this.", [({"version": __version__}, 1)]),
         Gauge(
             "window_end_timestamp_seconds", "When the profiled window ended.",
@@ -99,27 +91,25 @@ def gauges(merged: Merged) -> list[Gauge]:
             "operation_seconds", "Collectives per step, mean over ranks, by what overlaps.",
             _operations(merged),
         ),
-        Gauge(
-            "finding_saved_seconds", "What its repair saves per step, net of those before it.",
-            of_findings("saved_ns_per_step"),
-        ),
-        Gauge(
-            "finding_saved_alone_seconds", "What its repair alone saves per step.",
-            of_findings("saved_alone_ns"),
-        ),
-        Gauge(
-            "finding_saved_uncertainty_seconds", "How far off what a repair saves may be.",
-            of_findings("saved_uncertainty_ns"),
-        ),
-        Gauge(
-            "clock_uncertainty_seconds", "How far a rank's aligned times may be wrong.",
-            [
-                (rank(clock["rank"]), np.inf if clock["uncertainty_ns"] >= UNBOUNDED_NS
-                 else clock["uncertainty_ns"] / 1e9)
-                for clock in clocks if clock["rank"] in hosts
-            ],
-        ),
     ]  # fmt: skip
+    for name, member, help_text in (
+        ("saved", "saved_ns_per_step", "What its repair saves per step, net of those before it."),
+        ("saved_alone", "saved_alone_ns", "What its repair alone saves per step."),
+        ("saved_uncertainty", "saved_uncertainty_ns", "How far off what a repair saves may be."),
+    ):
+        samples = []
+        for f in results["findings"]:
+            ranks, ns = words.numbers(f["ranks"], 8), cast("dict[str, Any]", f)[member]
+            labels = {"code": f["code"], "severity": f["severity"], "ranks": ranks}
+            samples.append((labels, ns / 1e9))
+        metrics.append(Gauge(f"finding_{name}_seconds", help_text, samples))
+    uncertainties = [
+        (rank(clock["rank"]), np.inf if clock["uncertainty_ns"] >= UNBOUNDED_NS
+         else clock["uncertainty_ns"] / 1e9)
+        for clock in clocks if clock["rank"] in hosts
+    ]  # fmt: skip
+    help_text = "How far a rank's aligned times may be wrong."
+    return [*metrics, Gauge("clock_uncertainty_seconds", help_text, uncertainties)]
 
 
 def _operations(merged: Merged) -> list[tuple[dict[str, object], float]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -312,18 +311,14 @@ def _nested(start: Ints, end: Ints) -> bool:
 
 def moments(merged: Merged, finding: Finding) -> list[tuple[int | None, int]]:
     """Rank and time (reference rank's clock) of a finding's evidence, else of its first step."""
-
-    def is_number(value: Any) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-    times = [
-        (line["rank"], line["time_ns"])
-        for line in finding["evidence"]
-        if is_number(line.get("time_ns")) and is_number(line.get("rank"))
-        if line["rank"] in merged.names
-    ]
+    times = []
+    for line in finding["evidence"]:
+        rank, time = line.get("rank"), line.get("time_ns")
+        # evidence is of any form: true is 1, and no number
+        if type(rank) is int and rank in merged.names and type(time) is int and time >= 0:
+            times.append((time, rank))
     if times:
-        return sorted(times, key=lambda moment: (moment[1], moment[0]))
+        return [(rank, time) for time, rank in sorted(times)]
     begins = {step["step"]: step["begin_ns"] for step in merged.results["steps"]}
     of_steps = [begins[step] for step in finding["steps"] if step in begins]
     rank = finding["rank"] if finding["rank"] in merged.names else None

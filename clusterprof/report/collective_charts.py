@@ -41,8 +41,6 @@ _NVLINK = {
     "NVIDIA H200": ("H200", 450.0),
     "NVIDIA B200": ("B200", 900.0),
 }
-#: of these names there are cards without it
-_OTHER_LINKS = ("NVL", "PCIe")
 _POINT_TO_POINT = ("Send", "Recv", "SendRecv")
 
 
@@ -57,10 +55,7 @@ class Calls:
 
     @cached_property
     def collectives(self) -> pa.Table:
-        """A row for each collective: begins, members, and the least time and most bytes of one.
-
-        The last to arrive does not wait: its own length, on its own clock, is the transfer.
-        """
+        """Of each: begins, members, most bytes, time of the last to arrive, which does not wait."""
         names = ("operation", "communicator", "source")
         columns = {name: self.table[name].cast(pa.string()) for name in names}
         columns |= {name: self.table[name] for name in ("collective", "rank", "message_bytes")}
@@ -178,7 +173,8 @@ def _link(run: Summary, ranks: list[int]) -> tuple[str, float] | None:
     entries = [entry for entry in run.results["ranks"] if entry["rank"] in ranks]
     machines = {(entry["host"], entry["device"]) for entry in entries}
     host, device = machines.pop() if len(machines) == 1 else ("", "")
-    if not host or any(name in device for name in _OTHER_LINKS):
+    # of these names there are cards without it
+    if not host or any(name in device for name in ("NVL", "PCIe")):
         return None
     return next((link for name, link in _NVLINK.items() if name in device), None)
 

@@ -33,8 +33,6 @@ from clusterprof.results import UNBOUNDED_NS, Finding, Results
 from clusterprof.run_directory import writing
 
 _MOST_EVIDENCE = 64
-#: of more findings of one code than fit on a screen, the first is a card and the others its table
-_MOST_CARDS = 3
 #: the page's one script, in this order: what the others share first, what shows the state last
 _SCRIPTS = (
     "core.js", "downloads.js", "tables.js", "heatmap.js", "whatif.js", "timeline_data.js",
@@ -142,7 +140,8 @@ def _cards(run: Summary, timeline: lanes.Timeline | None) -> list[Card]:
         }
         by_code.setdefault(finding["code"], []).append(Card(number, finding, drawn, []))
     for cards in by_code.values():
-        if len(cards) > _MOST_CARDS:
+        # more do not fit on a screen
+        if len(cards) > 3:
             cards[0].others.extend(cards[1:])
             del cards[1:]
     return sorted(chain.from_iterable(by_code.values()), key=lambda card: card.number)

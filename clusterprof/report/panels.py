@@ -36,11 +36,7 @@ class Tile(NamedTuple):
 
 
 def tiles(run: Summary) -> list[Tile]:
-    """Who it is, what it costs, what its repair saves, and how well that is known.
-
-    All four are about the finding that the verdict begins with; without one the first three say
-    that there is nothing to act on, or too little to tell.
-    """
+    """Who it is, what it costs, what its repair saves, and how well that is known: four boxes."""
     top, profiled, pace = run.leading, len(run.results["ranks"]), run.results["pace"]
     if top is not None:
         return [_who(run, top), _cost(run, top), _saving(run, top), _confidence(run, top)]

@@ -57,10 +57,7 @@ class Average(NamedTuple):
 
 @dataclass(frozen=True)
 class Summary:
-    """The results of a run as people are told them; texts are empty where there is nothing to say.
-
-    Numbers are means over `evidence_steps`. A wait shorter than `pair_bound_ns` is no number.
-    """
+    """What people are told of a run, as means over `evidence_steps`; empty where it is nothing."""
 
     results: Results
 

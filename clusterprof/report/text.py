@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from clusterprof import console, words
 from clusterprof.report import summary
 from clusterprof.report.summary import Summary
-from clusterprof.results import CalledEntry, Finding, HangEntry, HangResults, RankAccount, Results
+from clusterprof.results import Finding, HangEntry, HangResults, RankAccount, Results
 
 _SGR = {"critical": "1;31", "warning": "1;33", "info": "1;36", "strong": "1", "quiet": "2"}
 #: every code that a page may have in it, if it has colours
@@ -231,16 +231,16 @@ def escaped(text: str) -> str:
 
 def accounts_csv(results: Results) -> str:
     """Each rank's account in each step as CSV: ns, begins on the reference rank's clock."""
-    hosts = {rank["rank"]: rank["host"] for rank in results["ranks"]}
+    hosts = {rank["rank"]: spreadsheet_cell(rank["host"]) for rank in results["ranks"]}
     page = io.StringIO()
     table = csv.writer(page, lineterminator="\n")
     table.writerow(CSV_COLUMNS)
     for step in results["steps"]:
+        steady = int(step["settled"])
         for account in step["ranks"]:
-            parts = [account[name] for name in _PARTS]  # type: ignore[literal-required]
-            host = spreadsheet_cell(hosts.get(account["rank"], ""))
-            table.writerow([step["step"], int(step["settled"]), account["rank"], host,
-                            step["begin_ns"], *parts])  # fmt: skip
+            rank, parts = account["rank"], [account[name] for name in _PARTS]  # type: ignore[literal-required]
+            host, begin_ns = hosts.get(rank, ""), step["begin_ns"]
+            table.writerow([step["step"], steady, rank, host, begin_ns, *parts])
     return page.getvalue()
 
 
@@ -287,20 +287,15 @@ def hang_page(results: HangResults) -> str:
         odd = [called for called in hang["called"] if called["rank"] in hang["ranks"]]
         rest = [called for called in hang["called"] if called["rank"] not in hang["ranks"]]
         # results.json has the lines of all ranks
-        lines += [f"  {_called_by_rank(called)}" for called in (*odd[:4], *rest[:1])]
+        for called in (*odd[:4], *rest[:1]):
+            last = "" if called["joined"] else "last called "
+            sizes = f"{called['input_sizes'] or called['output_sizes']} {called['input_types']}"
+            line = f", {words.plain(called['line'])}" if called["line"] else ""
+            call = f"{last}{called['operation']} {called['sequence']} {sizes}{line}"
+            call = call if called["operation"] else "no call recorded"
+            lines.append(f"  rank {called['rank']}: {call}")
     lines += [""] if results["missing"] else []
     for lost in results["missing"]:
         whose = "a dump" if lost["rank"] is None else f"rank {lost['rank']}"
         lines.append(f"missing: {whose}: {lost['reason']}")
-    lines += [f"warning: {warning}" for warning in results["warnings"]]
-    return "\n".join(lines) + "\n"
-
-
-def _called_by_rank(called: CalledEntry) -> str:
-    rank, operation = called["rank"], called["operation"]
-    if not operation:
-        return f"rank {rank}: no call recorded"
-    last = "" if called["joined"] else "last called "
-    sizes = f"{called['input_sizes'] or called['output_sizes']} {called['input_types']}"
-    line = f", {words.plain(called['line'])}" if called["line"] else ""
-    return f"rank {rank}: {last}{operation} {called['sequence']} {sizes}{line}"
+    return "\n".join([*lines, *(f"warning: {text}" for text in results["warnings"]), ""])

@@ -50,8 +50,6 @@ _OF_ACCOUNTS = (
     ("step time", "duration_ns", "the rank's step on its device", True),
 )
 
-#: bars that are wide enough to point at
-_MOST_BARS = 160
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 1000, 170, 58, 8, 8, 24
 _FLOOR = _TOP + _HEIGHT
 #: with few bars the drawing is narrower: so much for a bar, but never less in all
@@ -306,7 +304,8 @@ def step_chart(results: Results, job: Job) -> dict[str, Any] | None:
         return None
     window = [step["step"] for step in results["steps"]]
     middle = (window[0] + window[-1]) / 2 if window else every[-1].first
-    shown = sorted(sorted(every, key=lambda bar: abs(bar.first - middle))[:_MOST_BARS])
+    # bars that are wide enough to point at
+    shown = sorted(sorted(every, key=lambda bar: abs(bar.first - middle))[:160])
     unsteady = {step["step"] for step in results["steps"] if not step["settled"]}
     usual = [bar.median_ns for bar in shown if bar.first not in unsteady]
     # the first steps of a job compile; a scale up to them would make all others equal
