@@ -234,24 +234,18 @@ def _grouped(table: pa.Table, name: str, sums: Mapping[str, pa.Array]) -> list[R
     """One row for each different combination of a summary's keys; `sums` are added up."""
     keys = {key: table[key].cast(kind) for key, kind in _FORMS[name][0].items()}
     ns = pc.max_element_wise(pc.subtract(table["end_ns"], table["start_ns"]), 0)
+    of_ns = {"count": "calls", "sum": "total_ns", "min": "min_ns", "max": "max_ns"}
     groups = (
         pa.table({**keys, "ns": ns, **sums})
         .group_by([*keys], use_threads=False)
-        .aggregate([("ns", "list"), *((column, "sum") for column in sums)])
+        .aggregate([*(("ns", how) for how in (*of_ns, "list")), *((key, "sum") for key in sums)])
     )
-    lists = groups["ns_list"].combine_chunks()
-    rows = []
-    for row, values in zip(groups.drop_columns(["ns_list"]).to_pylist(), lists, strict=True):
+    renamed = {f"ns_{how}": column for how, column in of_ns.items()}
+    renamed |= {f"{column}_sum": column for column in sums}
+    groups = groups.rename_columns([renamed.get(name, name) for name in groups.column_names])
+    rows: list[Row] = groups.drop_columns(["ns_list"]).to_pylist()
+    for row, values in zip(rows, groups["ns_list"].combine_chunks(), strict=True):
         took = np.sort(values.values.to_numpy())
-        low, high = took[(len(took) - 1) // 2], took[len(took) // 2]
-        rows.append({
-            **{key: row[key] for key in keys},
-            "calls": len(took),
-            "total_ns": int(took.sum()),
-            "mean_ns": int(took.sum()) // len(took),
-            "median_ns": int(low + high) // 2,
-            "min_ns": int(took[0]),
-            "max_ns": int(took[-1]),
-            **{column: row[f"{column}_sum"] for column in sums},
-        })  # fmt: skip
+        row["mean_ns"] = row["total_ns"] // row["calls"]
+        row["median_ns"] = int(took[(len(took) - 1) // 2] + took[len(took) // 2]) // 2
     return rows

@@ -51,7 +51,8 @@ class Merged:
     def names(self) -> dict[int, str]:
         """What each profiled rank is called: `rank 8 · gpu-01`."""
         return {
-            entry["rank"]: f"rank {entry['rank']}" + (f" · {entry['host']}" * bool(entry["host"]))
+            entry["rank"]: f"rank {entry['rank']}"
+            + (f" · {entry['host']}" if entry["host"] else "")
             for entry in self.results["ranks"]
         }
 

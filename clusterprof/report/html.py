@@ -237,11 +237,7 @@ def environment() -> jinja2.Environment:
 
 
 class _BesideTheTemplates(bccache.BytecodeCache):
-    """Byte code in `page/__pycache__`, or where else Python is told to keep it.
-
-    Compiling the templates takes longer than drawing a small page. Where the folder cannot be
-    written they are compiled each time.
-    """
+    """Byte code where Python keeps its own: compiling takes longer than drawing a small page."""
 
     def get_cache_key(self, name: str, _filename: str | None = None) -> str:
         folder = resources.files("clusterprof.report") / "page"
