@@ -211,13 +211,17 @@ def _predicted(
         saved_ns = combined["remaining_ns"][0] - combined["remaining_ns"][choice]
         return _stated(findings, "replay", max(saved_ns, 0))
     names = words.listed(map(_named, repaired))
-    if gone := [finding for finding in findings if finding not in repaired]:
-        others = f"{words.listed(map(_named, gone))} {'is' if len(gone) == 1 else 'are'}"
-        raise _CannotTell(
-            f"asked for is {names}, and {others} gone in B as well: A does not state what all of "
-            "them save at once"
-        )
-    raise _CannotTell(f"A does not state what {names} save at once")
+    gone = [_named(finding) for finding in findings if finding not in repaired]
+    if not gone:
+        raise _CannotTell(f"A does not state what {names} save at once")
+    raise _CannotTell(
+        f"asked for is {names}, and {words.listed(gone)} {_is_or_are(gone)} gone in B as well: A "
+        "does not state what all of them save at once"
+    )
+
+
+def _is_or_are(subjects: Sequence[object]) -> str:
+    return "is" if len(subjects) == 1 else "are"
 
 
 def _stated(findings: Sequence[Finding], basis: Basis, saved_ns: int) -> PredictedSaving:
@@ -294,9 +298,9 @@ def _stated_otherwise(finding: Finding, step_ns: int) -> list[str]:
     saved_ns, before = finding["saved_ns_per_step"], _net_of(finding)
     if not before or not words.alone(saved_ns, finding["saved_alone_ns"], step_ns):
         return []
-    names, gone = words.listed(map(_named, before), 2), "is" if len(before) == 1 else "are"
-    saved = words.ms(saved_ns)
-    return [f"A states {saved} after the repair of {names}, which {gone} not gone in B"]
+    names, saved = words.listed(map(_named, before), 2), words.ms(saved_ns)
+    which = f"which {_is_or_are(before)} not gone in B"
+    return [f"A states {saved} after the repair of {names}, {which}"]
 
 
 def _became(compared: Sequence[ComparedFinding], repaired: Sequence[Repaired]) -> list[str]:
