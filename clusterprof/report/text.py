@@ -294,7 +294,7 @@ def hang_page(results: HangResults) -> str:
             call = f"{last}{called['operation']} {called['sequence']} {sizes}{line}"
             call = call if called["operation"] else "no call recorded"
             lines.append(f"  rank {called['rank']}: {call}")
-    lines += [""] if results["missing"] else []
+    lines += [""] * bool(results["missing"])
     for lost in results["missing"]:
         whose = "a dump" if lost["rank"] is None else f"rank {lost['rank']}"
         lines.append(f"missing: {whose}: {lost['reason']}")
