@@ -21,6 +21,7 @@ from clusterprof import words
 from clusterprof.align.lateness import SHALLOW
 from clusterprof.align.match import PLACED
 from clusterprof.analysis.model.accounts import ACCOUNTS
+from clusterprof.columns import Ints
 from clusterprof.errors import ReportError, UsageError
 from clusterprof.export import merged_tables
 from clusterprof.results import Results
@@ -28,7 +29,6 @@ from clusterprof.run_directory import Window
 from clusterprof.tables import ACTIVITY, NAME, required
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     import pandas as pd
 
     from clusterprof.analysis.model.replay import Lengths
@@ -40,52 +40,42 @@ By = Literal["rank", "host", "stage"]
 _RANKS = pa.list_(pa.int32())
 
 #: one row per finding, in the order of the report
-FINDINGS = pa.schema(
-    [
-        required("code", pa.string()),
-        required("severity", pa.string()),
-        pa.field("rank", pa.int32()),
-        required("ranks", _RANKS),
-        required("steps", pa.list_(pa.int64())),
-        required("recurrence", pa.string()),
-        required("saved_ns_per_step", pa.int64()),
-        required("saved_alone_ns", pa.int64()),
-        required("saved_least_ns", pa.int64()),
-        required("saved_most_ns", pa.int64()),
-        required("saved_uncertainty_ns", pa.int64()),
-        required("share_of_step", pa.float64()),
-        required("cost_ns_per_step", pa.int64()),
-        required("confidence", pa.float64()),
-        required("summary", pa.string()),
-        required("advice", pa.string()),
-        required("next", pa.string()),
-    ]
-)
+FINDINGS = pa.schema([
+    required("code", pa.string()),
+    required("severity", pa.string()),
+    pa.field("rank", pa.int32()),
+    required("ranks", _RANKS),
+    required("steps", pa.list_(pa.int64())),
+    required("recurrence", pa.string()),
+    required("saved_ns_per_step", pa.int64()),
+    required("saved_alone_ns", pa.int64()),
+    required("saved_least_ns", pa.int64()),
+    required("saved_most_ns", pa.int64()),
+    required("saved_uncertainty_ns", pa.int64()),
+    required("share_of_step", pa.float64()),
+    required("cost_ns_per_step", pa.int64()),
+    required("confidence", pa.float64()),
+    required("summary", pa.string()),
+    required("advice", pa.string()),
+    required("next", pa.string()),
+])  # fmt: skip
 #: one row per rank and step of the window
 STEPS = pa.schema([*ACCOUNTS, required("steady", pa.bool_())])
 #: one row per kernel, copy and collective of each profiled rank
-KERNELS = pa.schema(
-    [
-        required("rank", pa.int32()),
-        *ACTIVITY,
-        required("aligned_start_ns", pa.int64()),
-        required("aligned_end_ns", pa.int64()),
-    ]
-)
+_ALIGNED = [required(f"aligned_{edge}_ns", pa.int64()) for edge in ("start", "end")]
+KERNELS = pa.schema([required("rank", pa.int32()), *ACTIVITY, *_ALIGNED])
 #: one row per what-if
-WHAT_IF = pa.schema(
-    [
-        required("who", pa.string()),
-        required("ranks", _RANKS),
-        required("what", pa.string()),
-        pa.field("times", pa.float64()),
-        required("step_ns", pa.int64()),
-        pa.field("without_ns", pa.int64()),
-        pa.field("saved_ns", pa.int64()),
-        pa.field("saved_uncertainty_ns", pa.int64()),
-        pa.field("share_of_step", pa.float64()),
-    ]
-)
+WHAT_IF = pa.schema([
+    required("who", pa.string()),
+    required("ranks", _RANKS),
+    required("what", pa.string()),
+    pa.field("times", pa.float64()),
+    required("step_ns", pa.int64()),
+    pa.field("without_ns", pa.int64()),
+    pa.field("saved_ns", pa.int64()),
+    pa.field("saved_uncertainty_ns", pa.int64()),
+    pa.field("share_of_step", pa.float64()),
+])  # fmt: skip
 
 #: the frames of a run, each with its schema
 SCHEMAS: dict[str, pa.Schema] = {
@@ -99,10 +89,7 @@ SCHEMAS: dict[str, pa.Schema] = {
 
 
 def load(path: str | os.PathLike[str]) -> Run:
-    """Return a run that was merged: a run directory, or the folder of merge's `--output`.
-
-    Raises ReportError where it was not merged, or cannot be read.
-    """
+    """Return a run that was merged: a run directory or merge's `--output`. Raises ReportError."""
     return Run(merged_tables.read(Window.at(Path(path).expanduser())))
 
 
@@ -152,12 +139,12 @@ class Run:
         """
         tables = [KERNELS.empty_table()]
         for rank in self._merged.ranks:
-            table = self._merged.table(rank, "activity", ACTIVITY.names)
-            if table is None:
+            if not self._merged.has_tables(rank):
                 raise ReportError(
                     f"{self.path} has no tables of rank {rank}",
                     f"write them again: clusterprof merge {self.path}",
                 )
+            table = self._merged.table(rank, "activity", ACTIVITY.names)
             times = (table[name].to_numpy() for name in ("start_ns", "end_ns"))
             aligned = [self._merged.clock.align(rank, time) for time in times]
             ranks = pa.array(np.full(len(table), rank, np.int32))
@@ -166,10 +153,7 @@ class Run:
 
     @cached_property
     def shallow(self) -> pd.DataFrame:
-        """All ranks' calls by their flight recorders; columns: `clusterprof.api.SHALLOW`.
-
-        Without rows where no rank left one.
-        """
+        """All ranks' calls by flight recorders, if any; columns: `clusterprof.api.SHALLOW`."""
         table = self._merged.shallow
         return _frame(SHALLOW.empty_table() if table is None else table)
 
@@ -196,10 +180,11 @@ class Run:
         """
         kinds: list[What] = [what] if isinstance(what, str) else list(what)
         _check(kinds, times)
-        job = self._job
         by = by or (None if ranks is not None or times is not None else "rank")
-        groups = _groups(job, self.results, ranks, by)
-        rows = [_row(job, who, of, kind, times) for who, of in groups.items() for kind in kinds]
+        groups = _groups(self._job, self.results, ranks, by)
+        rows = []
+        for who, members in groups.items():
+            rows += [{"who": who} | _row(self._job, members, kind, times) for kind in kinds]
         return _frame(pa.Table.from_pylist(rows, schema=WHAT_IF))
 
     @cached_property
@@ -247,14 +232,13 @@ class Run:
             return f"<tr>{''.join(f'<{tag}>{text}</{tag}>' for text in texts)}</tr>"
 
         head = row("th", "severity", "finding", "ranks", "repair saves", "of the step")
-        rows = [
-            row("td", f["severity"], f["code"], words.spans(f["ranks"], 8), saved_cell(f), share)
-            for f in self.results["findings"]
-            for share in [words.percent(f["share_of_step"])]
-        ]
-        table = f"<table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>"
+        rows = ""
+        for f in self.results["findings"]:
+            whom, share = words.spans(f["ranks"], 8), words.percent(f["share_of_step"])
+            rows += row("td", f["severity"], f["code"], whom, saved_cell(f), share)
+        table = f"<table><thead>{head}</thead><tbody>{rows}</tbody></table>" if rows else ""
         verdict, path = (html.escape(words.plain(str(t))) for t in (self.verdict, self.path))
-        return f"<p><b>{verdict}</b><br><small>{path}</small></p>{table if rows else ''}"
+        return f"<p><b>{verdict}</b><br><small>{path}</small></p>{table}"
 
 
 def _frame(table: pa.Table) -> pd.DataFrame:
@@ -265,9 +249,7 @@ def _frame(table: pa.Table) -> pd.DataFrame:
         raise UsageError(
             "frames need pandas, which is not installed", "pip install 'clusterprof[pandas]'"
         ) from None
-    plain = [
-        field.with_type(pa.string()) if field.type == NAME else field for field in table.schema
-    ]
+    plain = [f.with_type(pa.string()) if f.type == NAME else f for f in table.schema]
     return table.cast(pa.schema(plain)).to_pandas(types_mapper=pd.ArrowDtype)
 
 
@@ -287,10 +269,7 @@ def _check(kinds: Sequence[What], times: float | None) -> None:
 def _groups(
     job: WhatIfs, results: Results, ranks: Collection[int] | None, by: By | None
 ) -> dict[str, list[int]]:
-    """The ranks whose time is changed together in a row, by what they are called.
-
-    Raises UsageError.
-    """
+    """The ranks that change together, by what they are called. Raises UsageError."""
     profiled = job.dataset.ranks
     if by not in (None, *get_args(By)):
         raise UsageError(f"what_if(by={by!r}): expected one of {', '.join(get_args(By))}")
@@ -302,25 +281,24 @@ def _groups(
     if by is None:
         whole = len(chosen) == len(profiled) > 1
         return {"all ranks" if whole else words.ranks(chosen): chosen}
-    stages, unnamed = results["topology"]["stages"], "" if by == "host" else 0
-    names: dict[By, dict[int, Any]] = {
-        "rank": {rank: rank for rank in chosen},
-        "host": {entry["rank"]: entry["host"] for entry in results["ranks"]},
-        "stage": {rank: stage["stage"] for stage in stages for rank in stage["ranks"]},
-    }
+    # ranks of no known host or stage are together
+    names: dict[int, Any] = dict.fromkeys(chosen, "" if by == "host" else 0)
+    if by == "rank":
+        names = dict(zip(chosen, chosen, strict=True))
+    elif by == "host":
+        names |= {entry["rank"]: entry["host"] for entry in results["ranks"]}
+    else:
+        for stage in results["topology"]["stages"]:
+            names |= dict.fromkeys(stage["ranks"], stage["stage"])
     members: dict[Any, list[int]] = {}
     for rank in chosen:
-        members.setdefault(names[by].get(rank, unnamed), []).append(rank)
+        members.setdefault(names[rank], []).append(rank)
     return {f"{by} {name}": group for name, group in sorted(members.items())}
 
 
-def _row(
-    job: WhatIfs, who: str, ranks: list[int], what: What, times: float | None
-) -> dict[str, Any]:
+def _row(job: WhatIfs, ranks: list[int], what: What, times: float | None) -> dict[str, Any]:
     """One what-if. Without peers nothing is known."""
-    row: dict[str, Any] = {
-        "who": who, "ranks": ranks, "what": what, "times": times, "step_ns": round(job.step_ns),
-    }  # fmt: skip
+    row = {"ranks": ranks, "what": what, "times": times, "step_ns": round(job.step_ns)}
     lengths = _changed(job, ranks, what, times)
     if lengths is None:
         return row
@@ -346,15 +324,15 @@ def _changed(job: WhatIfs, ranks: Sequence[int], what: What, times: float | None
             return None
         return job.like_peers(job.base, places, "host" if what == "host" else "gpu")
     base, graph = job.base, job.job
-
-    def scaled(values: npt.NDArray[np.int64], chosen: npt.NDArray[np.bool_]) -> Any:
-        return np.where(chosen, np.round(values * times).astype(np.int64), values)
-
     if what == "host":
-        return replace(base, own=scaled(base.own, np.isin(graph.host_rank, places)))
-    kinds = {
-        "gpu": graph.kind == COMPUTE,
-        "communication": graph.kind == COLLECTIVE,
-        "copy": (graph.kind != COMPUTE) & (graph.kind != COLLECTIVE),
-    }
-    return replace(base, run=scaled(base.run, kinds[what] & np.isin(graph.rank, places)))
+        of_ranks = np.isin(graph.host_rank, places)
+        return replace(base, own=np.where(of_ranks, _scaled(base.own, times), base.own))
+    is_kernel, is_collective = graph.kind == COMPUTE, graph.kind == COLLECTIVE
+    chosen = {
+        "gpu": is_kernel, "communication": is_collective, "copy": ~(is_kernel | is_collective)
+    }[what] & np.isin(graph.rank, places)  # fmt: skip
+    return replace(base, run=np.where(chosen, _scaled(base.run, times), base.run))
+
+
+def _scaled(ns: Ints, times: float) -> Ints:
+    return np.round(ns * times).astype(np.int64)

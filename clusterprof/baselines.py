@@ -27,10 +27,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def runs_named(given: str, store: Path | None = None) -> list[MeasuredRun]:
-    """The runs that `given` names: a run directory, a results.json, or a baseline.
-
-    Raises ReportError where there is no such thing, or it cannot be read.
-    """
+    """The runs of a run directory, a results.json or a baseline. Raises ReportError."""
     location = path(given)
     kept = file_of(given, store) if _NAME.fullmatch(given) else None
     if kept is None or os.path.exists(location):  # noqa: PTH110 - never raises

@@ -27,7 +27,7 @@ import contextlib
 import math
 from collections.abc import Sequence
 from functools import partial
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -51,7 +51,6 @@ from clusterprof.results import (
     Results,
     State,
     StepParts,
-    StepTimes,
 )
 from clusterprof.run_directory import Window
 
@@ -72,8 +71,6 @@ _BLOCKS, LEAST_STEPS, LEAST_BLOCKS = 20, 4, 4
 _RECOVERY = 8
 #: no step takes 104 days; beyond it doubles no longer count nanoseconds
 LONGEST_NS = 2**53
-#: a single step of a window does not tell how much steps vary
-_LEAST_WINDOW = 2
 #: of 20 blocks a correlation is known to some 0.2 only
 _MOST_ALIKE = 0.8
 #: the scaled median absolute deviation of normal values is their standard deviation
@@ -93,17 +90,12 @@ PARTS: dict[str, str] = {
     "idle_ns": "idle",
 }
 
-#: what is kept of a finding, and of the account of a step
-_FINDING, _STEP = (list(form.__annotations__) for form in (MeasuredFinding, StepParts))
-
-# --- what is read of a run
+#: the parts of a step's account
+_STEP = list(StepParts.__annotations__)
 
 
 def measured(given: Path) -> MeasuredRun:
-    """What a comparison needs of a run directory, a folder of merge's --output or a results.json.
-
-    Raises ReportError where it was not merged, or its results are damaged.
-    """
+    """What is compared of a run directory, an --output or a results.json. Raises ReportError."""
     return of_run(given, *read_run(given))
 
 
@@ -115,13 +107,12 @@ def read_run(given: Path) -> tuple[Window | None, Results]:
         exists = file.exists()
     except OSError as error:
         raise ReportError(f"{given} cannot be read: {error.strerror}") from None
-    if not exists and run is not None:
+    if exists:
+        return run, results_json.read(file)
+    if run is not None:
         raise results_json.not_merged(given)
-    if not exists:
-        raise ReportError(
-            f"{given} does not exist", "name a run directory that was merged, or a results.json"
-        )
-    return run, results_json.read(file)
+    advice = "name a run directory that was merged, or a results.json"
+    raise ReportError(f"{given} does not exist", advice)
 
 
 def of_run(given: Path, run: Window | None, results: Results) -> MeasuredRun:
@@ -140,34 +131,38 @@ def of_run(given: Path, run: Window | None, results: Results) -> MeasuredRun:
 
 def of_results(name: str, results: Results) -> MeasuredRun:
     """What a comparison needs of results alone: their window."""
-    ranks = results["ranks"]
-    sizes = {entry["world_size"] for entry in ranks} - {None}
-    groups = [group["size"] for group in results["topology"]["groups"]]
-    absent = results["compute_absent"]
-    blocked_ns = [rank["blocking_ns"] for rank in absent if rank["blocking_ns"] is not None]
-    # steps that are evidence, each the mean over ranks
-    window: Any = [
-        {part: round(np.mean([account[part] for account in step["ranks"]])) for part in _STEP}  # type: ignore[literal-required]
-        for step in results["steps"]
-        if step["settled"] and step["ranks"] and step["duration_ns"] > 0
-    ]
-    findings: Any = [{key: finding[key] for key in _FINDING} for finding in results["findings"]]  # type: ignore[literal-required]
+    ranks, topology = results["ranks"], results["topology"]
+    worlds = {entry["world_size"] for entry in ranks} - {None}
+    sizes = {group["size"] for group in topology["groups"]} - {0}
+    blocking_ns = [entry["blocking_ns"] or 0 for entry in results["compute_absent"]
+                   if entry["blocking_ns"] is not None]  # fmt: skip
+    kept = MeasuredFinding.__annotations__
+    findings: Any = [{key: finding[key] for key in kept} for finding in results["findings"]]  # type: ignore[literal-required]
     return {
         "name": name,
         "clusterprof_version": results["clusterprof_version"],
-        "world_size": next(iter(sizes)) if len(sizes) == 1 else None,
-        "stages": results["topology"]["stage_count"],
-        "group_sizes": [] if None in groups else sorted({n for n in groups if n}),
+        "world_size": worlds.pop() if len(worlds) == 1 else None,
+        "stages": topology["stage_count"],
+        "group_sizes": [] if None in sizes else sorted(cast("set[int]", sizes)),
         "devices": sorted({entry["device"] for entry in ranks} - {""}),
         "profilers": sorted({entry["profiler"] for entry in ranks}),
         "profiled": [entry["rank"] for entry in ranks],
         "program": "",
         "outside_ns": [],
         "outside_steps": 0,
-        "window": window,
-        "blocking_ns": round(sum(blocked_ns) / len(blocked_ns)) if blocked_ns else None,
+        "window": _mean_steps(results),
+        "blocking_ns": round(sum(blocking_ns) / len(blocking_ns)) if blocking_ns else None,
         "findings": findings,
     }
+
+
+def _mean_steps(results: Results) -> Any:
+    """The steps that are evidence, each the mean over ranks."""
+    return [
+        {part: round(np.mean([account[part] for account in step["ranks"]])) for part in _STEP}  # type: ignore[literal-required]
+        for step in results["steps"]
+        if step["settled"] and step["ranks"] and step["duration_ns"] > 0
+    ]
 
 
 def _program(again: Sequence[str]) -> str:
@@ -189,9 +184,13 @@ def clean_steps(run: Window, results: Results) -> tuple[Floats, int]:
     of what profiling cost. Empty where there are too few.
     """
     windows = [window.window() for window in (run, *run.directory.later_windows())]
-    cost = results["capture"]
-    stays = cost is not None and any(map(_stays_longer, (cost["profiled"], cost["unprofiled"])))
-    until = run.deep().window().first if stays else math.inf
+    cost, until = results["capture"], math.inf
+    for times in (cost["profiled"], cost["unprofiled"]) if cost else ():
+        # before and after are known where their uncertainty is
+        if times is not None and times["after_uncertainty_ns"] is not None:
+            longer_ns = (times["after_ns"] or 0) - (times["before_ns"] or 0)
+            if longer_ns > times["after_uncertainty_ns"]:
+                until = run.deep().window().first
     job = merge_run.job_record(run)
     ranks = []
     for rank, log in job.steps.items():
@@ -206,14 +205,6 @@ def clean_steps(run: Window, results: Results) -> tuple[Floats, int]:
         return np.zeros(0), 0
     _, count, took = sorted(ranks, key=lambda rank: rank[0])[(len(ranks) - 1) // 2]
     return blocked(count, took), int(count.sum())
-
-
-def _stays_longer(times: StepTimes | None) -> bool:
-    """Whether steps are longer after the window than before it, beyond chance."""
-    if times is None or times["after_uncertainty_ns"] is None:
-        return False
-    # both are known where their uncertainty is
-    return (times["after_ns"] or 0) - (times["before_ns"] or 0) > times["after_uncertainty_ns"]
 
 
 def blocked(count: npt.NDArray[np.int64], took: npt.NDArray[np.int64]) -> Floats:
@@ -237,9 +228,6 @@ def blocked(count: npt.NDArray[np.int64], took: npt.NDArray[np.int64]) -> Floats
     steps = sum_by(block, count, blocks)
     taken = sum_by(block, took, blocks)[steps > 0]
     return np.asarray(taken / steps[steps > 0]) if len(taken) >= LEAST_BLOCKS else np.zeros(0)
-
-
-# --- statistics
 
 
 class Value(NamedTuple):
@@ -276,10 +264,7 @@ def of_steps(steps: Sequence[int]) -> Value:
 
 
 def change(label: str, a: Sequence[Value], b: Sequence[Value], step_ns: float) -> Change:
-    """What may be claimed of one time: see above. `a` and `b` hold one value of each run.
-
-    `step_ns` is the step that runs vary in proportion to.
-    """
+    """What may be claimed of one time of all runs, which vary in proportion to `step_ns`."""
     from clusterprof.analysis.model.shallow import students_t
 
     errors = [run.error_ns**2 for run in (*a, *b)]
@@ -301,24 +286,16 @@ def change(label: str, a: Sequence[Value], b: Sequence[Value], step_ns: float) -
     }  # fmt: skip
 
 
-# --- the comparison
-
-
 def compare(a: Sequence[MeasuredRun], b: Sequence[MeasuredRun]) -> Comparison:
-    """Compare the runs of A with those of B.
-
-    Raises MergeError where no step can be compared, ReportError where a number cannot be a time.
-    """
+    """Compare. Raises MergeError where no step can be, ReportError where a number is no time."""
     runs = (*a, *b)
     for run in runs:
         _check_times(run)
     by_logs = all(run["outside_ns"] for run in runs)
-    whole = all(len(run["window"]) >= _LEAST_WINDOW for run in runs)
-    parts = _parts_changed(a, b) if whole else []
+    parts = _parts_changed(a, b)
     if by_logs:
-        values = [[of_blocks(run["outside_ns"]) for run in side] for side in (a, b)]
-        usual = float(np.mean([value.ns for value in values[0]]))
-        step = change("step", values[0], values[1], usual)
+        before, after = ([of_blocks(run["outside_ns"]) for run in side] for side in (a, b))
+        step = change("step", before, after, float(np.mean([value.ns for value in before])))
     elif parts:
         step = parts[0] | {"what": "step"}
     else:
@@ -328,10 +305,7 @@ def compare(a: Sequence[MeasuredRun], b: Sequence[MeasuredRun]) -> Comparison:
             "both need two steady-state steps in their windows, or step logs of twenty steps "
             "outside of them",
         )
-    a_steps, b_steps = (
-        sum(run["outside_steps"] if by_logs else len(run["window"]) for run in side)
-        for side in (a, b)
-    )
+    steps = [run["outside_steps"] if by_logs else len(run["window"]) for run in runs]
     findings = _findings(a, b, step)
     return {
         "comparison_version": COMPARISON_VERSION,
@@ -340,8 +314,8 @@ def compare(a: Sequence[MeasuredRun], b: Sequence[MeasuredRun]) -> Comparison:
         "a": [run["name"] for run in a],
         "b": [run["name"] for run in b],
         "steps_from": "step logs" if by_logs else "window",
-        "a_steps": a_steps,
-        "b_steps": b_steps,
+        "a_steps": sum(steps[: len(a)]),
+        "b_steps": sum(steps[len(a) :]),
         "step": step,
         "parts": parts,
         "findings": findings,
@@ -354,7 +328,8 @@ def _check_times(run: MeasuredRun) -> None:
     """Raise ReportError for times of a damaged or edited file that no step or saving can have."""
     steps = [*run["outside_ns"], *(step["duration_ns"] for step in run["window"])]
     times = [*steps, run["blocking_ns"] or 0]
-    times += [cast("int", ns) for step in run["window"] for ns in step.values()]
+    for step in run["window"]:
+        times += cast("Sequence[int]", step.values())
     for finding in run["findings"]:
         times += [finding["saved_ns_per_step"], finding["saved_alone_ns"]]
         times.append(finding["saved_uncertainty_ns"])
@@ -366,94 +341,81 @@ def _check_times(run: MeasuredRun) -> None:
 
 
 def _parts_changed(a: Sequence[MeasuredRun], b: Sequence[MeasuredRun]) -> list[Change]:
-    """The window's steps and their parts."""
-    before, after = ([_values(run) for run in side] for side in (a, b))
-    step_ns = float(np.mean([values["duration_ns"].ns for values in before]))
-    return [
-        change(label, [run[name] for run in before], [run[name] for run in after], step_ns)
-        for name, label in PARTS.items()
-        if all(name in run for run in (*before, *after))
-    ]
-
-
-def _values(run: MeasuredRun) -> dict[str, Value]:
-    """Each part of a run's window; what is not known is left out.
+    """The window's steps and their parts, as far as all runs have them.
 
     What blocks compute is known of the whole window alone: it is taken to differ from step to step
     as the exposed communication does, whose part it is.
     """
-    steps = cast("list[dict[str, int]]", run["window"])
-    values = {part: of_steps([step[part] for step in steps]) for part in _STEP}
-    if run["blocking_ns"] is not None:
-        error_ns = values["exposed_communication_ns"].error_ns
-        values["blocking_ns"] = Value(run["blocking_ns"], error_ns)
-    return values
+    runs = []
+    for run in (*a, *b):
+        # a single step of a window does not tell how much steps vary
+        if len(run["window"]) < 2:
+            return []
+        steps = cast("list[dict[str, int]]", run["window"])
+        values = {part: of_steps([step[part] for step in steps]) for part in _STEP}
+        if run["blocking_ns"] is not None:
+            error_ns = values["exposed_communication_ns"].error_ns
+            values["blocking_ns"] = Value(run["blocking_ns"], error_ns)
+        runs.append(values)
+    step_ns = float(np.mean([values["duration_ns"].ns for values in runs[: len(a)]]))
+    parts = []
+    for name, label in PARTS.items():
+        of_runs = [values[name] for values in runs if name in values]
+        if len(of_runs) == len(runs):
+            parts.append(change(label, of_runs[: len(a)], of_runs[len(a) :], step_ns))
+    return parts
 
 
 def _findings(
     a: Sequence[MeasuredRun], b: Sequence[MeasuredRun], step: Change
 ) -> list[ComparedFinding]:
-    """The findings above severity info of either side, those that changed most first.
-
-    One that moved to other ranks is gone there and new here.
-    """
-    same: dict[tuple[str, tuple[int, ...]], tuple[list[MeasuredFinding], ...]] = {}
+    """The findings above info, most changed first; one that moved is gone there and new here."""
+    sides: dict[tuple[str, tuple[int, ...]], tuple[list[MeasuredFinding], ...]] = {}
     for side, runs in enumerate((a, b)):
         for finding in (finding for run in runs for finding in run["findings"]):
             key = (finding["code"], tuple(finding["ranks"]))
-            same.setdefault(key, ([], []))[side].append(finding)
+            sides.setdefault(key, ([], []))[side].append(finding)
     compared = [
-        _compared(_OfSide(before, len(a)), _OfSide(after, len(b)), step)
-        for _, (before, after) in sorted(same.items())
+        _compared(before, after, (len(a), len(b)), step)
+        for _, (before, after) in sorted(sides.items())
         if any(finding["severity"] != "info" for finding in (*before, *after))
     ]
     return sorted(compared, key=lambda finding: -abs(finding["b_saved_ns"] - finding["a_saved_ns"]))
 
 
-class _OfSide(NamedTuple):
-    """One finding in the runs of one side; where it is not found it saves nothing."""
-
-    findings: Sequence[MeasuredFinding]
-    runs: int
-
-    @property
-    def saved_ns(self) -> float:
-        return sum(finding["saved_ns_per_step"] for finding in self.findings) / self.runs
-
-    @property
-    def alone_ns(self) -> float:
-        return sum(finding["saved_alone_ns"] for finding in self.findings) / self.runs
-
-    @property
-    def unsure_ns(self) -> int:
-        return max((finding["saved_uncertainty_ns"] for finding in self.findings), default=0)
-
-
-def _compared(before: _OfSide, after: _OfSide, step: Change) -> ComparedFinding:
-    """One finding of both sides.
+def _compared(
+    before: Sequence[MeasuredFinding],
+    after: Sequence[MeasuredFinding],
+    runs: tuple[int, int],
+    step: Change,
+) -> ComparedFinding:
+    """One finding in the runs of both sides; where it is not found it saves nothing.
 
     Its noise is how uncertain both savings are, and by how much steps differ from run to run. What
     a side does not find may still save what is below every finding's limit. What saves more only
     because a cause before it is gone saves no more alone.
     """
-    growth, unseen = after.saved_ns - before.saved_ns, _LEAST_FINDING_FRAC * step["b_ns"]
-    if before.findings and after.findings:
+    sides = list(zip((before, after), runs, strict=True))
+    saved = [sum(f["saved_ns_per_step"] for f in side) / count for side, count in sides]
+    alone = [sum(f["saved_alone_ns"] for f in side) / count for side, count in sides]
+    unsure = [max((f["saved_uncertainty_ns"] for f in side), default=0) for side, _ in sides]
+    growth, unseen = saved[1] - saved[0], _LEAST_FINDING_FRAC * step["b_ns"]
+    if before and after:
         # the lesser of both, or nothing where one is more and the other less
-        growth, unseen = sorted((0.0, growth, after.alone_ns - before.alone_ns))[1], 0.0
-    noise = math.hypot(before.unsure_ns, after.unsure_ns, unseen, step["noise_ns"])
+        growth, unseen = sorted((0.0, growth, alone[1] - alone[0]))[1], 0.0
+    noise = math.hypot(*unsure, unseen, step["noise_ns"])
     state: State = "same"
     if growth > noise:
-        state = "worse" if before.findings else "new"
+        state = "worse" if before else "new"
     elif -growth > noise:
-        state = "better" if after.findings else "gone"
-    findings = [*before.findings, *after.findings]
-    severe = [finding["severity"] for finding in findings if finding["severity"] != "info"]
-    last = findings[-1]
+        state = "better" if after else "gone"
+    severe = [f["severity"] for f in (*before, *after) if f["severity"] != "info"]
+    last = [*before, *after][-1]
     return {
         "code": last["code"], "ranks": last["ranks"], "rank": last["rank"], "state": state,
         "severity": severe[-1],
-        "a_saved_ns": round(before.saved_ns), "a_alone_ns": round(before.alone_ns),
-        "b_saved_ns": round(after.saved_ns), "b_alone_ns": round(after.alone_ns),
+        "a_saved_ns": round(saved[0]), "a_alone_ns": round(alone[0]),
+        "b_saved_ns": round(saved[1]), "b_alone_ns": round(alone[1]),
         "noise_ns": round(noise),
         "share_of_step": round(growth / max(step["b_ns"], 1), 4), "summary": last["summary"],
     }  # fmt: skip
@@ -461,14 +423,12 @@ def _compared(before: _OfSide, after: _OfSide, step: Change) -> ComparedFinding:
 
 def _verdict(step: Change, findings: Sequence[ComparedFinding]) -> str:
     a, b = (words.ms(step[key]) for key in ("a_ns", "b_ns"))
-    share, noise = (abs(step[key]) / max(step["a_ns"], 1) for key in ("change_ns", "noise_ns"))
-    if step["direction"] == "none":
-        first = f"No change of the step beyond the noise: {a} and {b} (±{words.percent(noise)})."
-    else:
-        first = (
-            f"Steps are {words.percent(share)} {step['direction']} in B: {a} to {b} "
-            f"(±{words.percent(noise)})."
-        )
+    share, noise = (
+        words.percent(abs(step[key]) / max(step["a_ns"], 1)) for key in ("change_ns", "noise_ns")
+    )
+    first = f"No change of the step beyond the noise: {a} and {b} (±{noise})."
+    if step["direction"] != "none":
+        first = f"Steps are {share} {step['direction']} in B: {a} to {b} (±{noise})."
     changed = []
     for state in ("new", "worse", "better", "gone"):
         names = [named(finding) for finding in findings if finding["state"] == state]
@@ -510,15 +470,15 @@ def _warnings(a: Sequence[MeasuredRun], b: Sequence[MeasuredRun]) -> list[str]:
     warnings = []
     profiled = [{tuple(run["profiled"]) for run in side} for side in (a, b)]
     if profiled[0] != profiled[1] and all(run["window"] for run in (*a, *b)):
-        of_a, of_b = (words.ranks(r for ranks in side for r in ranks) for side in profiled)
+        of_a, of_b = (words.ranks(chain.from_iterable(side)) for side in profiled)
         warnings.append(
             f"{of_a} were profiled in A, {of_b} in B: the window's parts are means over different "
             "ranks"
         )
-    kinds = [
-        {profiler.partition(" ")[0] for run in side for profiler in run["profilers"]} - {""}
-        for side in (a, b)
-    ]
+    kinds = []
+    for side in (a, b):
+        profilers = chain.from_iterable(run["profilers"] for run in side)
+        kinds.append({profiler.partition(" ")[0] for profiler in profilers} - {""})
     if all(kinds) and kinds[0] != kinds[1]:
         of_a, of_b = (words.listed(sorted(kind)) for kind in kinds)
         warnings.append(f"A was captured by {of_a}, B by {of_b}, which cost the window differently")

@@ -26,10 +26,6 @@ from clusterprof.results import ComparedFinding, Finding, Severity
 _SEVERITIES: tuple[Severity, ...] = tuple(reversed(get_args(Severity)))
 _CODE = re.compile(r"[a-z_*?]+(\.[a-z_*?]+)*")
 _LIMIT = re.compile(r"(?P<what>[^>]+)>(?P<sign>\+?)(?P<percent>[0-9]{1,3}(\.[0-9]{1,6})?)%")
-_EXPECTED = (
-    f"expected a severity ({', '.join(_SEVERITIES)}), a finding's code (straggler.*), a saving "
-    "(saved>5%, straggler.*>5%)"
-)
 
 
 @dataclass(frozen=True)
@@ -54,10 +50,7 @@ class Condition:
 
 
 def parse(text: str, *, compares: bool = False) -> list[Condition]:
-    """The conditions of one `--fail-on`. Raises UsageError.
-
-    `compares`: whether two runs are compared, and `step>+3%` has a meaning.
-    """
+    """The conditions of one `--fail-on`; `step>+3%` only where it `compares`. Raises UsageError."""
     return [_condition(condition.strip(), compares) for condition in text.split(",")]
 
 
@@ -74,8 +67,12 @@ def _condition(text: str, compares: bool) -> Condition:
         return Condition(text, step_frac=frac)
     codes = "*" if limit and subject == "saved" else subject
     if not _CODE.fullmatch(codes) or (limit and limit["sign"]):
-        expected = f"{_EXPECTED}{' or a longer step (step>+3%)' if compares else ''}"
-        raise UsageError(f"--fail-on: cannot read {text!r}", expected)
+        raise UsageError(
+            f"--fail-on: cannot read {text!r}",
+            f"expected a severity ({', '.join(_SEVERITIES)}), a finding's code (straggler.*), a "
+            "saving (saved>5%, straggler.*>5%)"
+            f"{' or a longer step (step>+3%)' if compares else ''}",
+        )
     return Condition(text, codes, "info" if limit else "warning", saved_frac=frac)
 
 
@@ -108,7 +105,7 @@ def check_codes(conditions: Sequence[Condition]) -> None:
 def fails(
     conditions: Iterable[Condition],
     findings: Sequence[Any],
-    step: tuple[float, float] | None = None,
+    step: tuple[float, float] = (0.0, 0.0),
     figures: Callable[[Any], str] | None = None,
 ) -> bool:
     """Whether any condition is met, each with a message of the finding that saves most of those.
@@ -119,13 +116,12 @@ def fails(
     """
     from clusterprof.report import summary
 
-    failed = False
+    failed, (longer_frac, noise_frac) = False, step
     for condition in conditions:
-        message = ""
-        if condition.step_frac is not None:
-            if step is not None and step[0] > max(condition.step_frac, step[1]):
-                message = f"the step is {words.percent(step[0])} longer"
-        elif met := [finding for finding in findings if condition.met_by(finding)]:
+        message, met = "", [finding for finding in findings if condition.met_by(finding)]
+        if condition.step_frac is not None and longer_frac > max(condition.step_frac, noise_frac):
+            message = f"the step is {words.percent(longer_frac)} longer"
+        elif met:
             top = max(met, key=lambda finding: finding["share_of_step"])
             who = f", {words.ranks(top['ranks'])}" if top["rank"] is not None else ""
             others = f", and {len(met) - 1} more" if len(met) > 1 else ""

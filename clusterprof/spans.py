@@ -80,12 +80,6 @@ AT_ONCE = 50_000
 _MOST = {64: 250_000, 2**31: 500_000}
 #: and of all steps together, where more steps fit
 _MOST_OF_ALL = 120_000
-_MOST_STEPS = 12
-#: the first length below which spans are merged is this part of a step: a sixth of a pixel where
-#: the step is 1,400 pixels wide
-_FINEST = 8_192
-#: the page shows of a rank what takes this part of a step, at least (`telling` in timeline_data.js)
-_PART_OF_STEP = 50
 
 
 #: what is known of spans, [7, spans]: `lane` is the rank's place times the rows, plus the row
@@ -108,11 +102,12 @@ def spans(
     if most is None:
         most = next(count for ranks, count in _MOST.items() if len(dataset.ranks) <= ranks)
     durations = {step["step"]: step["duration_ns"] for step in results["steps"]}
-    finest = max(durations[first[0]] // _FINEST, 1)
+    # a sixth of a pixel where the step is 1,400 pixels wide
+    finest = max(durations[first[0]] // 8_192, 1)
     drawn, bound = _that_fit(_of_steps(dataset, first, names, at_once), finest, most)
     fit = (_MOST_OF_ALL - drawn.shape[1]) * len(first) // max(drawn.shape[1], 1)
     others = [step for step in durations if step not in first]
-    others = others[: max(min(fit, _MOST_STEPS - len(first)), 0)]
+    others = others[: max(min(fit, 12 - len(first)), 0)]
     if others:
         blocks = _of_steps(dataset, [*first, *others], names, at_once)
         merged_blocks = [merged(block, bound) if bound else block for block in blocks]
@@ -143,10 +138,7 @@ def _that_fit(blocks: Iterator[Ints], finest: int, most: int) -> tuple[Ints, int
 
 
 def _of_steps(dataset: Dataset, steps: Sequence[int], names: Names, at_once: int) -> Iterator[Ints]:
-    """The spans of all ranks from the first begin of each step to its last end; fills `names`.
-
-    Some ranks after the others. What is not of these steps has the number `_BESIDE`.
-    """
+    """The spans of all ranks, block by block; fills `names`. Of other steps: `_BESIDE`."""
     d, aligned = dataset.timelines, dataset.accounts["aligned_begin_ns"].to_numpy()
     stop = aligned + d.end - d.begin
     drawn = [(aligned[d.step == step].min(), stop[d.step == step].max()) for step in steps]
@@ -171,25 +163,23 @@ def _of_steps(dataset: Dataset, steps: Sequence[int], names: Names, at_once: int
 
 def _windows(
     step: Ints, begin: Ints, end: Ints, ahead: Ints, steps: Sequence[int], drawn: Sequence[Any]
-) -> tuple[Ints, Ints, Ints, Ints]:
+) -> Ints:
     """What is drawn of all ranks, in order: how far their clocks are behind, begin, end, and step.
 
     That is each of `steps`, and of the other steps what lies in the stretches `drawn`, which are on
     the reference rank's clock: an axis to which `ahead` leads from that of all ranks.
     """
     whole = np.isin(step, steps)
-    windows = [np.stack([ahead[whole], begin[whole], end[whole], step[whole]])]
+    stretches = [np.stack([ahead, begin, end, step])[:, whole]]
     for first, last in drawn:
         low, high = np.maximum(begin, first - ahead), np.minimum(end, last - ahead)
-        beside = ~whole & (low < high)
-        number = np.full(beside.sum(), _BESIDE)
-        windows.append(np.stack([ahead[beside], low[beside], high[beside], number]))
-    ahead, low, high, number = np.concatenate(windows, axis=1)
-    order = order_by(low)
-    ahead, low, high, number = ahead[order], low[order], high[order], number[order]
-    low = np.maximum(low, preceding(np.maximum.accumulate(high), -(2**62)))
-    keep = high > low
-    return ahead[keep], low[keep], high[keep], number[keep]
+        beside = np.stack([ahead, low, high, np.full(len(step), _BESIDE)])
+        stretches.append(beside[:, ~whole & (low < high)])
+    windows = np.concatenate(stretches, axis=1)
+    windows = windows[:, order_by(windows[1])]
+    reached = preceding(np.maximum.accumulate(windows[2]), -(2**62))
+    windows[1] = np.maximum(windows[1], reached)
+    return windows[:, windows[2] > windows[1]]
 
 
 class _Block(NamedTuple):
@@ -260,10 +250,7 @@ def _device(block: _Block, activity: pa.Table, rank: Ints, names: Ints, waits: I
 
 
 def _host(block: _Block, before: int) -> tuple[list[_Row], Sequence[str]]:
-    """What the hosts did in and across the windows, and the names of their calls.
-
-    Names are numbered behind `before` others.
-    """
+    """What the hosts did, and the names of their calls, numbered behind `before` others."""
     table, rank = block.table("host_calls")
     rows, start, stop = block.near(table, rank)
     (kinds, kind), (texts, name) = coded(table, "kind"), coded(table, "name")
@@ -292,7 +279,8 @@ def _host(block: _Block, before: int) -> tuple[list[_Row], Sequence[str]]:
         low, high, winner = (values[winner >= 0] for values in (low, high, winner))
         low, high, first = _runs(low, high, winner)
         winner = winner[first]
-        long = high - low >= window_ns[axis.back(low)[0]] // _PART_OF_STEP
+        # the page shows what takes this part of a step, at least (`telling` in timeline_data.js)
+        long = high - low >= window_ns[axis.back(low)[0]] // 50
         keep = (kind[winner] != _RANGE) | long
         winner = winner[keep]
         drawn.append((thread, kind[winner], name[winner], low[keep], high[keep]))
@@ -358,10 +346,7 @@ def _runs(low: Ints, high: Ints, *keys: Ints | Bools) -> tuple[Ints, Ints, Ints]
 
 
 def _numbered(drawn: Ints, texts: Sequence[str], names: Names) -> Ints:
-    """The number in `names` of the name (in `texts`) of each span of a block.
-
-    They are numbered as they come: by rank, the device before the host, and kind.
-    """
+    """Each span's name (of `texts`) as its number in `names`: by rank, device first, and kind."""
     rank, row = np.divmod(drawn[_LANE], len(SPAN_ROWS))
     key = (rank * len(SPAN_ROWS) + (row + 1) % len(SPAN_ROWS)) * len(KINDS) + drawn[_OF_KIND]
     first = least_by(drawn[_NAME], key, np.full(len(texts), 2**62))
@@ -390,31 +375,22 @@ def merged(drawn: Ints, bound: int) -> Ints:
     first = head | begins(s[_OF_KIND])  # of each kind in it
     stretches = Stretches.from_begins(head)
     joined, several = s[:, first], (stretches.size > 1)[stretches.of_row]
-    if several.any():
-        joined[:, several[first]] = _joined(s[:, several], head[several], first[several])
-    return joined
-
-
-def _joined(s: Ints, head: Bools, first: Bools) -> Ints:
-    """Spans of stretches that begin at `head` as one of each kind, one behind the other.
-
-    The spans of a kind begin at `first`.
-    """
-    stretches, kinds = Stretches.from_begins(head), Stretches.from_begins(first)
-    joined, stretch = s[:, kinds.first], stretches.of_row[kinds.first]
-    joined[_LENGTH], joined[_COUNT] = kinds.sum(s[_LENGTH:])
-    ends = running_sum(joined[_LENGTH], first_of(begins(stretch)))
-    joined[_START] = stretches.least(s[_START])[stretch] + ends - joined[_LENGTH]
+    if not several.any():
+        return joined
+    s, stretches = s[:, several], Stretches.from_begins(head[several])
+    kinds = Stretches.from_begins(first[several])
+    several_joined, of_kind = s[:, kinds.first], stretches.of_row[kinds.first]
+    several_joined[_LENGTH], several_joined[_COUNT] = kinds.sum(s[_LENGTH:])
+    ends = running_sum(several_joined[_LENGTH], first_of(begins(of_kind)))
+    several_joined[_START] = stretches.least(s[_START])[of_kind] + ends - several_joined[_LENGTH]
     longest = order_by(kinds.of_row, -s[_LENGTH])[kinds.first]
-    joined[_NAME] = s[_NAME, longest]
+    several_joined[_NAME] = s[_NAME, longest]
+    joined[:, several[first]] = several_joined
     return joined
 
 
 def _sorted(lane: Ints, number: Ints, *keys: Ints) -> Ints:
-    """The order by all of these, of which lanes, and numbers within them, ascend already.
-
-    Most spans are in order: only those are sorted whose lane and number have others that are not.
-    """
+    """The order by all of these: only lanes and numbers whose spans are not in it are sorted."""
     group = Stretches.of(lane, number).of_row
     equal = group[1:] == group[:-1]
     below = np.zeros(len(equal), dtype=bool)

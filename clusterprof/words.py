@@ -15,9 +15,6 @@ from datetime import datetime, timezone
 
 #: decimals of a millisecond beyond which no clock of ours can see (1 µs)
 _FINEST_DECIMALS = 3
-#: savings that differ by a smaller part of the step are one number
-_APART = 0.01
-_SENTENCE_END = re.compile(r"(?<=[.!?]) (?=[A-Z0-9])")
 
 
 def milliseconds(ns: float, decimals: int | None = None) -> str:
@@ -85,10 +82,7 @@ def bound(ns: float) -> str:
 
 
 def with_bound(ns: float, uncertainty_ns: float) -> str:
-    """A time and its uncertainty, with as many decimals as `ms` gives the time: `20.3 ±1.5 ms`.
-
-    A value without a bound (0: it comes from one rank's own clock) stands alone.
-    """
+    """A time and its bound, `20.3 ±1.5 ms`; alone where it has none (one rank's own clock)."""
     if uncertainty_ns <= 0:
         return ms(ns)
     value = milliseconds(ns)
@@ -106,16 +100,14 @@ def between(ns: float, least_ns: float, most_ns: float) -> str:
 
 
 def alone(saved_ns: float, alone_ns: float, step_ns: float) -> str:
-    """What a repair saves of a step where nothing else is repaired, `20.3 ms alone`.
-
-    To stand beside `saved_ns`, what it saves once others are; empty where both are one number.
-    """
-    return f"{ms(alone_ns)} alone" if abs(alone_ns - saved_ns) > _APART * step_ns else ""
+    """What a repair saves alone, `20.3 ms alone`; empty where it is the same as `saved_ns`."""
+    # savings that differ by a smaller part of the step are one number
+    return f"{ms(alone_ns)} alone" if abs(alone_ns - saved_ns) > 0.01 * step_ns else ""
 
 
 def sentences(text: str) -> list[str]:
     """The sentences of a text: one ends before a space and a capital letter or a number."""
-    return _SENTENCE_END.split(text)
+    return re.split(r"(?<=[.!?]) (?=[A-Z0-9])", text)
 
 
 def percent(fraction: float) -> str:
@@ -157,10 +149,7 @@ def spans(values: Iterable[int], limit: int | None = None) -> str:
 
 
 def numbers(values: Iterable[int], limit: int | None = None) -> str:
-    """Ranks or steps as the command line takes them: `0-3,8`, `0-24:8` from four on.
-
-    What follows `limit` parts is counted instead of listed.
-    """
+    """Ranks or steps for a command line, `0-3,8`, `0-24:8`; those after `limit` are counted."""
     return _joined(values, limit, "-", ",")
 
 
@@ -183,10 +172,7 @@ def in_some(steps: Sequence[int] | None, all_steps: Sequence[int]) -> str:
 
 
 def communicator(name: str, length: int = 14) -> str:
-    """A communicator's name, short enough for a column: `…c4d5e6f7`, `dp`.
-
-    Of an id the end is what differs; one inferred from its ranks has no name of its own.
-    """
+    """A name for a column: `dp`, `inferred`, or of an id the end, which differs: `…c4d5e6f7`."""
     name = plain(name)
     if name.startswith("inferred:"):
         return "inferred"
@@ -208,10 +194,7 @@ def plain(text: str) -> str:
 
 
 def base_name(kernel: str) -> str:
-    """A kernel's function as ncu names it by default: no namespace, arguments or parameters.
-
-    `void at::native::(anonymous namespace)::layer_norm<float, 4>(int)` is `layer_norm`.
-    """
+    """A kernel's function as ncu names it: `layer_norm` of `void at::layer_norm<float>(int)`."""
     left = kernel.strip().replace("(anonymous namespace)", "")
     for opened, closed in ("()", "<>"):
         if left.endswith(closed):
@@ -225,25 +208,25 @@ def base_name(kernel: str) -> str:
 
 
 def quantity(name: str, value: object) -> tuple[str, str]:
-    """A column's name and value as a person reads them: the unit moves out of the name.
-
-    `arrival_ns` 20312345 is `arrival` and `20.3 ms`, `busy_frac` 0.5 is `busy` and `50%`.
-    """
+    """A column's name and value in words: `arrival_ns` 20312345 is `arrival` and `20.3 ms`."""
     name, _, per = name.partition("_per_")
     stem, _, unit = name.rpartition("_")
     label = plain(stem if stem and unit in {"ns", "frac", "bytes"} else name).replace("_", " ")
     label += f" per {plain(per)}".replace("_", " ") if per else ""
+    items = value if isinstance(value, (list, tuple)) else []
     if value is None:
-        return label, "-"
-    if isinstance(value, bool):
-        return label, "yes" if value else "no"
-    if isinstance(value, (int, float)):
-        return label, _number(name, unit, value)
-    if isinstance(value, (list, tuple)):
-        if value and all(isinstance(item, int) and not isinstance(item, bool) for item in value):
-            return label, ", ".join(map(duration, value)) if name.endswith("_ns") else spans(value)
-        return label, ", ".join(plain(str(item)) for item in value)
-    return label, plain(str(value))
+        text = "-"
+    elif isinstance(value, bool):
+        text = "yes" if value else "no"
+    elif isinstance(value, (int, float)):
+        text = _number(name, unit, value)
+    elif items and all(type(item) is int for item in items):
+        text = ", ".join(map(duration, items)) if name.endswith("_ns") else spans(items)
+    elif isinstance(value, (list, tuple)):
+        text = ", ".join(plain(str(item)) for item in items)
+    else:
+        text = plain(str(value))
+    return label, text
 
 
 def _number(name: str, unit: str, value: float) -> str:
@@ -285,7 +268,5 @@ def _joined(values: Iterable[int], limit: int | None, to: str, comma: str) -> st
 
 
 def group(name: str, description: str) -> str:
-    """What a process group is called: its description (`mesh_dp`), which several may have, and its
-    name, which is a number.
-    """
+    """A process group by its description (`mesh_dp`), which several may have, and its number."""
     return f"{description} {name}" if description else name

@@ -30,7 +30,7 @@ class Format(NamedTuple):
 
 def _write(form: str, merged: Merged, target: Path, limit_b: int) -> list[str]:
     """Write a file, or a folder; returns what was left out. A trace has at most `limit_b` bytes."""
-    from clusterprof.export import archive, chrome, commands, flat_tables, perfetto, prometheus
+    from clusterprof.export import chrome, commands, flat_tables, perfetto, prometheus
     from clusterprof.export.tracks import Cut, survey
 
     if form in ("csv", "parquet"):
@@ -50,7 +50,7 @@ def _write(form: str, merged: Merged, target: Path, limit_b: int) -> list[str]:
     chosen = Cut() if whole else survey(merged, limit_b, json=json)
     with files.new(target) as file:
         if whole:
-            archive.write(merged, replace(merged, own_clocks=True), file, chosen)
+            perfetto.write_archive(merged, replace(merged, own_clocks=True), file, chosen)
         else:
             (chrome if json else perfetto).write(merged, file, chosen)
     return chosen.notes

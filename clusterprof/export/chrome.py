@@ -47,18 +47,17 @@ def _events(merged: Merged, chosen: Cut) -> Iterator[dict[str, Any]]:
     yield from _findings(merged, chosen.begin_ns)
 
 
-def _event(name: str, phase: str, process: int, line: int) -> dict[str, Any]:
-    return {"name": name, "ph": phase, "pid": process, "tid": line}
+def _event(name: str, phase: str, process: int, line: int, **members: Any) -> dict[str, Any]:
+    return {"name": name, "ph": phase, "pid": process, "tid": line, **members}
 
 
 def _named(
     kind: str, process: int, line: int, name: str, order: int | None = None
 ) -> Iterator[dict[str, Any]]:
     """What a process or thread is called, and where it stands among the others."""
-    yield {**_event(f"{kind}_name", "M", process, line), "args": {"name": shown(name)}}
+    yield _event(f"{kind}_name", "M", process, line, args={"name": shown(name)})
     if order is not None:
-        index = {"sort_index": order}
-        yield {**_event(f"{kind}_sort_index", "M", process, line), "args": index}
+        yield _event(f"{kind}_sort_index", "M", process, line, args={"sort_index": order})
 
 
 def _slices(track: Track, process: int, line: int, begin_ns: int) -> Iterator[dict[str, Any]]:
@@ -79,11 +78,7 @@ def _slices(track: Track, process: int, line: int, begin_ns: int) -> Iterator[di
 
 
 def _flows(members: Sequence[Ints], begin_ns: int) -> Iterator[dict[str, Any]]:
-    """The arrows through each collective's members, from the first one's begin to the last one's.
-
-    `members` are rows of flow, begin (ns), process and line, of all that are in the trace. An event
-    of a flow belongs to the slice that is open at its time.
-    """
+    """Arrows through each collective's `members`: rows of flow, begin (ns), process and line."""
     flows = np.concatenate([np.empty((4, 0), np.int64), *members], axis=1)
     flows = flows[:, order_by(flows[0], flows[1])]
     of_flow = Stretches.of(flows[0])
@@ -91,30 +86,26 @@ def _flows(members: Sequence[Ints], begin_ns: int) -> Iterator[dict[str, Any]]:
     phases[of_flow.last], phases[of_flow.first] = "f", "s"
     # 0 is no flow, and one member alone is joined with none
     joins = (flows[0] > 0) & (of_flow.size > 1)[of_flow.of_row]
-    times = ((flows[1, joins] - begin_ns) / 1000).tolist()
-    for phase, time, (flow, _, process, line) in zip(
-        phases[joins].tolist(), times, flows[:, joins].T.tolist(), strict=True
-    ):
-        yield {
-            **_event("members", phase, process, line), "cat": "collective", "id": flow,
-            "ts": time, **({"bp": "e"} if phase == "f" else {}),
-        }  # fmt: skip
+    for phase, member in zip(phases[joins].tolist(), flows[:, joins].T.tolist(), strict=True):
+        flow, start, process, line = member
+        # by its time: an event of a flow belongs to the slice that is open then
+        time = (start - begin_ns) / 1000
+        event = _event("members", phase, process, line, cat="collective", id=flow, ts=time)
+        yield {**event, "bp": "e"} if phase == "f" else event
 
 
 def _findings(merged: Merged, begin_ns: int) -> Iterator[dict[str, Any]]:
     for finding in merged.results["findings"]:
         for rank, time in moments(merged, finding):
-            yield {
-                **_event(finding["code"], "i", _COMMON, 0),
-                "cat": "finding",
-                "s": "g",
-                "ts": (time - begin_ns) / 1000,
-                "args": {
-                    "rank": None if rank is None else shown(merged.names[rank]),
-                    "summary": words.plain(finding["summary"]),
-                    "recommendation": words.plain(finding["advice"]),
-                    "severity": finding["severity"],
-                    "saved_ns_per_step": finding["saved_ns_per_step"],
-                    "saved_alone_ns": finding["saved_alone_ns"],
-                },
+            arguments = {
+                "rank": None if rank is None else shown(merged.names[rank]),
+                "summary": words.plain(finding["summary"]),
+                "recommendation": words.plain(finding["advice"]),
+                "severity": finding["severity"],
+                "saved_ns_per_step": finding["saved_ns_per_step"],
+                "saved_alone_ns": finding["saved_alone_ns"],
             }
+            yield _event(
+                finding["code"], "i", _COMMON, 0,
+                cat="finding", s="g", ts=(time - begin_ns) / 1000, args=arguments,
+            )  # fmt: skip

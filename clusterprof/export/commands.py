@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof import words
@@ -16,9 +17,6 @@ from clusterprof.columns import Bools, Ints, coded, integers, order_by, texts
 from clusterprof.export.merged_tables import Merged
 from clusterprof.export.tracks import shown
 from clusterprof.results import UNBOUNDED_NS, Finding
-
-#: what nsys exports; its own exports cannot be shifted any more
-_REPORTS = (".nsys-rep", ".qdrep")
 
 
 def nsys(merged: Merged) -> list[str]:
@@ -40,81 +38,74 @@ def nsys(merged: Merged) -> list[str]:
             continue
         ends = np.array([pc.min(rows["begin_ns"]).as_py(), pc.max(rows["end_ns"]).as_py()])
         shift = merged.clock.align(rank, ends) - ends
-        middle = int(shift.sum()) // 2
         drift = int(abs(shift[1] - shift[0])) // 2
         bound = merged.clock.uncertainty(rank)
         within = "offset unknown" if bound >= UNBOUNDED_NS else words.bound(bound + drift)
         names = words.listed(shown(merged.names[rank]) for rank in sorted(ranks))
-        lines.append(f"# {names}: {within}")
         report = source
-        if not source.endswith(_REPORTS):
+        # its own exports cannot be shifted any more
+        if not source.endswith((".nsys-rep", ".qdrep")):
             report = re.sub(r"(\.sqlite)?(\.xz)?$", ".nsys-rep", PurePath(source).name, count=1)
-        target = f"rank{rank}-aligned.sqlite"
-        lines.append(
-            _command("nsys", "export", "--type=sqlite", "--ts-normalize=true",
-                     f"--ts-shift={middle}", f"--output={target}", report)
+        command = _command(
+            "nsys", "export", "--type=sqlite", "--ts-normalize=true",
+            f"--ts-shift={int(shift.sum()) // 2}", f"--output=rank{rank}-aligned.sqlite", report,
         )  # fmt: skip
-    if len(lines) == 1:
-        lines.append("# no rank has a report of nsys")
-    return lines
+        lines += [f"# {names}: {within}", command]
+    return lines if len(lines) > 1 else [*lines, "# no rank has a report of nsys"]
 
 
 def ncu(merged: Merged) -> list[str]:
     """For each finding that names a kernel, the ncu that profiles its longest call."""
-    lines = ["# clusterprof: Nsight Compute on the one rank, in the place of its program"]
-    for finding in merged.results["findings"]:
-        for row in finding["evidence"]:
-            if isinstance(row.get("kernel"), str) and row.get("rank") in merged.ranks:
-                lines += _of_kernel(merged, finding, row)
-    if len(lines) == 1:
-        lines.append("# no finding names a kernel")
-    return lines
+    lines = [
+        line
+        for finding in merged.results["findings"]
+        for row in finding["evidence"]
+        if isinstance(row.get("kernel"), str) and row.get("rank") in merged.ranks
+        for line in _of_kernel(merged, finding, row)
+    ]
+    title = "# clusterprof: Nsight Compute on the one rank, in the place of its program"
+    return [title, *(lines or ["# no finding names a kernel"])]
 
 
-def _of_kernel(merged: Merged, finding: Finding, row: dict[str, Any]) -> Iterator[str]:
-    rank, kernel = row["rank"], row["kernel"]
-    name = shown(merged.names[rank])
-    title = f"# {name}: {finding['code']}, kernel {shown(kernel)}"
+def _of_kernel(merged: Merged, finding: Finding, row: dict[str, Any]) -> list[str]:
+    """The command, with what it is of before it; or why there is none."""
+    rank, function = row["rank"], words.base_name(row["kernel"])
+    title = f"# {shown(merged.names[rank])}: {finding['code']}, kernel {shown(row['kernel'])}"
+    if not merged.has_tables(rank):
+        return [f"{title}: the rank's tables are gone, merge the run again"]
     columns = ["start_ns", "end_ns", "kind", "name", "launch_start_ns", "launch_thread"]
-    table = merged.table(rank, "activity", columns)
-    if table is None:
-        yield f"{title}: the rank's tables are gone, merge the run again"
-        return
-    names, code = coded(table, "name")
-    function = words.base_name(kernel)
+    calls = merged.table(rank, "activity", columns)
+    names, code = coded(calls, "name")
     alike = np.array([words.base_name(str(name)) == function for name in names], np.bool_)
-    kinds, kind = coded(table, "kind")
-    calls = np.flatnonzero(alike[code] & (kinds[kind] == "compute"))
-    if not len(calls):
-        yield f"{title}: no kernel that ncu can profile (a copy)"
-        return
-    launch = integers(table, "launch_start_ns", -1)[calls]
-    order = order_by(np.where(launch >= 0, launch, integers(table, "start_ns")[calls]))
-    calls, launch = calls[order], launch[order]
-    thread = integers(table, "launch_thread", -1)[calls]
-    took = (integers(table, "end_ns") - integers(table, "start_ns"))[calls]
+    calls = calls.filter(pa.array(alike[code] & (texts(calls, "kind") == "compute")))
+    if not calls.num_rows:
+        return [f"{title}: no kernel that ncu can profile (a copy)"]
+    launch, start = integers(calls, "launch_start_ns", -1), integers(calls, "start_ns")
+    order = order_by(np.where(launch >= 0, launch, start))
+    launch, thread = launch[order], integers(calls, "launch_thread", -1)[order]
+    took = (integers(calls, "end_ns") - start)[order]
     in_steps = _in_steps(merged, rank, finding["steps"], launch)
     if in_steps is None:
-        yield f"{title}: it was launched in none of the finding's steps"
-        return
+        return [f"{title}: it was launched in none of the finding's steps"]
     step, inside, per_step = in_steps
     longest = int(np.argmax(np.where(inside, took, -1)))
-    options = ["--target-processes", "all", "--kernel-name", function]
     if _is_range(merged, rank, step, launch[longest], int(thread[longest])):
-        before = np.count_nonzero((inside & (thread == thread[longest]))[:longest])
-        options += ["--nvtx", "--nvtx-include", f"step {step}/", "--launch-skip", str(before)]
-        yield f"{title}: call {before + 1} in the NVTX range of step {step}"
+        skipped = before = np.count_nonzero((inside & (thread == thread[longest]))[:longest])
+        call = f"call {before + 1} in the NVTX range of step {step}"
+        within = ["--nvtx", "--nvtx-include", f"step {step}/"]
     else:
         before = np.count_nonzero(inside[:longest])
-        options += ["--launch-skip", str(round(per_step * step) + before)]
-        yield (
-            f"{title}: call {before + 1} of step {step}, if every step before launches it"
+        skipped, within = round(per_step * step) + before, []
+        call = (
+            f"call {before + 1} of step {step}, if every step before launches it"
             f" {per_step:.4g} times, as these do"
         )
-    yield _command(
-        "ncu", *options, "--launch-count", "1", "--set", "full", "--export",
+    command = _command(
+        "ncu", "--target-processes", "all", "--kernel-name", function, *within, "--launch-skip",
+        str(skipped), "--launch-count", "1", "--set", "full", "--export",
         f"rank{rank}-step{step}", "PROGRAM...",
     )  # fmt: skip
+    return [f"{title}: {call}", command]
 
 
 def _in_steps(
@@ -123,24 +114,19 @@ def _in_steps(
     """The first of these steps with calls: its number, its calls, and how many a step has."""
     # the host's own steps: those of the accounts are the device's
     table = merged.table(rank, "steps", ["step", "begin_ns", "end_ns"])
-    rows = [] if table is None else table.to_pylist()
-    limits = {row["step"]: (row["begin_ns"], row["end_ns"]) for row in rows}
+    limits = {row["step"]: (row["begin_ns"], row["end_ns"]) for row in table.to_pylist()}
     inside = {
         step: (launch >= limits[step][0]) & (launch < limits[step][1])
         for step in steps if step in limits
     }  # fmt: skip
-    with_calls = [step for step, which in inside.items() if which.any()]
-    if not with_calls:
-        return None
-    mean = float(np.mean([which.sum() for which in inside.values()]))
-    return with_calls[0], inside[with_calls[0]], mean
+    per_step = sum(np.count_nonzero(calls) for calls in inside.values()) / max(len(inside), 1)
+    return next(((step, calls, per_step) for step, calls in inside.items() if calls.any()), None)
 
 
 def _is_range(merged: Merged, rank: int, step: int, launch: int, thread: int) -> bool:
     """Whether the launching thread was inside an NVTX range `step N`: ncu looks at that thread."""
     calls = merged.table(rank, "host_calls", ["start_ns", "end_ns", "kind", "name", "thread"])
-    if calls is None:
-        return False
+
     calls = calls.filter(pc.equal(calls["thread"], thread))
     is_step = (texts(calls, "kind") == "range") & (texts(calls, "name") == f"step {step}")
     around = (integers(calls, "start_ns") <= launch) & (launch < integers(calls, "end_ns"))

@@ -30,8 +30,6 @@ from clusterprof.export.merged_tables import Merged
 from clusterprof.report.text import spreadsheet_cell
 from clusterprof.results import Finding, OperationEntry, RankEntry
 
-#: what is not exported: paths of the machine that merged; command lines; what has parts of its own
-_LEFT_OUT = {"source", "next", "evidence", "saving"}
 _TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}
 
 #: a kernel is launch-bound where this part of its calls at least began on a stream that had
@@ -75,13 +73,11 @@ def tables(merged: Merged) -> dict[str, pa.Table]:
 
 
 def _of_entries(entries: Sequence[Any], form: type) -> pa.Table:
-    """Members of results.json as a table.
-
-    Lists of ranks and steps are texts (`0-3,8`), and so are versions (`driver 580; NCCL 2.28.9`).
-    """
+    """Members of results.json; lists and versions as texts (`0-3,8`, `driver 580; NCCL 2.28.9`)."""
     columns = {}
     for name, kind in get_type_hints(form).items():
-        if name in _LEFT_OUT:
+        # paths of the machine that merged; command lines; what has parts of its own
+        if name in {"source", "next", "evidence", "saving"}:
             continue
         values = [entry[name] for entry in entries]
         if get_origin(kind) is list:
@@ -100,17 +96,15 @@ def write_csv(merged: Merged, folder: Path) -> None:
     """Write every table as CSV (UTF-8, with a header). Raises OSError."""
     import pyarrow.csv as csv
 
-    def column(field: pa.Field, values: pa.ChunkedArray) -> pa.Array:
-        """Texts that no spreadsheet takes for formulas, each in one line."""
-        if not (pa.types.is_string(field.type) or pa.types.is_dictionary(field.type)):
-            return values
-        coded = values.cast(pa.string()).combine_chunks().dictionary_encode()
-        shown = [spreadsheet_cell(words.plain(text)) for text in coded.dictionary.to_pylist()]
-        return pa.array(shown, pa.string()).take(coded.indices)
-
     def write(table: pa.Table, file: IO[bytes]) -> None:
-        columns = map(column, table.schema, table.columns)
-        csv.write_csv(pa.table([*columns], names=table.column_names), file)
+        """Texts so that no spreadsheet takes them for formulas, each in one line."""
+        for place, field in enumerate(table.schema):
+            if pa.types.is_string(field.type) or pa.types.is_dictionary(field.type):
+                texts = table[place].cast(pa.string()).combine_chunks().dictionary_encode()
+                shown = [spreadsheet_cell(words.plain(t)) for t in texts.dictionary.to_pylist()]
+                column = pa.array(shown, pa.string()).take(texts.indices)
+                table = table.set_column(place, field.name, column)
+        csv.write_csv(table, file)
 
     _write(merged, folder, "csv", write)
 
@@ -125,41 +119,34 @@ def write_parquet(merged: Merged, folder: Path) -> None:
 def _write(
     merged: Merged, folder: Path, ending: str, write: Callable[[pa.Table, IO[bytes]], None]
 ) -> None:
-    by_name = tables(merged)
     folder.mkdir(parents=True, exist_ok=True)
-    for name in NAMES:
+    for name, table in tables(merged).items():
         with files.new(folder / f"{name}.{ending}") as file:
-            write(by_name[name], file)
-
-
-# -- summaries as nsys makes them
+            write(table, file)
 
 
 def _summaries(merged: Merged) -> dict[str, pa.Table]:
     """All summaries, by name: over all ranks first, then by rank, the longest first."""
-    rows: dict[str, list[Row]] = {name: [] for name in _FORMS}
+    of_ranks: dict[str, list[Row]] = {name: [] for name in _FORMS}
     for rank in merged.ranks:
         for name, grouped in _groups_of_rank(merged, rank):
-            rows[name] += [{"rank": rank, **row} for row in grouped]
-    return {name: _summary(name, of_ranks) for name, of_ranks in rows.items()}
-
-
-def _summary(name: str, of_ranks: list[Row]) -> pa.Table:
-    keys, sums = _FORMS[name]
-    rows = [*_over_ranks(of_ranks, tuple(keys), sums), *of_ranks]
-    rows.sort(key=lambda row: (-1 if row["rank"] is None else row["rank"], -row["total_ns"]))
-    schema = {"rank": _WHOLE, **keys, **dict.fromkeys((*_COMMON, *sums), _WHOLE)}
-    if name == "kernels":
-        schema["bound"] = _TEXT
-        for row in rows:
-            late = row["launched_late"]
-            is_bound = late is not None and late >= _LAUNCH_BOUND * row["calls"]
-            row["bound"] = "launch" if is_bound else "unknown"
-    if name == "copies":
-        schema["bytes_per_s"] = _WHOLE
-        for row in rows:
-            row["bytes_per_s"] = int(row["bytes"] * 1e9 / row["total_ns"]) if row["total_ns"] else 0
-    return pa.Table.from_pylist(rows, pa.schema(schema))
+            of_ranks[name] += [{"rank": rank, **row} for row in grouped]
+    tables = {}
+    for name, (keys, sums) in _FORMS.items():
+        rows = [*_over_ranks(of_ranks[name], tuple(keys), sums), *of_ranks[name]]
+        rows.sort(key=lambda row: (-1 if row["rank"] is None else row["rank"], -row["total_ns"]))
+        schema = {"rank": _WHOLE, **keys, **dict.fromkeys((*_COMMON, *sums), _WHOLE)}
+        table = pa.Table.from_pylist(rows, pa.schema(schema))
+        if name == "kernels":
+            limit = pc.multiply(table["calls"], _LAUNCH_BOUND)
+            is_bound = pc.greater_equal(table["launched_late"], limit).fill_null(False)
+            table = table.append_column("bound", pc.if_else(is_bound, "launch", "unknown"))
+        if name == "copies":
+            took = pc.if_else(pc.greater(table["total_ns"], 0), table["total_ns"], None)
+            rate = pc.divide(pc.multiply(table["bytes"], 1e9), took).fill_null(0)
+            table = table.append_column("bytes_per_s", pc.trunc(rate).cast(_WHOLE))
+        tables[name] = table
+    return tables
 
 
 def _over_ranks(rows: Sequence[Row], keys: Sequence[str], sums: Sequence[str]) -> Iterator[Row]:
@@ -193,21 +180,16 @@ def _groups_of_rank(merged: Merged, rank: int) -> Iterator[tuple[str, list[Row]]
         "direction", "pageable",
     ]  # fmt: skip
     activity = merged.table(rank, "activity", columns)
+    kind = activity["kind"].cast(_TEXT)
+    is_kernel = pc.is_in(kind, pa.array(["compute", "collective"]))
+    sums = {"launched_late": _launched_late(activity).filter(is_kernel)}
+    yield "kernels", _grouped(activity.filter(is_kernel), "kernels", sums)
+    yield "copies", _copies(activity.filter(pc.equal(kind, "copy")))
     calls = merged.table(rank, "host_calls", ["start_ns", "end_ns", "kind", "name"])
-    if activity is not None:
-        kind = activity["kind"].cast(_TEXT)
-        is_kernel = pc.is_in(kind, pa.array(["compute", "collective"]))
-        sums = {"launched_late": _launched_late(activity).filter(is_kernel)}
-        yield "kernels", _grouped(activity.filter(is_kernel), "kernels", sums)
-        yield "copies", _copies(activity.filter(pc.equal(kind, "copy")))
-    if calls is not None:
-        is_range = pc.equal(calls["kind"].cast(_TEXT), "range")
-        yield "host_calls", _grouped(calls.filter(pc.invert(is_range)), "host_calls", {})
-        ranges = calls.filter(is_range)
-        on_device = pa.array(np.zeros(ranges.num_rows, np.int64))
-        if activity is not None:
-            on_device = _launched_inside(ranges, activity)
-        yield "ranges", _grouped(ranges, "ranges", {"device_ns": on_device})
+    is_range = pc.equal(calls["kind"].cast(_TEXT), "range")
+    yield "host_calls", _grouped(calls.filter(pc.invert(is_range)), "host_calls", {})
+    ranges = calls.filter(is_range)
+    yield "ranges", _grouped(ranges, "ranges", {"device_ns": _launched_inside(ranges, activity)})
 
 
 def _copies(table: pa.Table) -> list[Row]:
@@ -224,20 +206,16 @@ def _copies(table: pa.Table) -> list[Row]:
 
 
 def _launched_late(activity: pa.Table) -> pa.Array:
-    """1 for each activity whose stream had nothing more to do when it was launched.
-
-    Null where the report names no launches.
-    """
+    """1 where the stream had nothing more to do at the launch; null where no launch is known."""
     launch = integers(activity, "launch_start_ns", -1)
     if not (launch >= 0).any():
         return pa.nulls(len(launch), _WHOLE)
     start, end = integers(activity, "start_ns"), integers(activity, "end_ns")
     stream = np.stack([integers(activity, "device"), integers(activity, "stream")])
     order = order_by(*stream, start)
-    is_first = begins(*stream[:, order])
-    before = preceding(end[order], 0)
+    idle = launch[order] >= preceding(end[order], 0)
     late = np.zeros(len(start), np.int64)
-    late[order] = (launch[order] >= before) & (launch[order] >= 0) & ~is_first
+    late[order] = idle & (launch[order] >= 0) & ~begins(*stream[:, order])
     return pa.array(late)
 
 
@@ -256,24 +234,18 @@ def _grouped(table: pa.Table, name: str, sums: Mapping[str, pa.Array]) -> list[R
     """One row for each different combination of a summary's keys; `sums` are added up."""
     keys = {key: table[key].cast(kind) for key, kind in _FORMS[name][0].items()}
     ns = pc.max_element_wise(pc.subtract(table["end_ns"], table["start_ns"]), 0)
+    of_ns = {"count": "calls", "sum": "total_ns", "min": "min_ns", "max": "max_ns"}
     groups = (
         pa.table({**keys, "ns": ns, **sums})
         .group_by([*keys], use_threads=False)
-        .aggregate([("ns", "list"), *((column, "sum") for column in sums)])
+        .aggregate([*(("ns", how) for how in (*of_ns, "list")), *((key, "sum") for key in sums)])
     )
-    lists = groups["ns_list"].combine_chunks()
-    rows = []
-    for row, values in zip(groups.drop_columns(["ns_list"]).to_pylist(), lists, strict=True):
+    renamed = {f"ns_{how}": column for how, column in of_ns.items()}
+    renamed |= {f"{column}_sum": column for column in sums}
+    groups = groups.rename_columns([renamed.get(name, name) for name in groups.column_names])
+    rows: list[Row] = groups.drop_columns(["ns_list"]).to_pylist()
+    for row, values in zip(rows, groups["ns_list"].combine_chunks(), strict=True):
         took = np.sort(values.values.to_numpy())
-        low, high = took[(len(took) - 1) // 2], took[len(took) // 2]
-        rows.append({
-            **{key: row[key] for key in keys},
-            "calls": len(took),
-            "total_ns": int(took.sum()),
-            "mean_ns": int(took.sum()) // len(took),
-            "median_ns": int(low + high) // 2,
-            "min_ns": int(took[0]),
-            "max_ns": int(took[-1]),
-            **{column: row[f"{column}_sum"] for column in sums},
-        })  # fmt: skip
+        row["mean_ns"] = row["total_ns"] // row["calls"]
+        row["median_ns"] = int(took[(len(took) - 1) // 2] + took[len(took) // 2]) // 2
     return rows

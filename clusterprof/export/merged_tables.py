@@ -1,7 +1,5 @@
 """What `merge` wrote, as an export reads it: results, collectives, accounts and ranks' tables."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -83,10 +81,19 @@ class Merged:
         file = self.folder / paths.MERGED / "shallow.parquet"
         return read_table(file, SHALLOW) if file.is_file() else None
 
-    def table(self, rank: int, name: str, columns: Sequence[str]) -> pa.Table | None:
-        """Columns of one of a rank's tables (`SCHEMAS`); None where it was removed since."""
-        file = self.folder / paths.TABLES / f"{rank:05d}" / f"{name}.parquet"
-        return read_table(file, SCHEMAS[name], columns) if file.is_file() else None
+    def has_tables(self, rank: int) -> bool:
+        """Whether a rank's tables are still there."""
+        return self._file(rank, "activity").is_file()
+
+    def table(self, rank: int, name: str, columns: Sequence[str]) -> pa.Table:
+        """Columns of one of a rank's tables (`SCHEMAS`); no rows where it was removed since."""
+        file, schema = self._file(rank, name), SCHEMAS[name]
+        if file.is_file():
+            return read_table(file, schema, columns)
+        return schema.empty_table().select(columns)
+
+    def _file(self, rank: int, name: str) -> Path:
+        return self.folder / paths.TABLES / f"{rank:05d}" / f"{name}.parquet"
 
 
 def read(run: Window) -> Merged:

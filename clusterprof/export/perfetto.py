@@ -2,10 +2,14 @@
 
 A process is a rank. Times are ns after `begin_ns`, which a snapshot of the clocks ties to UTC.
 Field numbers are those of Perfetto's published definitions, by which the tests read the result.
+
+`write` makes one trace of all ranks, `write_archive` one a rank and a manifest that says how they
+align: https://perfetto.dev/docs/reference/perfetto-manifest. That has no field for a drift, so it
+is removed from the times.
 """
 
-from __future__ import annotations
-
+import json
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import IO
@@ -16,7 +20,7 @@ import numpy.typing as npt
 from clusterprof import __version__, words
 from clusterprof.columns import Bools, Index, Ints, places
 from clusterprof.export.merged_tables import Merged
-from clusterprof.export.tracks import Cut, Track, moments, of_rank, sequence, shown
+from clusterprof.export.tracks import Cut, Track, first_moment, moments, of_rank, sequence, shown
 from clusterprof.results import UNBOUNDED_NS
 
 # -- Trace, TracePacket
@@ -57,20 +61,49 @@ def write(merged: Merged, file: IO[bytes], chosen: Cut) -> None:
     file.write(_head(chosen.begin_ns))
     for place, rank in enumerate(merged.ranks):
         tracks = of_rank(merged, rank, chosen)
-        file.writelines(rank_packets(merged, rank, place, tracks, chosen.begin_ns, ids))
+        file.writelines(_rank_packets(merged, rank, place, tracks, chosen.begin_ns, ids))
     file.write(_common(merged, chosen.begin_ns, ids, chosen.notes))
 
 
-def trace_of_findings(merged: Merged, begin_ns: int, notes: Sequence[str]) -> bytes:
-    """A trace of the findings alone, and what is to be known of all."""
-    return _head(begin_ns) + _common(merged, begin_ns, count(1), notes)
+def write_archive(merged: Merged, own: Merged, file: IO[bytes], chosen: Cut) -> None:
+    """Write all ranks' traces and the manifest; `own`: the run on the ranks' own clocks."""
+    offsets = dict(zip(merged.clock.ranks, merged.clock.offset_ns.tolist(), strict=True))
+    names = {rank: f"clusterprof-rank-{rank:05d}.pftrace" for rank in merged.ranks}
+    findings, begins = "clusterprof-findings.pftrace", {}
+    with zipfile.ZipFile(file, "w") as archive:
 
+        def add(name: str, content: bytes | str) -> None:
+            member = zipfile.ZipInfo(name)  # the same whenever it is written
+            member.compress_type = zipfile.ZIP_DEFLATED
+            member.external_attr = 0o644 << 16
+            archive.writestr(member, content)
 
-def trace_of_rank(merged: Merged, rank: int, tracks: Sequence[Track]) -> tuple[bytes, int]:
-    """A trace of one rank, and the ns that its times count from, on the clock of `tracks`."""
-    begin_ns = min((int(track.start[0]) for track in tracks if len(track)), default=0)
-    parts = rank_packets(merged, rank, 0, tracks, begin_ns, count(1))
-    return b"".join([_head(begin_ns, utc=False), *parts]), begin_ns
+        for rank, name in names.items():
+            tracks = of_rank(own, rank, chosen)
+            begin_ns = min((int(track.start[0]) for track in tracks if len(track)), default=0)
+            packets = _rank_packets(own, rank, 0, tracks, begin_ns, count(1))
+            add(name, b"".join([_head(begin_ns, utc=False), *packets]))
+            begins[rank] = begin_ns - offsets[rank]
+        begin_ns = min([*begins.values(), *first_moment(merged)], default=0)
+        add(findings, _head(begin_ns) + _common(merged, begin_ns, count(1), chosen.notes))
+        # the clock of each file, as its snapshot has it
+        clock, reference = "BOOTTIME", {"file": findings, "clock": "BOOTTIME"}
+        ranks = [
+            {
+                "path": names[rank],
+                "machine": {"name": shown(merged.names[rank])},
+                "clocks": {"clock": clock, "sync_to": reference, "offset_ns": begin - begin_ns},
+            }
+            for rank, begin in begins.items()
+        ]
+        manifest = {
+            "version": 1,
+            "trace_time": {"clock": clock, "file": findings},
+            "attributes": about_trace(merged, chosen.notes),
+            "files": [{"path": findings, "machine": {"name": "clusterprof"}}, *ranks],
+        }
+        # by these first letters Perfetto knows it
+        add("perfetto_manifest.json", json.dumps({"perfetto_manifest": manifest}))
 
 
 def _packet(*fields: bytes) -> bytes:
@@ -78,10 +111,7 @@ def _packet(*fields: bytes) -> bytes:
 
 
 def _head(begin_ns: int, *, utc: bool = True) -> bytes:
-    """What says whose times these are, ties them to UTC, and asks for our order of processes.
-
-    Not `utc`: as the manifest of an archive ties a rank's times to another file's.
-    """
+    """Whose times these are, our order, and UTC (in an archive not: its manifest has that)."""
     clocks = [message(1, number(1, _BOOTTIME), number(2, 0))]
     if utc:
         clocks.append(message(1, number(1, _REALTIME), number(2, begin_ns)))
@@ -95,7 +125,7 @@ def _head(begin_ns: int, *, utc: bool = True) -> bytes:
     return b"".join(_packet(number(_SEQUENCE, _COMMON), content) for content in parts)
 
 
-def rank_packets(
+def _rank_packets(
     merged: Merged,
     rank: int,
     place: int,
@@ -103,10 +133,7 @@ def rank_packets(
     begin_ns: int,
     ids: Iterator[int],
 ) -> Iterator[bytes]:
-    """One rank's process: its tracks, and the slices on them.
-
-    The number of a process is its place from 1, since that of the idle process is 0.
-    """
+    """One rank's process, numbered from 1 (0 is the idle one): its tracks, and their slices."""
     process = number(1, place + 1)
     on, own = number(_SEQUENCE, place + 2), next(ids)
     entry = next(entry for entry in merged.results["ranks"] if entry["rank"] == rank)
@@ -163,39 +190,33 @@ def _argument(line: int, k: int) -> int:
 
 def _slices(track: Track, name: Ints, line: int, own: int, on: bytes, begin_ns: int) -> bytes:
     """The begins and ends of all slices of a track. `name`: the number of each one's name."""
-    places, is_end = sequence(track.start, track.end)
-    where = np.flatnonzero(~is_end)
-    start = np.empty(len(track), np.intp)
-    start[places[where]] = where
+    edges, is_end = sequence(track.start, track.end)
+    position = np.empty(2 * len(track), np.intp)
+    position[edges] = np.arange(len(edges))
     of_track = number(_OF_TRACK, own)
     parts = []
     for rows, with_values in _alike(track, track.end > track.start):
         is_slice = bool(track.end[rows[0]] > track.start[rows[0]])
         values = [
             messages(
-                _ARGUMENT,
-                len(rows),
-                number(_ARGUMENT_NAME_ID, _argument(line, k)),
+                _ARGUMENT, len(rows), number(_ARGUMENT_NAME_ID, _argument(line, k)),
                 numbers(_ARGUMENT_INT, track.values[argument][0][rows]),
             )
             for k, argument in with_values
-        ]
+        ]  # fmt: skip
         flow = [] if track.flow is None else [fixed(_FLOW, track.flow[rows])]
         event = messages(
             _EVENT, len(rows), number(_TYPE, _BEGIN if is_slice else _INSTANT), of_track,
             number(_CATEGORY_ID, line + 1), numbers(_NAME_ID, name[rows]), *flow, *values,
         )  # fmt: skip
-        parts.append((start[rows], _timed(track.start[rows] - begin_ns, on, event, needed=True)))
-    ended = places[is_end] - len(track)
+        time = numbers(_TIMESTAMP, track.start[rows] - begin_ns)
+        packets = messages(_PACKET, len(rows), time, on, number(_FLAGS, _NEEDED), event)
+        parts.append((position[rows], packets))
+    ended = edges[is_end] - len(track)
     event = messages(_EVENT, len(ended), number(_TYPE, _END), of_track)
-    parts.append((np.flatnonzero(is_end), _timed(track.end[ended] - begin_ns, on, event)))
+    time = numbers(_TIMESTAMP, track.end[ended] - begin_ns)
+    parts.append((np.flatnonzero(is_end), messages(_PACKET, len(ended), time, on, event)))
     return in_order(parts)
-
-
-def _timed(time: Ints, on: bytes, event: Rows, *, needed: bool = False) -> Rows:
-    flags = number(_FLAGS, _NEEDED) if needed else b""
-    times = numbers(_TIMESTAMP, time)
-    return messages(_PACKET, len(time), times, on, flags, event)
 
 
 def _alike(track: Track, is_slice: Bools) -> Iterator[tuple[Index, list[tuple[int, str]]]]:
@@ -235,16 +256,14 @@ def _common(merged: Merged, begin_ns: int, ids: Iterator[int], notes: Sequence[s
             "saved_uncertainty_ns": finding["saved_uncertainty_ns"],
         }
         for rank, time in moments(merged, finding):
-            where = {} if rank is None else {"rank": merged.names[rank]}
-            packets.append(_instant(finding["code"], own, time - begin_ns, {**where, **values}, on))
+            rank_name = {} if rank is None else {"rank": merged.names[rank]}
+            instant = _instant(finding["code"], own, time - begin_ns, rank_name | values, on)
+            packets.append(instant)
     return b"".join(packets)
 
 
 def _instant(name: str, own: int, time: int, values: Mapping[str, str | int], on: bytes) -> bytes:
-    """The packet of an event without length on the track `own`, `time` ns after the trace's begin.
-
-    `values` are its arguments; `on` is the field that names the sequence.
-    """
+    """An event without length on the track `own`, ns after the begin, with arguments `values`."""
     arguments = [
         message(
             _ARGUMENT,

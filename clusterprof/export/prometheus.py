@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pyarrow.compute as pc
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from clusterprof import __version__, words
 from clusterprof.export.merged_tables import Merged
 from clusterprof.export.tracks import shown
-from clusterprof.results import UNBOUNDED_NS, Finding
+from clusterprof.results import UNBOUNDED_NS
 
 #: the parts of a step, which add up to it
 _PARTS = ("compute", "exposed_communication", "exposed_copy", "idle")
@@ -58,8 +58,14 @@ def gauges(merged: Merged) -> list[Gauge]:
     """All metrics of a run."""
     results, ended = merged.results, pc.max(merged.accounts["end_ns"]).as_py()
     hosts = {entry["rank"]: entry["host"] for entry in results["ranks"]}
-    pace = results["pace"]
-    return [
+    pace, clocks = results["pace"], results["clock"]["ranks"]
+
+    def rank(number: int) -> dict[str, object]:
+        return {"rank": number, "host": hosts[number]}
+
+    accounts = merged.accounts.filter(merged.is_steady)
+    means = accounts.group_by("rank").aggregate([(f"{part}_ns", "mean") for part in _PARTS])
+    metrics = [
         Gauge("info", "Who wrote this.", [({"version": __version__}, 1)]),
         Gauge(
             "window_end_timestamp_seconds", "When the profiled window ended.",
@@ -76,52 +82,34 @@ def gauges(merged: Merged) -> list[Gauge]:
         ),
         Gauge(
             "rank_step_seconds", "A rank's mean steady-state step by part; the parts add up.",
-            _rank_steps(merged, hosts),
+            [
+                ({**rank(row["rank"]), "part": part}, row[f"{part}_ns_mean"] / 1e9)
+                for row in means.sort_by("rank").to_pylist() for part in _PARTS
+            ],
         ),
         Gauge(
             "operation_seconds", "Collectives per step, mean over ranks, by what overlaps.",
             _operations(merged),
         ),
-        Gauge(
-            "finding_saved_seconds", "What its repair saves per step, net of those before it.",
-            ((_finding(f), f["saved_ns_per_step"] / 1e9) for f in results["findings"]),
-        ),
-        Gauge(
-            "finding_saved_alone_seconds", "What its repair alone saves per step.",
-            ((_finding(f), f["saved_alone_ns"] / 1e9) for f in results["findings"]),
-        ),
-        Gauge(
-            "finding_saved_uncertainty_seconds", "How far off what a repair saves may be.",
-            ((_finding(f), f["saved_uncertainty_ns"] / 1e9) for f in results["findings"]),
-        ),
-        Gauge(
-            "clock_uncertainty_seconds", "How far a rank's aligned times may be wrong.",
-            (
-                (_rank(clock["rank"], hosts), np.inf if clock["uncertainty_ns"] >= UNBOUNDED_NS
-                 else clock["uncertainty_ns"] / 1e9)
-                for clock in results["clock"]["ranks"] if clock["rank"] in hosts
-            ),
-        ),
     ]  # fmt: skip
-
-
-def _rank(rank: int, hosts: Mapping[int, str]) -> dict[str, object]:
-    return {"rank": rank, "host": hosts[rank]}
-
-
-def _finding(finding: Finding) -> dict[str, object]:
-    named = words.numbers(finding["ranks"], 8)
-    return {"code": finding["code"], "severity": finding["severity"], "ranks": named}
-
-
-def _rank_steps(merged: Merged, hosts: Mapping[int, str]) -> list[tuple[dict[str, object], float]]:
-    accounts = merged.accounts.filter(merged.is_steady)
-    means = accounts.group_by("rank").aggregate([(f"{part}_ns", "mean") for part in _PARTS])
-    return [
-        ({**_rank(row["rank"], hosts), "part": part}, row[f"{part}_ns_mean"] / 1e9)
-        for row in means.sort_by("rank").to_pylist()
-        for part in _PARTS
-    ]
+    for name, member, help_text in (
+        ("saved", "saved_ns_per_step", "What its repair saves per step, net of those before it."),
+        ("saved_alone", "saved_alone_ns", "What its repair alone saves per step."),
+        ("saved_uncertainty", "saved_uncertainty_ns", "How far off what a repair saves may be."),
+    ):
+        samples = []
+        for f in results["findings"]:
+            ranks, ns = words.numbers(f["ranks"], 8), cast("dict[str, Any]", f)[member]
+            labels = {"code": f["code"], "severity": f["severity"], "ranks": ranks}
+            samples.append((labels, ns / 1e9))
+        metrics.append(Gauge(f"finding_{name}_seconds", help_text, samples))
+    uncertainties = [
+        (rank(clock["rank"]), np.inf if clock["uncertainty_ns"] >= UNBOUNDED_NS
+         else clock["uncertainty_ns"] / 1e9)
+        for clock in clocks if clock["rank"] in hosts
+    ]  # fmt: skip
+    help_text = "How far a rank's aligned times may be wrong."
+    return [*metrics, Gauge("clock_uncertainty_seconds", help_text, uncertainties)]
 
 
 def _operations(merged: Merged) -> list[tuple[dict[str, object], float]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -43,18 +42,19 @@ SLICE_BYTES = {"step": 160, "collective": 260, "device": 64, "host": 52}
 JSON_BYTES = {"step": 260, "collective": 440, "device": 130, "host": 96}
 #: the same of what is written around a name, and of a track's and its rank's description
 NAME_BYTES, TRACK_BYTES = 16, 300
-#: what is kept first where not all fits
-CLASSES = (("step",), ("collective",), ("device", "host"))
+#: what is kept first where not all fits, and what it is called
+CLASSES = {
+    ("step",): ("step of a rank", "steps of ranks"),
+    ("collective",): ("collective call", "collective calls"),
+    ("device", "host"): ("kernel, copy or host call", "kernels, copies and host calls"),
+}
 #: limits of lengths (ns), eight to a power of two, for choosing what fits
 _LENGTHS = np.unique(np.ceil(2.0 ** (np.arange(0, 62 * 8) / 8)).astype(np.int64))
 
 
 @dataclass(frozen=True)
 class Track:
-    """Slices on one line, by begin (of equals the longest first), each inside or beside others.
-
-    Times are ns on the clock of the export.
-    """
+    """Slices on one line by begin (of equals the longest first), ns on the clock of the export."""
 
     name: str
     #: step, collective, device or host
@@ -107,13 +107,12 @@ def survey(merged: Merged, limit: float, *, json: bool = False) -> Cut:
     cut, begins = Cut(), first_moment(merged)
     size = {kind: np.zeros(len(_LENGTHS)) for kind in SLICE_BYTES}
     count = {kind: np.zeros(len(_LENGTHS), np.int64) for kind in SLICE_BYTES}
-    for rank in merged.ranks:
-        for track in unlimited(merged, rank):
-            if len(track):
-                begins.append(int(track.start.min()))
-                limit -= TRACK_BYTES + len(shown(track.name).encode())
-                _count(track, count[track.kind], size[track.kind], json=json)
-    for kinds in CLASSES:
+    for track in (track for rank in merged.ranks for track in unlimited(merged, rank)):
+        if len(track):
+            begins.append(int(track.start.min()))
+            limit -= TRACK_BYTES + len(shown(track.name).encode())
+            _count(track, count[track.kind], size[track.kind], json=json)
+    for kinds, nouns in CLASSES.items():
         slices = np.sum([count[kind] for kind in kinds], axis=0)
         sizes = np.sum([size[kind] for kind in kinds], axis=0)
         from_length = np.append(np.cumsum(sizes[::-1])[::-1], 0)
@@ -122,24 +121,19 @@ def survey(merged: Merged, limit: float, *, json: bool = False) -> Cut:
         shortest = int(_LENGTHS[first]) if first < len(_LENGTHS) else np.iinfo(np.int64).max
         cut.shortest_ns |= dict.fromkeys(kinds, shortest if first else 0)
         dropped, total = int(slices[:first].sum()), int(slices.sum())
-        if dropped:
-            whole = dropped == total
-            some = "all " if whole else f"{dropped:,} of "
-            which = "" if whole else f", which are shorter than {words.duration(shortest)}"
-            cut.notes.append(
-                f"{some}{words.counted(total, *_CALLED[kinds[0]])} are left out{which}"
-            )
+        if dropped == total > 0:
+            cut.notes.append(f"all {words.counted(total, *nouns)} are left out")
+        elif dropped:
+            which = f"which are shorter than {words.duration(shortest)}"
+            some = f"{dropped:,} of {words.counted(total, *nouns)}"
+            cut.notes.append(f"{some} are left out, {which}")
     cut.begin_ns = min(begins, default=0)
     return cut
 
 
 def _count(track: Track, count: Ints, size: Floats, *, json: bool) -> None:
-    """Add a track's slices, and the bytes they take, by their lengths.
-
-    A name is written once, and needed by the longest of its slices; in JSON with each, and escaped.
-    """
+    """Add slices and bytes by length; a name once, with its longest slice, in JSON with each."""
     length = np.maximum(last_at_or_before(_LENGTHS, track.end - track.start), 0)
-    slices = count_by(length, len(_LENGTHS))
     longest = greatest_by(track.code, length, np.full(len(track.names), -1, np.int64))
     used = np.flatnonzero(longest >= 0)
     name_bytes = np.zeros(len(track.names))
@@ -147,6 +141,7 @@ def _count(track: Track, count: Ints, size: Floats, *, json: bool) -> None:
         text = shown(track.names[code])
         escapes = text.count('"') + text.count("\\") if json else 0
         name_bytes[code] = len(text.encode()) + escapes
+    slices = count_by(length, len(_LENGTHS))
     count += slices
     size += slices * (JSON_BYTES if json else SLICE_BYTES)[track.kind]
     if json:
@@ -155,19 +150,8 @@ def _count(track: Track, count: Ints, size: Floats, *, json: bool) -> None:
         size += sum_by(longest[used], name_bytes[used] + NAME_BYTES, len(_LENGTHS))
 
 
-#: what the slices of a kind are called
-_CALLED = {
-    "step": ("step of a rank", "steps of ranks"),
-    "collective": ("collective call",),
-    "device": ("kernel, copy or host call", "kernels, copies and host calls"),
-}
-
-
 def of_rank(merged: Merged, rank: int, chosen: Cut) -> list[Track]:
-    """The tracks of one rank, in the order to show them in; what is left out is noted in `chosen`.
-
-    Slices that overlap without one being inside the other are on several tracks of one name.
-    """
+    """A rank's tracks as shown; what overlaps without nesting is on several of one name."""
     tracks = []
     for track in unlimited(merged, rank):
         shortest_ns = chosen.shortest_ns.get(track.kind, 0)
@@ -188,14 +172,8 @@ def unlimited(merged: Merged, rank: int) -> Iterator[Track]:
     """The tracks of one rank with all that it has, in no order of time."""
     yield _steps(merged, rank)
     yield from _collectives(merged, rank)
-    columns = ["start_ns", "end_ns", "kind", "name", "device", "stream", "size_bytes"]
-    activity = merged.table(rank, "activity", columns)
-    if activity is not None:
-        yield from _streams(merged, rank, activity)
-    columns = ["start_ns", "end_ns", "kind", "name", "thread"]
-    calls = merged.table(rank, "host_calls", columns)
-    if calls is not None:
-        yield from _threads(merged, rank, calls)
+    yield from _streams(merged, rank)
+    yield from _threads(merged, rank)
 
 
 def _times(
@@ -220,56 +198,62 @@ def _collectives(merged: Merged, rank: int) -> Iterator[Track]:
     table = merged.collectives
     placed = pc.and_(pc.is_valid(table["start_ns"]), pc.is_valid(table["end_ns"]))
     table = table.filter(pc.and_(placed, pc.equal(table["rank"], rank)))
-    operations, operation = coded(table, "operation")
-    states, state = coded(table, "state")
-    communicators, communicator = coded(table, "communicator")
+    (operations, operation), (states, state) = coded(table, "operation"), coded(table, "state")
     # what is not matched says so in its name
     names = [
         name if how == "matched" else f"{name} ({how})" for name in operations for how in states
     ]
-    code, times = operation * len(states) + state, _times(merged, rank, table)
     values = {
         name: (integers(table, name), np.asarray(pc.is_valid(table[name])))
         for name in ("message_bytes", "wait_ns", "transfer_ns", "lateness_ns", "last_rank")
     }
-    # a flow's number is its collective's, from 1; 0 is none
-    flow = integers(table, "collective") + 1
-    named = np.array(names, np.object_)
-    whole = Track("", "collective", *times, named, code, values=values, flow=flow)
+    whole = Track(
+        "",
+        "collective",
+        *_times(merged, rank, table),
+        np.array(names, np.object_),
+        operation * len(states) + state,
+        values=values,
+        # a flow's number is its collective's, from 1; 0 is none
+        flow=integers(table, "collective") + 1,
+    )
     called = {
         group["communicator"]: group["description"] or (group["kind"] + " ").replace("unknown ", "")
         for group in merged.results["topology"]["groups"]
     }
+    communicators, communicator = coded(table, "communicator")
     for place, rows in rows_by(communicator).items():
         name = communicators[place]
         label = " ".join(f"{called.get(name, '')} {words.communicator(str(name), 40)}".split())
         yield replace(whole.take(rows), name=f"collectives · {label}")
 
 
-def _streams(merged: Merged, rank: int, table: pa.Table) -> Iterator[Track]:
-    device, stream = integers(table, "device"), integers(table, "stream")
+def _streams(merged: Merged, rank: int) -> Iterator[Track]:
+    columns = ["start_ns", "end_ns", "kind", "name", "device", "stream", "size_bytes"]
+    table = merged.table(rank, "activity", columns)
     kinds, kind = coded(table, "kind")
-    size, has_size = integers(table, "size_bytes"), np.asarray(pc.is_valid(table["size_bytes"]))
-    values = {"size_bytes": (size, has_size)} if has_size.any() else {}
+    has_size = np.asarray(pc.is_valid(table["size_bytes"]))
+    values = {"size_bytes": (integers(table, "size_bytes"), has_size)} if has_size.any() else {}
     times = _times(merged, rank, table)
     whole = Track("", "device", *times, *coded(table, "name"), values=values)
-    for (gpu, number), rows in _groups(device, stream):
-        where = f"GPU {gpu} stream {number}" if gpu >= 0 else f"stream {number}"
+    for (gpu, number), rows in _groups(integers(table, "device"), integers(table, "stream")):
+        stream = f"GPU {gpu} stream {number}" if gpu >= 0 else f"stream {number}"
         # what a stream is for: the kind of most of its slices
         purpose = kinds[count_by(kind[rows]).argmax()]
-        yield replace(whole.take(rows), name=f"{where} · {purpose}")
+        yield replace(whole.take(rows), name=f"{stream} · {purpose}")
 
 
-def _threads(merged: Merged, rank: int, table: pa.Table) -> Iterator[Track]:
-    thread = integers(table, "thread")
+def _threads(merged: Merged, rank: int) -> Iterator[Track]:
+    columns = ["start_ns", "end_ns", "kind", "name", "thread"]
+    table = merged.table(rank, "host_calls", columns)
     kinds, kind = coded(table, "kind")
     whole = Track("", "host", *_times(merged, rank, table), *coded(table, "name"))
-    is_range = kinds[kind] == "range"
-    for on, own in _groups(is_range.astype(np.int64) * -1, thread):
-        if on[0]:
-            yield replace(whole.take(own), name=f"NVTX · thread {on[1]}")
+    is_call = (kinds[kind] != "range").astype(np.int64)
+    for (calls, thread), rows in _groups(is_call, integers(table, "thread")):
+        if calls:
+            yield replace(whole.take(rows), name=f"thread {thread}", thread=thread)
         else:
-            yield replace(whole.take(own), name=f"thread {on[1]}", thread=int(on[1]))
+            yield replace(whole.take(rows), name=f"NVTX · thread {thread}")
 
 
 def _groups(first: Ints, second: Ints) -> Iterator[tuple[tuple[int, int], Index]]:
@@ -293,10 +277,7 @@ def sequence(start: Ints, end: Ints) -> tuple[Index, Bools]:
 
 
 def lanes(start: Ints, end: Ints) -> Ints:
-    """On which of several tracks side by side each slice goes: -1 where there are too many.
-
-    The slices are in `Track`'s order. On one track each is inside or beside each other.
-    """
+    """The track of each slice (in `Track`'s order), so that those of one nest; -1: too many."""
     lane = np.zeros(len(start), np.int64)
     if _nested(start, end):
         return lane
@@ -315,10 +296,7 @@ def lanes(start: Ints, end: Ints) -> Ints:
 
 
 def _nested(start: Ints, end: Ints) -> bool:
-    """Whether every end belongs to the slice that is innermost there.
-
-    Else, at the first that does not, more slices are open than when that one began.
-    """
+    """Whether every end belongs to the slice that is innermost there, as deep as it began."""
     edges, is_end = sequence(start, end)
     count = len(start)
     lasts = np.zeros(count, np.bool_)
@@ -332,18 +310,15 @@ def _nested(start: Ints, end: Ints) -> bool:
 
 
 def moments(merged: Merged, finding: Finding) -> list[tuple[int | None, int]]:
-    """Where a finding shows: rank and time on the reference rank's clock.
-
-    Those of its evidence; without any the begin of the first of its steps.
-    """
-    times = [
-        (line["rank"], line["time_ns"])
-        for line in finding["evidence"]
-        if _is_number(line.get("time_ns")) and _is_number(line.get("rank"))
-        if line["rank"] in merged.names
-    ]
+    """Rank and time (reference rank's clock) of a finding's evidence, else of its first step."""
+    times = []
+    for line in finding["evidence"]:
+        rank, time = line.get("rank"), line.get("time_ns")
+        # evidence is of any form: true is 1, and no number
+        if type(rank) is int and rank in merged.names and type(time) is int and time >= 0:
+            times.append((time, rank))
     if times:
-        return sorted(times, key=lambda moment: (moment[1], moment[0]))
+        return [(rank, time) for time, rank in sorted(times)]
     begins = {step["step"]: step["begin_ns"] for step in merged.results["steps"]}
     of_steps = [begins[step] for step in finding["steps"] if step in begins]
     rank = finding["rank"] if finding["rank"] in merged.names else None
@@ -354,10 +329,6 @@ def first_moment(merged: Merged) -> list[int]:
     """When the first finding shows, ns on the reference rank's clock: one, or none."""
     firsts = (moments(merged, finding)[:1] for finding in merged.results["findings"])
     return sorted(time for first in firsts for _, time in first)[:1]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**62
 
 
 def shown(name: object) -> str:

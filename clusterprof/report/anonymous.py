@@ -64,10 +64,10 @@ def host_names(results: Results, others: Iterable[str] = ()) -> dict[str, str]:
         hosts += [node["host"] for node in shallow["nodes"]]
     hosts += others
     hosts += [name.partition(".")[0] for name in hosts]
-    names = [name for name in dict.fromkeys(hosts) if name]
-    short = list(dict.fromkeys(name.partition(".")[0] for name in names))
-    number = {name: place for place, name in enumerate(short, 1)}
-    return {name: f"host-{number[name.partition('.')[0]]}" for name in names}
+    number: dict[str, int] = {}
+    for name in filter(None, hosts):
+        number.setdefault(name.partition(".")[0], len(number) + 1)
+    return {name: f"host-{number[name.partition('.')[0]]}" for name in filter(None, hosts)}
 
 
 def _without(value: Any, names: Mapping[str, str], key: str = "") -> Any:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,8 +41,6 @@ _NVLINK = {
     "NVIDIA H200": ("H200", 450.0),
     "NVIDIA B200": ("B200", 900.0),
 }
-#: of these names there are cards without it
-_OTHER_LINKS = ("NVL", "PCIe")
 _POINT_TO_POINT = ("Send", "Recv", "SendRecv")
 
 
@@ -57,10 +55,7 @@ class Calls:
 
     @cached_property
     def collectives(self) -> pa.Table:
-        """A row for each collective: begins, members, and the least time and most bytes of one.
-
-        The last to arrive does not wait: its own length, on its own clock, is the transfer.
-        """
+        """Of each: begins, members, most bytes, time of the last to arrive, which does not wait."""
         names = ("operation", "communicator", "source")
         columns = {name: self.table[name].cast(pa.string()) for name in names}
         columns |= {name: self.table[name] for name in ("collective", "rank", "message_bytes")}
@@ -88,9 +83,6 @@ def charts(run: Summary, collectives: pa.Table) -> dict[str, dict[str, Any] | No
     return {name: draw(run, matched) if matched else None for name, draw in drawings.items()}
 
 
-# --- size against bus bandwidth
-
-
 def bus_factor(operation: str, members: int) -> float | None:
     """Bus bandwidth over one rank's bytes per time; None: not defined.
 
@@ -112,10 +104,9 @@ def bandwidth(run: Summary, matched: Calls) -> dict[str, Any] | None:
     if not points:
         return None
     sizes, speeds = ([point[key] for point in points] for key in ("bytes", "rate"))
-    links = {point["link"] for point in points if point["link"]}
-    top = max([*speeds, *(rate for _, rate in links)])
+    links = sorted({point["link"] for point in points} - {None})
     x, decades_across = _scale(min(sizes), max(sizes))
-    y, decades_upwards = _scale(min(speeds), top)
+    y, decades_upwards = _scale(min(speeds), max([*speeds, *(rate for _, rate in links)]))
     names = sorted({point["operation"] for point in points})
     shapes = {name: _SHAPES[min(k, len(_SHAPES) - 1)] for k, name in enumerate(names)}
 
@@ -139,41 +130,9 @@ def bandwidth(run: Summary, matched: Calls) -> dict[str, Any] | None:
         "names": [*shapes.items()],
         "across": [(along(size), _round(words.size(size))) for size in decades_across],
         "upwards": [(up(rate), _rate(rate)) for rate in decades_upwards],
-        "links": [(up(rate), f"NVLink of {name}: {_rate(rate)}") for name, rate in sorted(links)],
+        "links": [(up(rate), f"NVLink of {name}: {_rate(rate)}") for name, rate in links],
         "least": any(point["least"] for point in points),
     }
-
-
-class _Kind(NamedTuple):
-    """The collectives that one point of the chart stands for."""
-
-    operation: str
-    members: int
-    size: int
-    #: not all members were profiled: the last to arrive, which does not wait, may be another one
-    is_bound: bool
-    link: tuple[str, float] | None
-
-    @property
-    def bus_bytes(self) -> float:
-        """What crosses the bus; nothing where that is not defined."""
-        return (bus_factor(self.operation, self.members) or 0.0) * self.size
-
-    def point(self, times_ns: list[int]) -> dict[str, Any]:
-        """The point of calls that took so long: their median."""
-        median_ns, operation = float(np.median(times_ns)), words.plain(self.operation)
-        rate, count = self.bus_bytes / median_ns, words.counted(len(times_ns), "call")
-        return {
-            "operation": operation,
-            "bytes": self.size,
-            "rate": rate,
-            "link": self.link,
-            "label": f"{operation} of {words.counted(self.members, 'rank')}, "
-            f"{words.size(self.size)}: {'at least ' if self.is_bound else ''}{_rate(rate)} "
-            f"({words.duration(median_ns)}, {count})",
-            "least": self.is_bound,
-            "ns": sum(times_ns),
-        }
 
 
 def _points(run: Summary, matched: Calls) -> list[dict[str, Any]]:
@@ -181,29 +140,41 @@ def _points(run: Summary, matched: Calls) -> list[dict[str, Any]]:
     groups = run.results["topology"]["groups"]
     links = {group["communicator"]: _link(run, group["ranks"]) for group in groups}
     sizes = {group["communicator"]: group["size"] for group in groups}
-    times_ns: dict[_Kind, list[int]] = {}
+    times_ns: dict[tuple[Any, ...], list[int]] = {}
     for row in matched.collectives.to_pylist():
         operation, communicator = row["operation_first"], row["communicator_first"]
-        members = sizes.get(communicator) or row["rank_count"]
+        size, profiled = row["message_bytes_max"] or 0, row["rank_count"]
+        members = sizes.get(communicator) or profiled
         # ncclAlltoAll's payload is what goes to one member (collectives.cc); torch gives all of it
-        to_one = operation == "AllToAll" and row["source_first"] == "nvtx_payload"
-        size = (row["message_bytes_max"] or 0) * (members if to_one else 1)
-        is_bound = members > row["rank_count"] and operation not in _POINT_TO_POINT
-        kind = _Kind(operation, members, size, is_bound, links.get(communicator))
-        if kind.bus_bytes > 0 and row["took_min"] > 0:
+        if operation == "AllToAll" and row["source_first"] == "nvtx_payload":
+            size *= members
+        # not all members were profiled: the last to arrive, which does not wait, may be another
+        is_bound = members > profiled and operation not in _POINT_TO_POINT
+        if (bus_factor(operation, members) or 0) * size > 0 and row["took_min"] > 0:
+            kind = (operation, members, size, is_bound, links.get(communicator))
             times_ns.setdefault(kind, []).append(row["took_min"])
-    points = [kind.point(times) for kind, times in sorted(times_ns.items(), key=str)]
+    points: list[dict[str, Any]] = []
+    for kind, times in sorted(times_ns.items(), key=str):
+        operation, members, size, is_bound, link = kind
+        median_ns, name = float(np.median(times)), words.plain(operation)
+        rate = (bus_factor(operation, members) or 0) * size / median_ns
+        label = (
+            f"{name} of {words.counted(members, 'rank')}, {words.size(size)}: "
+            f"{'at least ' if is_bound else ''}{_rate(rate)} "
+            f"({words.duration(median_ns)}, {words.counted(len(times), 'call')})"
+        )
+        point = {"operation": name, "bytes": size, "rate": rate, "link": link, "label": label}
+        points.append({**point, "least": is_bound, "ns": sum(times)})
     return sorted(points, key=lambda point: -point["ns"])[:_MOST_POINTS]
 
 
 def _link(run: Summary, ranks: list[int]) -> tuple[str, float] | None:
     """The rate of NVLink where all of these ranks are on one host with such GPUs."""
     entries = [entry for entry in run.results["ranks"] if entry["rank"] in ranks]
-    hosts, devices = ({entry[key] for entry in entries} for key in ("host", "device"))
-    if len(hosts) != 1 or len(devices) != 1 or "" in hosts:
-        return None
-    (device,) = devices
-    if any(name in device for name in _OTHER_LINKS):
+    machines = {(entry["host"], entry["device"]) for entry in entries}
+    host, device = machines.pop() if len(machines) == 1 else ("", "")
+    # of these names there are cards without it
+    if not host or any(name in device for name in ("NVL", "PCIe")):
         return None
     return next((link for name, link in _NVLINK.items() if name in device), None)
 
@@ -226,45 +197,39 @@ def _scale(low: float, high: float) -> tuple[Callable[[float], float], list[floa
     return lambda value: (math.log10(max(value, 1e-3)) - first) / (last - first), decades
 
 
-# --- spread of arrivals
-
-
 def spread(run: Summary, matched: Calls) -> dict[str, Any] | None:
     """How far apart the first and the last member arrive: how many collectives, by decades."""
     several = matched.collectives.filter(pc.greater(matched.collectives["rank_count"], 1))
     if not several.num_rows:
         return None
-    apart = pc.subtract(several["begin_max"], several["begin_min"]).to_numpy()
-    apart = np.maximum(apart, 1)
+    apart = np.maximum(pc.subtract(several["begin_max"], several["begin_min"]).to_numpy(), 1)
 
     def along(ns: npt.ArrayLike) -> Any:
         return np.log10(np.maximum(np.asarray(ns) / _LEAST_SPREAD_NS, 1)) * _PER_DECADE
 
-    def edge(bar: int) -> float:
-        return float(_LEAST_SPREAD_NS * 10 ** (bar / _PER_DECADE))
-
-    bars = np.minimum(np.floor(along(apart)), _MOST_BARS - 1).astype(np.int64)
-    counts = count_by(bars)
+    counts = count_by(np.minimum(np.floor(along(apart)), _MOST_BARS - 1).astype(np.int64))
+    # where each bar begins, and the last one ends
+    edges = (_LEAST_SPREAD_NS * 10 ** (np.arange(len(counts) + 1) / _PER_DECADE)).tolist()
     wide = _ACROSS / max(len(counts), 6)
-    heights = _HEIGHT * counts / counts.max()
+    bars = []
+    for bar, count in enumerate(counts.tolist()):
+        height = _HEIGHT * count / int(counts.max())
+        between = f"{words.duration(edges[bar] if bar else 0)} to {words.duration(edges[bar + 1])}"
+        bars.append({
+            "x": round(_LEFT + bar * wide + 1, 1),
+            "width": round(wide - 2, 1),
+            "y": round(_FLOOR - height, 1),
+            "height": round(height, 1),
+            "label": f"{between}: {words.counted(count, 'collective')}",
+        })  # fmt: skip
     bound = run.pair_bound_ns
     bounded = 0 < bound < UNBOUNDED_NS
     return {
         **_FRAME,
-        "bars": [
-            {
-                "x": round(_LEFT + bar * wide + 1, 1),
-                "width": round(wide - 2, 1),
-                "y": round(_FLOOR - heights[bar], 1),
-                "height": round(heights[bar], 1),
-                "label": f"{words.duration(edge(bar) if bar else 0)} to "
-                f"{words.duration(edge(bar + 1))}: {words.counted(count, 'collective')}",
-            }
-            for bar, count in enumerate(counts.tolist())
-        ],
+        "bars": bars,
         "marks": [
-            (round(_LEFT + bar * wide, 1), _round(words.duration(edge(bar))))
-            for bar in range(0, len(counts) + 1, _PER_DECADE)
+            (round(_LEFT + bar * wide, 1), _round(words.duration(edges[bar])))
+            for bar in range(0, len(edges), _PER_DECADE)
         ],
         "most": f"{counts.max():,}",
         "unsure": round(min(float(along(bound)), len(counts)) * wide, 1) if bounded else 0.0,
@@ -272,9 +237,6 @@ def spread(run: Summary, matched: Calls) -> dict[str, Any] | None:
         "median": words.duration(float(np.median(apart))),
         "largest": words.duration(float(apart.max())),
     }
-
-
-# --- who waits for whom
 
 
 def waits(run: Summary, matched: Calls) -> dict[str, Any] | None:
@@ -310,14 +272,24 @@ def _drawn(matrix: Floats, names: Sequence[str], noun: str, late: set[str]) -> d
     shown = matrix[np.ix_(down, across)]
     longest_side = max(len(down), len(across))
     cell = 60 if longest_side <= _FEW else 40 if longest_side <= _WRITTEN else 14
-    longest = max(len(names[k]) for k in (*down, *across))
-    gutter = 22 + 7.2 * min(longest, _NAME_LENGTH)
+    longest_name = max(len(names[k]) for k in (*down, *across))
+    gutter = 22 + 7.2 * min(longest_name, _NAME_LENGTH)
     rows, columns = (
         [(names[k][:_NAME_LENGTH], names[k] in late) for k in places] for places in (down, across)
     )
-    pairs = sorted(
-        ((float(matrix[i, j]), names[i], names[j]) for i, j in np.argwhere(matrix)), reverse=True
-    )
+    waits = ((float(matrix[i, j]), names[i], names[j]) for i, j in np.argwhere(matrix))
+    longest = sorted(waits, reverse=True)[:8]
+    cells = []
+    for row, column in np.argwhere(shown > 0).tolist():
+        ns, waiting, last = float(shown[row, column]), names[down[row]], names[across[column]]
+        cells.append({
+            "row": row,
+            "column": column,
+            "share": round(ns / float(shown.max()), 3),
+            "text": words.milliseconds(ns, 1) if cell > 20 else "",
+            "label": f"{noun} {waiting} waits {words.ms(ns)} per step for {noun} {last}",
+        })  # fmt: skip
+    waited = np.count_nonzero(matrix.sum(axis=0) + matrix.sum(axis=1))
     return {
         "noun": noun,
         "cell": cell,
@@ -326,21 +298,9 @@ def _drawn(matrix: Floats, names: Sequence[str], noun: str, late: set[str]) -> d
         "height": round(gutter + cell * len(down) + 4, 1),
         "rows": rows,
         "columns": columns,
-        "cells": [
-            {
-                "row": row,
-                "column": column,
-                "share": round(ns / float(shown.max()), 3),
-                "text": words.milliseconds(ns, 1) if cell > 20 else "",
-                "label": f"{noun} {names[down[row]]} waits {words.ms(ns)} per step for "
-                f"{noun} {names[across[column]]}",
-            }
-            for row, column in np.argwhere(shown > 0).tolist()
-            for ns in [float(shown[row, column])]
-        ],
-        "left_out": np.count_nonzero(matrix.sum(axis=0) + matrix.sum(axis=1))
-        - len({*down, *across}),
-        "most": [f"{noun} {i} for {noun} {j}: {words.ms(ns)}" for ns, i, j in pairs[:8]],
+        "cells": cells,
+        "left_out": waited - len({*down, *across}),
+        "most": [f"{noun} {i} for {noun} {j}: {words.ms(ns)}" for ns, i, j in longest],
         "high": words.ms(float(shown.max())),
     }
 

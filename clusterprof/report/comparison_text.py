@@ -13,8 +13,6 @@ from clusterprof.results import Change, ComparedFinding, Comparison
 
 #: longer names are cut: paths of 200 letters fit into no table
 _NAME_LENGTH = 80
-#: so many findings are listed
-_MOST_FINDINGS = 12
 #: parts of the part before them
 _INNER = {"waiting for a later rank", "blocking compute"}
 COLUMNS = ("per step", "A", "B", "change", "noise", "")
@@ -22,13 +20,8 @@ FINDING_COLUMNS = ("finding", "", "A saves", "B saves", "change", "noise")
 
 
 def render(comparison: Comparison, width: int = 100) -> str:
-    """The comparison as plain text of `width` columns, from 60 on.
-
-    The first line is the verdict; it ends in a newline.
-    """
-    lines = [*console.wrapped(words.plain(comparison["verdict"]), width), ""]
-    for side, names in (("A", comparison["a"]), ("B", comparison["b"])):
-        lines += console.wrapped(f"{side}  {names_of(names)}", width, " " * 3)
+    """The comparison as text of `width` columns (from 60 on), the verdict first, a newline last."""
+    lines = heading(comparison["verdict"], comparison["a"], comparison["b"], width)
     lines += ["", *_table([COLUMNS, *map(row, changes(comparison))], 1, width)]
     for sentence in basis(comparison):
         lines += console.wrapped(f"  {sentence}", width, " " * 2)
@@ -39,6 +32,14 @@ def render(comparison: Comparison, width: int = 100) -> str:
     for remark in remarks(comparison):
         lines += console.wrapped(f"warning  {remark}", width, " " * 9)
     return "\n".join(lines) + "\n"
+
+
+def heading(verdict: str, a: Sequence[str], b: Sequence[str], width: int) -> list[str]:
+    """The verdict on two sides, and the names of their runs, as lines of text."""
+    lines = [*console.wrapped(words.plain(verdict), width), ""]
+    for side, names in (("A", a), ("B", b)):
+        lines += console.wrapped(f"{side}  {names_of(names)}", width, " " * 3)
+    return lines
 
 
 def markdown(comparison: Comparison) -> str:
@@ -103,25 +104,17 @@ def row(change: Change) -> list[str]:
 def finding_rows(comparison: Comparison) -> list[list[str]]:
     """The findings that came, went or changed first; those that stay as they are behind them."""
     findings = sorted(comparison["findings"], key=lambda finding: finding["state"] == "same")
-
-    def state(finding: ComparedFinding) -> str:
-        """What became of it; of one that a side does not have, that this may be by chance."""
-        if finding["state"] != "same":
-            return finding["state"]
-        on_one_side = "-" in (_saves(comparison, finding, "a"), _saves(comparison, finding, "b"))
-        return "within the noise" if on_one_side else "as before"
-
-    return [
-        [
-            state(finding),
-            words.plain(f"{finding['code']} {words.ranks(finding['ranks'], 4)}"),
-            _saves(comparison, finding, "a"),
-            _saves(comparison, finding, "b"),
-            _signed(finding["b_saved_ns"] - finding["a_saved_ns"]),
-            words.bound(finding["noise_ns"]),
-        ]
-        for finding in findings[:_MOST_FINDINGS]
-    ]
+    rows = []
+    for finding in findings[:12]:
+        saves = [_saves(comparison, finding, side) for side in ("a", "b")]
+        state: str = finding["state"]
+        if state == "same":
+            # a side that does not have it may lack it by chance
+            state = "within the noise" if "-" in saves else "as before"
+        name = words.plain(f"{finding['code']} {words.ranks(finding['ranks'], 4)}")
+        growth = _signed(finding["b_saved_ns"] - finding["a_saved_ns"])
+        rows.append([state, name, *saves, growth, words.bound(finding["noise_ns"])])
+    return rows
 
 
 def figures(comparison: Comparison, finding: ComparedFinding) -> str:
@@ -133,12 +126,12 @@ def figures(comparison: Comparison, finding: ComparedFinding) -> str:
 
 def _saves(comparison: Comparison, finding: ComparedFinding, side: str) -> str:
     """What its repair saves in a side's runs, and alone: `3.70 ms, 20.3 ms alone`; or `-`."""
-    ns, alone_ns, step_ns = (
-        item[f"{side}_{name}"]  # type: ignore[literal-required]
-        for item, name in ((finding, "saved_ns"), (finding, "alone_ns"), (comparison["step"], "ns"))
-    )
+    ns, alone_ns = finding["a_saved_ns"], finding["a_alone_ns"]
+    if side == "b":
+        ns, alone_ns = finding["b_saved_ns"], finding["b_alone_ns"]
     if not ns and not alone_ns:
         return "-"
+    step_ns = comparison["step"]["a_ns" if side == "a" else "b_ns"]
     return ", ".join(filter(None, (words.ms(ns), words.alone(ns, alone_ns, step_ns))))
 
 
@@ -174,9 +167,9 @@ def _signed(ns: int) -> str:
 
 def _table(rows: Sequence[Sequence[str]], names: int, width: int) -> list[str]:
     """A table of `names` columns, then four with numbers; where it is too wide these are below."""
-    lines = console.table(rows, right=range(names, names + 4))
-    if 2 + max(map(len, lines)) <= width:
-        return [f"  {line}" for line in lines]
+    lines = [f"  {line}" for line in console.table(rows, right=range(names, names + 4))]
+    if max(map(len, lines)) <= width:
+        return lines
     lines = []
     below = console.table([row[names:] for row in rows], right=range(4))
     for number, (cells, numbers) in enumerate(zip(rows, below, strict=True)):

@@ -26,23 +26,18 @@ from jinja2 import bccache
 from clusterprof import __version__, words
 from clusterprof.agent.contracts import files
 from clusterprof.arguments import beginning
-from clusterprof.report import collective_charts, heatmap, lanes, panels, step_chart, summary
+from clusterprof.report import collective_charts, lanes, panels, summary
 from clusterprof.report.summary import Summary
-from clusterprof.report.whole_job import Job
+from clusterprof.report.whole_job import Job, heatmap, step_chart
 from clusterprof.results import UNBOUNDED_NS, Finding, Results
 from clusterprof.run_directory import writing
 
 _MOST_EVIDENCE = 64
-#: of more findings of one code than fit on a screen, the first is a card and the others its table
-_MOST_CARDS = 3
-_STYLES = ("report.css", "timeline.css", "overview.css")
 #: the page's one script, in this order: what the others share first, what shows the state last
 _SCRIPTS = (
     "core.js", "downloads.js", "tables.js", "heatmap.js", "whatif.js", "timeline_data.js",
     "timeline_draw.js", "timeline.js", "arrive.js",
 )  # fmt: skip
-#: near the beginning of every page
-_MARK = b'<meta name="generator" content="clusterprof">'
 
 
 def render(
@@ -63,11 +58,15 @@ def render(
     """
     run, job = Summary(results), job or Job()
     timeline = lanes.build(run, collectives, spans)
-    what_if = panels.what_if(run)
+    combined, what_if = results["combined"], None
+    if combined and len(combined["findings"]) > 1:
+        # for fewer the first boxes say what one saves
+        remaining_ns = combined["remaining_ns"]
+        what_if = {"remaining_ns": remaining_ns, "texts": [*map(words.ms, remaining_ns)]}
     data = {
-        "timeline-data": timeline.data if timeline else None,
-        "heatmap-data": heatmap.embedded(run, collectives, job),
-        "what-if-data": what_if and what_if["script"],
+        "timeline-data": timeline and timeline.data,
+        "heatmap-data": heatmap(run, collectives, job),
+        "what-if-data": what_if,
         "results-data": panels.packed_results(results),
     }
     data = {name: content for name, content in data.items() if content is not None}
@@ -82,28 +81,23 @@ def render(
         title=title,
         run=run,
         results=results,
-        style="".join(map(asset, _STYLES)),
+        style="".join(map(asset, ("report.css", "timeline.css", "overview.css"))),
         script=script,
         # what the page's policy allows to run: this script and no other
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         tiles=panels.tiles(run),
         moment=_moment(run.leading, run, timeline) if run.leading in run.cards else "",
-        what_if=what_if,
         findings=_cards(run, timeline),
         account=panels.account(run),
-        path=panels.critical_path(results),
-        groups=panels.ends(results["topology"]["groups"], panels.ENDS, 0),
-        operations=panels.ends(results["collectives"]["by_operation"], panels.ENDS, 0),
-        late=panels.ends(run.suspects, 2 * panels.ENDS, 0),
-        clocks=panels.ends([(entry, clocks.get(entry["rank"])) for entry in ranks]),
+        several_hosts=len({entry["host"] for entry in ranks}) > 1,
+        clocks=[(entry, clocks.get(entry["rank"])) for entry in ranks],
+        ends=panels.ENDS,
         explained=explained or {},
         bound=summary.bound(run.pair_bound_ns) if run.pair_bound_ns else "",
         timeline=timeline,
-        kinds=timeline.kinds if timeline else set(),
         # what the scripts read, by the id of its element
         data=data,
-        heatmap="heatmap-data" in data,
-        run_steps=step_chart.chart(results, job),
+        run_steps=step_chart(results, job),
         **collective_charts.charts(run, collectives),
         provenance=panels.provenance(run, job),
     )
@@ -118,7 +112,7 @@ def write(path: Path, page: str, option: str = "--output") -> None:
 
 def is_ours(path: Path) -> bool:
     """Whether a file is a page that `write` wrote."""
-    return _MARK in beginning(path)
+    return b'<meta name="generator" content="clusterprof">' in beginning(path)
 
 
 class Card(NamedTuple):
@@ -131,10 +125,7 @@ class Card(NamedTuple):
 
 
 def _cards(run: Summary, timeline: lanes.Timeline | None) -> list[Card]:
-    """All findings in their order; of many of one code the first holds the others.
-
-    Drawn are a finding's share of a step, and from where to where that may lie (%).
-    """
+    """All findings in order, many of one code in the first's card; shares of a step in %."""
     by_code: dict[str, list[Card]] = {}
     for number, finding in enumerate(run.cards, 1):
         share, saved = finding["share_of_step"] * 100, finding["saved_ns_per_step"]
@@ -144,13 +135,13 @@ def _cards(run: Summary, timeline: lanes.Timeline | None) -> list[Card]:
             "share": round(min(share, 100.0), 2) if share else None,
             # what is narrower than 0.4% of a step is narrower than the mark for it
             "whisker": (low, high) if high - low > 0.4 else None,
-            "saving": _saving(finding),
             "evidence": _evidence(finding, run.begins),
             "moment": _moment(finding, run, timeline),
         }
         by_code.setdefault(finding["code"], []).append(Card(number, finding, drawn, []))
     for cards in by_code.values():
-        if len(cards) > _MOST_CARDS:
+        # more do not fit on a screen
+        if len(cards) > 3:
             cards[0].others.extend(cards[1:])
             del cards[1:]
     return sorted(chain.from_iterable(by_code.values()), key=lambda card: card.number)
@@ -162,9 +153,9 @@ def _moment(finding: Finding, run: Summary, timeline: lanes.Timeline | None) -> 
         return link
     if timeline is None:
         return ""
-    shown = [step.number for step in timeline.steps if step.number is not None]
-    steps = [step for step in (timeline.steps[timeline.typical].number, *shown)
-             if step in finding["steps"]]  # fmt: skip
+    typical = timeline.steps[timeline.typical]
+    shown = [step.number for step in (typical, *timeline.steps)]
+    steps = [step for step in shown if step in finding["steps"]]
     ranks = [rank for rank in finding["ranks"] if rank in timeline.ranks]
     return f"#timeline&step={steps[0]}&rank={ranks[0]}" if steps and ranks else ""
 
@@ -183,34 +174,19 @@ def _links(finding: Finding, begins: Mapping[int, int]) -> list[str]:
     return links
 
 
-def _saving(finding: Finding) -> list[dict[str, Any]]:
-    """The step with and without a finding's cause, in the window and in the long run."""
-    saving, rows = finding["saving"], []
-    if saving is None:
-        return []
-    for view, name in (("window", "the window"), ("long_run", "its steps again and again")):
-        step, without = saving[view]["step_ns"], saving[view]["without_ns"]  # type: ignore[literal-required]
-        stated = " (stated)" if view == saving["stated"] else ""
-        cells = [f"{words.milliseconds(ns, 2)} ms" for ns in (step, without, step - without)]
-        rows.append({"name": name + stated, "cells": cells})
-    return rows
-
-
 def _evidence(finding: Finding, begins: Mapping[int, int]) -> list[dict[str, Any]]:
-    """Neighbours with the same keys become one table, its sentence (`what`) in front.
-
-    `links` has each row's moment in the timeline, empty where it names none.
-    """
+    """Neighbours of the same keys as tables, their `what` in front, with links to their moments."""
     tables: list[dict[str, Any]] = []
     evidence = finding["evidence"]
     readable = [_readable(line, begins) for line in evidence[:_MOST_EVIDENCE]]
     linked = zip(readable, _links(finding, begins), strict=False)
     for keys, rows in groupby(linked, key=lambda row: tuple(row[0])):
         lines, links = zip(*rows, strict=True)
+        texts = [column for column, key in enumerate(keys)
+                 if any(isinstance(line[key], str) for line in lines)]  # fmt: skip
         tables.append({
             "names": [words.quantity(key, None)[0] for key in keys],
-            "words": [column for column, key in enumerate(keys)
-                      if any(isinstance(line[key], str) for line in lines)],
+            "words": texts,
             "rows": [[words.quantity(key, line[key])[1] for key in keys] for line in lines],
             "links": links if any(links) else (),
         })  # fmt: skip
@@ -225,8 +201,7 @@ def _readable(line: Mapping[str, Any], begins: Mapping[int, int]) -> dict[str, A
     shown: dict[str, Any] = {"what": line["what"]} if "what" in line else {}
     for key, value in line.items():
         if key == "time_ns" and isinstance(value, int):
-            begin = begins.get(line.get("step", -1))
-            if begin is not None:
+            if (begin := begins.get(line.get("step", -1))) is not None:
                 shown["into_the_step_ns"] = value - begin
         elif key == "communicator" and isinstance(value, str):
             shown[key] = words.communicator(value)
@@ -235,9 +210,6 @@ def _readable(line: Mapping[str, Any], begins: Mapping[int, int]) -> dict[str, A
         elif key != "what":
             shown[key] = value
     return shown
-
-
-# -- templates
 
 
 def asset(name: str) -> str:
@@ -251,7 +223,8 @@ def environment() -> jinja2.Environment:
     templates = jinja2.Environment(
         loader=jinja2.FunctionLoader(asset),
         autoescape=True,
-        finalize=_shown,
+        # every text that a template puts out passes here, but for what it marks as safe
+        finalize=lambda value: words.plain(value) if type(value) is str else value,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
@@ -263,17 +236,8 @@ def environment() -> jinja2.Environment:
     return templates
 
 
-def _shown(value: object) -> object:
-    """Every text that a template puts out passes here, but for what it marks as safe."""
-    return words.plain(value) if type(value) is str else value
-
-
 class _BesideTheTemplates(bccache.BytecodeCache):
-    """Byte code in `page/__pycache__`, or where else Python is told to keep it.
-
-    Compiling the templates takes longer than drawing a small page. Where the folder cannot be
-    written they are compiled each time.
-    """
+    """Byte code where Python keeps its own: compiling takes longer than drawing a small page."""
 
     def get_cache_key(self, name: str, _filename: str | None = None) -> str:
         folder = resources.files("clusterprof.report") / "page"

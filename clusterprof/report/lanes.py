@@ -9,6 +9,7 @@ only where it arrives after the second-to-last by more than the two clocks may e
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -38,8 +39,6 @@ from clusterprof.tables import SPAN_ROWS, SPANS
 #: calls that one page carries, some 20 bytes each, of at most so many ranks
 MOST_CALLS = {64: 50_000, 2**31: 120_000}
 MOST_ROWS = 4
-#: characters of a name that the page carries: kernels of templates have thousands
-_MOST_OF_NAME = 200
 #: lanes that are open at first
 MOST_LANES = 8
 #: resolution of the embedded times, ns: a tenth of what the best clock can tell
@@ -86,35 +85,18 @@ def build(run: Summary, collectives: pa.Table, spans: pa.Table | None = None) ->
     ranks = np.union1d(placed["rank"].to_numpy(), spans["rank"].to_numpy()).tolist()
     if not ranks:
         return None
-    notes = []
-    if placed.num_rows < collectives.num_rows:
-        lost = words.counted(collectives.num_rows - placed.num_rows, "call")
-        notes.append(f"{lost} without a kernel in the report cannot be drawn")
-    if merged_below_ns := pc.max(spans["merged_below_ns"]).as_py():
-        short = words.duration(merged_below_ns)
-        notes.append(f"spans shorter than {short} are merged, each kind one behind the other")
+    notes = _left_out(collectives.num_rows - placed.num_rows, spans)
     placed, steps = _within_limit(run.results, placed, spans, len(ranks), notes)
     zero = min(step.begin for step in steps)
-    calls = _call_columns(placed, ranks, run, zero)
-    drawn = _span_columns(spans, ranks, zero)
-    numbers = [step.number for step in steps]
-    first = [numbers.index(step) for step in steps_to_look_at(run.results) if step in numbers]
-    typical, worst = [*first, -1, -1][:2] if first else (0, -1)
-    stragglers = run.stragglers()
-    lane, row = (np.array(calls[name], np.int64) for name in ("lane", "row"))
-    last_rows = greatest_by(lane, row, np.zeros(len(ranks), np.int64)).tolist()
+    calls, drawn = _call_columns(placed, ranks, run, zero), _span_columns(spans, ranks, zero)
+    numbers = {step.number: k for k, step in enumerate(steps)}
+    first = [numbers[step] for step in steps_to_look_at(run.results) if step in numbers]
+    # the longest steady-state step where that is another one than the typical
+    typical, worst = [*(first or [0]), -1][:2]
     medians = {entry["step"]: entry["duration_ns"] for entry in run.results["steps"]}
     data = {
         "unit_ns": UNIT_NS,
-        "lanes": [
-            {
-                "rank": rank,
-                "host": words.plain(run.hosts.get(rank, "")),
-                "rows": last_row + 1,
-                "named": rank in stragglers,
-            }
-            for rank, last_row in zip(ranks, last_rows, strict=True)
-        ],
+        "lanes": _lanes(run, ranks, calls),
         "steps": [
             {
                 "step": step.number,
@@ -127,12 +109,8 @@ def build(run: Summary, collectives: pa.Table, spans: pa.Table | None = None) ->
             for step in steps
         ],
         "typical": typical,
-        # the longest steady-state step where that is another one
         "worst": worst,
-        "presets": [
-            {"name": name, "lanes": row_of(ranks, np.array(chosen)).tolist()}
-            for name, chosen in _presets(run, ranks)
-        ],
+        "presets": _presets(run, ranks),
         # findings that name ranks, by their anchors
         "findings": [
             {"anchor": f"finding-{number}", "code": finding["code"], "ranks": finding["ranks"]}
@@ -143,6 +121,33 @@ def build(run: Summary, collectives: pa.Table, spans: pa.Table | None = None) ->
     }
     kinds = {*drawn["kinds"], *(["alone"] if any(calls["alone"]) else [])}
     return Timeline(data, ranks, steps, typical, kinds, notes)
+
+
+def _left_out(calls: int, spans: pa.Table) -> list[str]:
+    """What cannot be drawn as it is: calls without a time, and short spans."""
+    notes = []
+    if calls:
+        lost = words.counted(calls, "call")
+        notes.append(f"{lost} without a kernel in the report cannot be drawn")
+    if merged_below_ns := pc.max(spans["merged_below_ns"]).as_py():
+        short = words.duration(merged_below_ns)
+        notes.append(f"spans shorter than {short} are merged, each kind one behind the other")
+    return notes
+
+
+def _lanes(run: Summary, ranks: list[int], calls: dict[str, list[Any]]) -> list[dict[str, Any]]:
+    stragglers = run.stragglers()
+    lane, row = (np.array(calls[name], np.int64) for name in ("lane", "row"))
+    last_rows = greatest_by(lane, row, np.zeros(len(ranks), np.int64)).tolist()
+    return [
+        {
+            "rank": rank,
+            "host": words.plain(run.hosts.get(rank, "")),
+            "rows": last_row + 1,
+            "named": rank in stragglers,
+        }
+        for rank, last_row in zip(ranks, last_rows, strict=True)
+    ]
 
 
 def _call_columns(
@@ -162,10 +167,9 @@ def _call_columns(
     start, end = (integers(placed, f"aligned_{edge}_ns") for edge in ("start", "end"))
     alone = np.asarray(pc.is_null(placed["wait_ns"])).astype(np.int64)[members.first]
     # who came last, and by how much after the second-to-last
-    uncertainty = np.array([run.uncertainties.get(rank, 0) for rank in ranks], np.int64)
+    uncertainty = np.array([run.uncertainties.get(rank, 0) for rank in ranks], np.int64)[lane]
     final, before = members.last, np.maximum(members.last - 1, members.first)
-    margin = start[final] - start[before]
-    bound = uncertainty[lane[final]] + uncertainty[lane[before]]
+    margin, bound = start[final] - start[before], uncertainty[final] + uncertainty[before]
     is_late = (margin > bound) & (members.size > 1) & (alone == 0)
     confidence = np.asarray(pc.fill_null(placed["confidence"].cast(pa.float64()), -0.01))
     # a row of its rank's lane for each communicator, at most `MOST_ROWS`
@@ -211,8 +215,7 @@ def _span_columns(spans: pa.Table, ranks: list[int], zero: int) -> dict[str, lis
     `names` and `kinds` go together. `many` are the counts of spans that stand for more than one, by
     their places in `merged`.
     """
-    row, rows = _coded(spans["row"])
-    kind, kinds = _coded(spans["kind"])
+    (row, rows), (kind, kinds) = _coded(spans["row"]), _coded(spans["kind"])
     text, texts = _coded(spans["name"])
     pairs, name = places(kind * len(texts) + text)
     key = row_of(ranks, integers(spans, "rank")) * len(SPAN_ROWS)
@@ -237,63 +240,69 @@ def _span_columns(spans: pa.Table, ranks: list[int], zero: int) -> dict[str, lis
     return {
         "rows": list(SPAN_ROWS),
         "kinds": [kinds[pair // len(texts)] for pair in pairs],
-        "names": [texts[pair % len(texts)][:_MOST_OF_NAME] for pair in pairs],
+        # kernels of templates have names of thousands of characters
+        "names": [texts[pair % len(texts)][:200] for pair in pairs],
         "merged_below": -(-(pc.max(spans["merged_below_ns"]).as_py() or 0) // UNIT_NS),
         **{column: values.tolist() for column, values in columns.items()},
     }
 
 
-def _presets(run: Summary, ranks: list[int]) -> list[tuple[str, list[int]]]:
+def _presets(run: Summary, ranks: list[int]) -> list[dict[str, Any]]:
     """Choices of lanes by name: the first is open at first, the last has all ranks."""
     named = run.stragglers()
-    by_wait = sorted(run.averages, key=lambda row: row.exposed_wait_ns)
-    waiting_least = [row.rank for row in by_wait if row.rank in ranks][:MOST_LANES]
+    averages = [row for row in run.averages if row.rank in ranks]
+    averages.sort(key=lambda row: row.exposed_wait_ns)
+    waiting_least = [row.rank for row in averages[:MOST_LANES]]
     that_wait_least = f"the {len(waiting_least)} that wait least"
-    peers: dict[str, list[int]] = {}
-    for rank in named[:1]:
-        for group in run.results["topology"]["groups"]:
-            if rank in group["ranks"] and len(group["ranks"]) > 1:
-                others = [peer for peer in group["ranks"] if peer in ranks and peer != rank]
-                # an even choice of them
-                count = min(2 * MOST_LANES - 1, len(others))
-                even = np.linspace(0, max(len(others) - 1, 0), count).round()
-                name = f"rank {rank} and its {group['kind']} group"
-                peers.setdefault(name, [rank, *(others[int(k)] for k in even)])
-    presets = [*peers.items()]
+    presets = _peers(run, named[0], ranks) if named else []
     if len(ranks) > MOST_LANES:
-        near = [rank for group in peers.values() for rank in group]
+        near = chain.from_iterable(dict(presets).values())
         opened = [*named[: MOST_LANES // 2], *near, *waiting_least]
         label = "stragglers and peers" if named else that_wait_least
         presets = [(label, list(dict.fromkeys(opened))[:MOST_LANES]), *presets]
         presets += [(that_wait_least, waiting_least)] if named else []
-    of_host = {
-        host: rank for rank, host in sorted(run.hosts.items(), reverse=True) if rank in ranks
-    }
+    by_host = sorted(run.hosts.items(), reverse=True)
+    of_host = {host: rank for rank, host in by_host if rank in ranks}
     if len(of_host) > 1:
         presets.append(("one rank per host", [*of_host.values()]))
-    presets = [(name, sorted(some)) for name, some in presets if len(some) < len(ranks)]
-    every = ("all ranks", ranks)
-    return [*presets, every] if len(ranks) > MOST_LANES else [every, *presets]
+    presets = [(name, some) for name, some in presets if len(some) < len(ranks)]
+    presets.insert(len(presets) if len(ranks) > MOST_LANES else 0, ("all ranks", ranks))
+    return [
+        {"name": name, "lanes": row_of(ranks, np.sort(np.array(some))).tolist()}
+        for name, some in presets
+    ]
+
+
+def _peers(run: Summary, rank: int, ranks: list[int]) -> list[tuple[str, list[int]]]:
+    """A rank with an even choice of the drawn members of each of its groups."""
+    peers: dict[str, list[int]] = {}
+    for group in run.results["topology"]["groups"]:
+        if rank in group["ranks"] and len(group["ranks"]) > 1:
+            others = [peer for peer in group["ranks"] if peer in ranks and peer != rank]
+            count = min(2 * MOST_LANES - 1, len(others))
+            even = np.linspace(0, max(len(others) - 1, 0), count).round()
+            name = f"rank {rank} and its {group['kind']} group"
+            peers.setdefault(name, [rank, *(others[int(k)] for k in even)])
+    return [*peers.items()]
 
 
 def _steps(results: Results, placed: pa.Table, spans: pa.Table) -> list[Step]:
-    """The steps in time.
+    """The steps in time, each up to the next one's begin or its last end.
 
-    The end of one is the next one's begin or the last end in it. Results without any step give one
-    span over everything.
+    Results without any step give one span over everything, and so do calls of other times than
+    theirs (a foreign table).
     """
-    first = (pc.min(column).as_py() for column in (placed["aligned_start_ns"], spans["start_ns"]))
-    final = (pc.max(column).as_py() for column in (placed["aligned_end_ns"], spans["end_ns"]))
+    first = [pc.min(column).as_py() for column in (placed["aligned_start_ns"], spans["start_ns"])]
+    final = [pc.max(column).as_py() for column in (placed["aligned_end_ns"], spans["end_ns"])]
     begin, end = min(t for t in first if t is not None), max(t for t in final if t is not None)
-    # Calls of other times than the results' steps (a foreign table) still get a span.
     entries = [step for step in results["steps"] if step["begin_ns"] < end]
     if not entries:
         return [Step(number=None, steady=True, begin=begin, end=max(end, begin + 1))]
-    begins = [entry["begin_ns"] for entry in entries]
-    ends = [*begins[1:], begins[-1] + entries[-1]["duration_ns"]]
+    ends = [step["begin_ns"] for step in entries[1:]]
+    ends.append(entries[-1]["begin_ns"] + entries[-1]["duration_ns"])
     return [
-        Step(entry["step"], entry["settled"], begin, max(end, begin + 1))
-        for entry, begin, end in zip(entries, begins, ends, strict=True)
+        Step(step["step"], step["settled"], step["begin_ns"], max(end, step["begin_ns"] + 1))
+        for step, end in zip(entries, ends, strict=True)
     ]
 
 
@@ -309,11 +318,7 @@ def _numbered(placed: pa.Table) -> tuple[Ints, Ints]:
 def _within_limit(
     results: Results, placed: pa.Table, spans: pa.Table, ranks: int, notes: list[str]
 ) -> tuple[pa.Table, list[Step]]:
-    """The steps that are drawn, and their calls, of limited number.
-
-    They are those of the spans, if there are any, as long as their calls fit: the typical and the
-    worst first, then those in steady state.
-    """
+    """The steps to draw (those with spans, typical and worst first, that fit), and their calls."""
     most_calls = next(count for size, count in MOST_CALLS.items() if ranks <= size)
     steps = _steps(results, placed, spans)
     collective, last = _numbered(placed)
@@ -321,15 +326,10 @@ def _within_limit(
     step = np.maximum(last_at_or_before(step_begins, last), 0)
     per_step = count_by(step[collective], len(steps))
     with_spans = set(pc.unique(spans["step"]).to_pylist()) - {None}
-    able = [k for k, entry in enumerate(steps) if entry.number in with_spans]
-    turns: dict[int | None, int] = {
-        number: turn for turn, number in enumerate(steps_to_look_at(results))
-    }
-
-    def priority(k: int) -> tuple[int, bool, int]:
-        return turns.get(steps[k].number, len(turns)), not steps[k].steady, k
-
-    order = sorted(able or range(len(steps)), key=priority)
+    able = [k for k, entry in enumerate(steps) if entry.number in with_spans] or range(len(steps))
+    looked_at = steps_to_look_at(results)
+    turn = {number: k - len(looked_at) for k, number in enumerate(looked_at)}
+    order = sorted(able, key=lambda k: (turn.get(steps[k].number or 0, 0), not steps[k].steady, k))
     fitting = int(np.count_nonzero(np.cumsum(per_step[order]) <= most_calls))
     kept = sorted(order[: max(fitting, 1)])
     if len(kept) < len(steps):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import datetime as dt
 import gzip
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from clusterprof import words
@@ -17,19 +18,11 @@ from clusterprof.report.whole_job import Job
 from clusterprof.results import Finding, Results, compared_step_ns
 
 _UNKNOWN = "cannot be determined"
+#: names of boxes
+_COST, _SAVING = "What it costs", "What its repair saves"
 #: rows of a table that are shown at first: so many of either end
 ENDS = 8
-#: the finding that says what the profiler did to the window's steps
-PERTURBATION = "profiler.perturbation"
-_OWN_NAME = re.compile("^Profiler overhead: ")
-#: a part of it that says how long ranks stalled, which is said before where it is known
-_STALL = re.compile(r"a profiled rank stalled once for [^;.]*(; |\.?$)")
-#: clocks that stand before this year are set to no date
-_FIRST_YEAR = 2015
-#: so many versions of one kind are listed
-_MOST_LISTED = 4
-
-# -- the first look: the answer in four boxes, and what several repairs would leave
+_DATE = "%Y-%m-%d %H:%M UTC"
 
 
 class Tile(NamedTuple):
@@ -43,19 +36,10 @@ class Tile(NamedTuple):
 
 
 def tiles(run: Summary) -> list[Tile]:
-    """Who it is, what it costs, what its repair saves, and how well that is known.
-
-    All four are about the finding that the verdict begins with.
-    """
-    if run.leading is None:
-        return [*_nothing(run), _confidence(run, None)]
-    return [_who(run, run.leading), _cost(run, run.leading), _saving(run, run.leading),
-            _confidence(run, run.leading)]  # fmt: skip
-
-
-def _nothing(run: Summary) -> list[Tile]:
-    """The first three boxes where there is nothing to act on, or too little to tell."""
-    profiled, pace = len(run.results["ranks"]), run.results["pace"]
+    """Who it is, what it costs, what its repair saves, and how well that is known: four boxes."""
+    top, profiled, pace = run.leading, len(run.results["ranks"]), run.results["pace"]
+    if top is not None:
+        return [_who(run, top), _cost(run, top), _saving(run, top), _confidence(run, top)]
     if profiled < 2 or not run.results["collectives"]["matched"]:
         who = Tile("Who", _UNKNOWN, "needs collectives of at least two profiled ranks")
     elif not run.has_steady_steps:
@@ -64,41 +48,37 @@ def _nothing(run: Summary) -> list[Tile]:
         who = Tile("Who", _UNKNOWN, why[0])
     else:
         who = Tile("Who", "none", f"no straggler among {profiled} profiled ranks")
-    cost, saving = "What it costs", "What its repair saves"
-    if pace is None:
-        return [who, *(Tile(name, _UNKNOWN, "no steady-state step") for name in (cost, saving))]
-    steps = f"steps of {words.ms(pace['window_step_ns'])}"
-    nothing = "no finding saves a twentieth of a step"
-    return [who, Tile(cost, "none", steps), Tile(saving, "none", nothing)]
+    cost = saving = (_UNKNOWN, "no steady-state step")
+    if pace is not None:
+        cost = ("none", f"steps of {words.ms(pace['window_step_ns'])}")
+        saving = ("none", "no finding saves a twentieth of a step")
+    return [who, Tile(_COST, *cost), Tile(_SAVING, *saving), _confidence(run, None)]
 
 
 def _who(run: Summary, top: Finding) -> Tile:
-    profiled = len(run.results["ranks"])
+    profiled, shallow = len(run.results["ranks"]), run.results["shallow"]
     if profiled > 1 and len(top["ranks"]) == profiled:
         everyone = f"all {profiled} {'profiled ' if run.world > profiled else ''}ranks"
         return Tile("Who", everyone, f"no single straggler, {top['code']}")
-    is_straggler = top["code"].startswith("straggler.")
-    shallow = run.results["shallow"]
-    hosts = {run.hosts.get(rank, "") for rank in top["ranks"]} - {""} or {
-        suspect["host"]
-        for suspect in (shallow["suspects"] if shallow else ())
-        if suspect["rank"] in top["ranks"] and suspect["host"]
-    }
+    hosts = {run.hosts.get(rank) for rank in top["ranks"]} - {None}
+    if not hosts and shallow:
+        suspects = [s for s in shallow["suspects"] if s["rank"] in top["ranks"]]
+        hosts = {suspect["host"] for suspect in suspects} - {None, ""}
     where = f" on {words.plain(hosts.pop() or '')}" if len(hosts) == 1 else ""
+    is_straggler = top["code"].startswith("straggler.")
     alone = "no single straggler" if profiled > 1 else "the only profiled rank"
     more = f"{'straggler' if is_straggler else alone}{where}, {top['code']}"
     return Tile("Who", summary.whom(top) or "an unprofiled rank", more, hurt=is_straggler)
 
 
 def _cost(run: Summary, top: Finding) -> Tile:
-    name, hurt = "What it costs", top["severity"] == "critical"
-    share = top["share_of_step"]
+    share, hurt = top["share_of_step"], top["severity"] == "critical"
     if not share:
         late, shallow = _lateness_ns(run, top), run.results["shallow"]
         if late and shallow and (step_ns := compared_step_ns(shallow)):
             most = words.percent(min(late / step_ns, 1))
-            return Tile(name, f"at most {most}", f"others wait {words.ms(late)} per step for it")
-        return Tile(name, "unknown", "no replay without its cause", hurt=hurt)
+            return Tile(_COST, f"at most {most}", f"others wait {words.ms(late)} per step for it")
+        return Tile(_COST, "unknown", "no replay without its cause", hurt=hurt)
     # all ranks wait for a straggler; what else costs time is known of the profiled ranks only
     everyone = top["code"].startswith("straggler.")
     ranks = run.world if everyone else len(run.results["ranks"])
@@ -106,17 +86,16 @@ def _cost(run: Summary, top: Finding) -> Tile:
     lost = share * ranks
     few = f"{lost:.2g}" if lost < 10 else f"{lost:,.0f}"
     more = f"as much as losing {few} of {ranks:,} {noun}" if ranks > 1 else summary.recurrence(top)
-    return Tile(name, f"{words.percent(share)} of each step", more, hurt=hurt)
+    return Tile(_COST, f"{words.percent(share)} of each step", more, hurt=hurt)
 
 
 def _saving(run: Summary, top: Finding) -> Tile:
-    name, pace, shallow = "What its repair saves", run.results["pace"], run.results["shallow"]
-    ns = top["saved_ns_per_step"]
+    pace, shallow, ns = run.results["pace"], run.results["shallow"], top["saved_ns_per_step"]
     step_ns = pace["step_ns"] if pace else compared_step_ns(shallow) if shallow else None
     if ns <= 0 or not step_ns:
         late = _lateness_ns(run, top)
         why = "a profile of the rank would tell" if late else summary.saved(top)
-        return Tile(name, "unknown", why)
+        return Tile(_SAVING, "unknown", why)
     value, _, bound = summary.saved_text(top).removesuffix("ms").partition(" ")
     saving = top["saving"]
     if pace and saving and saving["stated"] == "long_run" and not pace["without_profiler"]:
@@ -124,29 +103,32 @@ def _saving(run: Summary, top: Finding) -> Tile:
         step_ns = saving["long_run"]["step_ns"]
     before, after = words.ms(step_ns), words.ms(max(step_ns - ns, 0))
     more = summary.net_of(top) + summary.alone(top) or f": {before} → {after}"
-    return Tile(name, f"{value} ms", f"per step{more}", bound=bound.strip())
+    return Tile(_SAVING, f"{value} ms", f"per step{more}", bound=bound.strip())
 
 
 def _confidence(run: Summary, top: Finding | None) -> Tile:
     steps, steady, shallow = run.evidence_steps, run.has_steady_steps, run.results["shallow"]
     confidence = words.confidence(top["confidence"]) if top else words.counted(len(steps), "step")
     if top and _lateness_ns(run, top) and not steps and shallow:
-        recorders = f"flight recorders of {words.counted(len(shallow['ranks']), 'rank')}"
-        more = f"{recorders}, steps {words.spans(shallow['steps'], limit=3)}"
+        more = f"steps {words.spans(shallow['steps'], limit=3)}"
         if watch := shallow.get("watch"):
             looks = words.counted(watch["looks"], "look")
-            more = f"{recorders}, {looks} at steps {watch['first_step']}–{watch['last_step']}"
-        return Tile("Confidence", confidence, more)
-    span = f" ({words.spans(steps, limit=3)})" if steps else ""
-    count = words.counted(len(steps), "steady-state step" if steady else "step")
-    where = f"{count}{span}" if top else f"in steady state{span}" if steady else span.strip(" ()")
-    where += "" if steady or not steps else ", none in steady state"
-    bound = summary.bound(run.pair_bound_ns) if run.pair_bound_ns else "one clock"
-    clocks = {"one clock": "one clock only", "unknown": "not all clocks can be aligned"}
+            more = f"{looks} at steps {watch['first_step']}–{watch['last_step']}"
+        recorders = f"flight recorders of {words.counted(len(shallow['ranks']), 'rank')}"
+        return Tile("Confidence", confidence, f"{recorders}, {more}")
     profiled, missing = len(run.results["ranks"]), len(run.results["missing"])
-    reports = f"{profiled} of {profiled + missing} reports" if missing else ""
-    more = ", ".join(filter(None, (reports, where, clocks.get(bound, f"between clocks {bound}"))))
-    return Tile("Confidence", confidence, more)
+    texts = [f"{profiled} of {profiled + missing} reports"] if missing else []
+    span = f" ({words.spans(steps, limit=3)})" if steps else ""
+    if top:
+        texts.append(words.counted(len(steps), "steady-state step" if steady else "step") + span)
+    else:
+        texts.append(f"in steady state{span}" if steady else span.strip(" ()"))
+    if steps and not steady:
+        texts.append("none in steady state")
+    bound = summary.bound(run.pair_bound_ns) if run.pair_bound_ns else ""
+    clocks = {"": "one clock only", "unknown": "not all clocks can be aligned"}
+    texts.append(clocks.get(bound, f"between clocks {bound}"))
+    return Tile("Confidence", confidence, ", ".join(filter(None, texts)))
 
 
 def _lateness_ns(run: Summary, finding: Finding) -> int:
@@ -158,66 +140,14 @@ def _lateness_ns(run: Summary, finding: Finding) -> int:
     return max((suspect["lateness_ns"] for suspect in suspects), default=0)
 
 
-def what_if(run: Summary) -> dict[str, Any] | None:
-    """The findings that can be ticked off, and the step that each choice of them leaves.
-
-    None for fewer than two: the first boxes say what one saves.
-    """
-    combined = run.results["combined"]
-    if combined is None or len(combined["findings"]) < 2:
-        return None
-    remaining = combined["remaining_ns"]
-    saving = [finding for finding in run.cards if finding["saved_ns_per_step"] > 0]
-    left_out = len(saving) - len(combined["findings"])
-    view = "the window's steady-state steps"
-    return {
-        "findings": [
-            {
-                "code": repaired["code"],
-                "whom": words.ranks(repaired["ranks"]) if repaired["ranks"] else "",
-                "alone": words.ms(remaining[1 << bit]),
-            }
-            for bit, repaired in enumerate(combined["findings"])
-        ],
-        "now": words.ms(remaining[0]),
-        "all": words.ms(remaining[-1]),
-        "of": view if combined["view"] == "window" else f"{view}, again and again",
-        "more": words.counted(left_out, "finding") if left_out > 0 else "",
-        # what the panel's script needs
-        "script": {"remaining_ns": remaining, "texts": [words.ms(ns) for ns in remaining]},
-    }
-
-
-# -- where the steps' time goes, rank by rank
-
-
-class Ends(NamedTuple):
-    """A long table's rows: the first and the last ones, and those between, shown on request."""
-
-    first: Sequence[Any]
-    between: Sequence[Any]
-    last: Sequence[Any]
-
-
-def ends(rows: Sequence[Any], first: int = ENDS, last: int = ENDS) -> Ends:
-    """Split rows for a table; few ones stay together."""
-    if len(rows) <= first + last:
-        return Ends(rows, [], [])
-    end = len(rows) - last
-    return Ends(rows[:first], rows[first:end], rows[end:])
-
-
-def account(run: Summary) -> dict[str, Any] | None:
+def account(run: Summary) -> list[dict[str, Any]]:
     """Each rank's mean step; of many ranks those that wait least and most stand at the ends."""
-    averages = run.averages
-    if not averages:
-        return None
+    averages, stragglers = run.averages, run.stragglers()
     if len(averages) > 2 * ENDS:
         averages = sorted(averages, key=lambda row: row.exposed_wait_ns)
-    longest = max(row.duration_ns for row in averages)
-    stragglers = run.stragglers()
+    longest = max((row.duration_ns for row in averages), default=0)
     hosts = {entry["rank"]: entry["host"] for entry in run.results["ranks"]}
-    rows = ends([
+    return [
         {
             "rank": row.rank,
             "host": hosts.get(row.rank, ""),
@@ -226,48 +156,22 @@ def account(run: Summary) -> dict[str, Any] | None:
             **_account_row(row, longest, run.pair_bound_ns),
         }
         for row in averages
-    ])  # fmt: skip
-    return {
-        "which": words.spans(run.evidence_steps, 6),
-        "count": words.counted(len(run.evidence_steps), "steady-state step"),
-        "steady": run.has_steady_steps,
-        "rows": rows,
-        "hosts": len({*hosts.values()}) > 1,
-    }
-
-
-def critical_path(results: Results) -> list[list[str]]:
-    """The critical path by what binds it: on it, its share, the mean per rank, GPU time lost."""
-    critical = results["critical_path"]
-    if critical is None or not critical["step_ns"]:
-        return []
-    return [
-        [
-            part["what"],
-            words.milliseconds(part["path_ns"], 2),
-            words.percent(part["path_ns"] / critical["step_ns"]),
-            words.milliseconds(part["mean_ns"], 2) if part["what"] != "idle" else "-",
-            words.milliseconds(part["imbalance_gpu_ns"], 2) if part["imbalance_gpu_ns"] else "-",
-        ]
-        for part in critical["parts"]
     ]
 
 
 def _account_row(row: Average, longest_ns: float, floor_ns: int) -> dict[str, Any]:
-    """A rank's step: a cell for each part, and a stacked bar in % of the longest step.
-
-    The bar has (tone, left, width) of each part but idle, which is what the others leave.
-    """
+    """A cell for each part of a rank's step, and a bar (tone, left, width) in % of the longest."""
     parts = (
-        ("compute", "compute", row.compute_ns),
-        ("wait", "exposed wait", row.exposed_wait_ns),
-        ("transfer", "exposed transfer", row.exposed_communication_ns - row.exposed_wait_ns),
-        ("copies", "exposed copies", row.exposed_copy_ns),
-        ("soft", "idle", row.idle_ns),
+        # the style sheet knows the bar's tones by a letter
+        ("compute", "c", "compute", row.compute_ns),
+        ("wait", "w", "exposed wait", row.exposed_wait_ns),
+        ("transfer", "t", "exposed transfer", row.exposed_communication_ns - row.exposed_wait_ns),
+        ("copies", "m", "exposed copies", row.exposed_copy_ns),
+        ("soft", "", "idle", row.idle_ns),
     )
     total = min(row.duration_ns / longest_ns, 1.0) * 100 if longest_ns else 0.0
     left, cells, bars, texts = 0.0, [], [], []
-    for tone, name, ns in parts:
+    for tone, letter, name, ns in parts:
         frac = ns / row.duration_ns if row.duration_ns else 0.0
         ms, percent = summary.part_cells(row, ns, floor_ns if tone == "wait" else 0)
         # compute is what one hopes for: the shade is for what costs
@@ -275,16 +179,11 @@ def _account_row(row: Average, longest_ns: float, floor_ns: int) -> dict[str, An
         cells.append({"tone": tone, "share": shade, "ms": ms, "percent": percent})
         if frac:
             texts.append(f"{name} {words.percent(frac)}")
-        if frac * total > 0 and name != "idle":
-            # the style sheet knows these tones by their first letters, copies by m
-            letter = "m" if tone == "copies" else tone[0]
+        if frac * total > 0 and letter:
             bars.append((letter, round(left, 2), round(frac * total, 2)))
         left += frac * total
     label = f"{words.ms(row.duration_ns)}: {', '.join(texts)}"
     return {"cells": cells, "bar": {"parts": bars, "total": round(total, 2), "label": label}}
-
-
-# -- where the numbers are from
 
 
 def provenance(run: Summary, job: Job) -> list[tuple[str, str]]:
@@ -295,9 +194,9 @@ def provenance(run: Summary, job: Job) -> list[tuple[str, str]]:
         ("launched by", job.launcher),
         ("ran on", _machines(run, job)),
         ("layout", run.groups),
-        ("versions", ", ".join(_versions(run, job))),
+        ("versions", _versions(run, job)),
         ("profiled ranks", run.ranks),
-        ("profiler overhead", " ".join(_overhead(run))),
+        ("profiler overhead", _overhead(run)),
     ]
     return [(name, text) for name, text in texts if text]
 
@@ -307,13 +206,14 @@ def _recorded(run: Summary, job: Job) -> str:
     if began := _time(job.began):
         ended = _time(job.ended)
         lasted = f", {words.age((ended - began).total_seconds())}" if ended else ""
-        return f"{_date(began)}{lasted}"
-    middle_ns = run.results["clock"]["middle_ns"]
-    try:
-        window = dt.datetime.fromtimestamp(middle_ns / 1e9, dt.timezone.utc)
-    except (OverflowError, ValueError, OSError):
-        return ""
-    return f"{_date(window)} (the window)" if window.year >= _FIRST_YEAR else ""
+        return f"{began:{_DATE}}{lasted}"
+    with contextlib.suppress(OverflowError, ValueError, OSError):
+        seconds = run.results["clock"]["middle_ns"] / 1e9
+        window = dt.datetime.fromtimestamp(seconds, dt.timezone.utc)
+        # clocks that stand before this year are set to no date
+        if window.year >= 2015:
+            return f"{window:{_DATE}} (the window)"
+    return ""
 
 
 def _time(text: str) -> dt.datetime | None:
@@ -323,19 +223,14 @@ def _time(text: str) -> dt.datetime | None:
         return None
 
 
-def _date(moment: dt.datetime) -> str:
-    return f"{moment:%Y-%m-%d %H:%M} UTC"
-
-
 def _machines(run: Summary, job: Job) -> str:
     """Hosts × GPUs, as far as hosts are known."""
     hosts = {**run.hosts, **job.hosts}
+    names, ranks = {*hosts.values()}, words.counted(run.world, "rank")
     devices = _listed(entry["device"] for entry in run.results["ranks"])
-    ranks = words.counted(run.world, "rank")
     of_devices = f", {devices}" if devices else ""
     if not hosts:
         return f"{ranks}{of_devices}" if run.world else ""
-    names = {*hosts.values()}
     count = words.counted(len(names), "host")
     if len(hosts) < run.world:
         return f"{ranks}{of_devices}; {count} known ({_listed(names)})"
@@ -344,33 +239,35 @@ def _machines(run: Summary, job: Job) -> str:
     return f"{count}{even}{of_devices} ({_listed(names)})"
 
 
-def _versions(run: Summary, job: Job) -> list[str]:
+def _versions(run: Summary, job: Job) -> str:
     """Of torch, NCCL, CUDA, the driver, profilers and clusterprof; several where ranks differ."""
     kinds: dict[str, set[str]] = {}
     for entry in run.results["ranks"]:
         for name, version in entry["versions"].items():
             if version != "0":  # a driver that is not there
                 kinds.setdefault(words.plain(name), set()).add(version)
-    torch = [f"torch {_listed(job.torch)}"] if job.torch else []
-    others = [f"{name} {_listed(versions)}" for name, versions in sorted(kinds.items())]
-    profilers = _listed(entry["profiler"] for entry in run.results["ranks"])
-    own = f"clusterprof {run.results['clusterprof_version']}"
-    return [*torch, *others, *([profilers] if profilers else []), own]
+    named = [("torch", {*job.torch}), *sorted(kinds.items())]
+    texts = [f"{name} {_listed(versions)}" for name, versions in named if versions]
+    texts.append(_listed(entry["profiler"] for entry in run.results["ranks"]))
+    texts.append(f"clusterprof {run.results['clusterprof_version']}")
+    return ", ".join(filter(None, texts))
 
 
-def _overhead(run: Summary) -> list[str]:
+def _overhead(run: Summary) -> str:
     """What the profiler cost, by the step logs and by the window."""
-    findings = [f for f in run.results["findings"] if f["code"] == PERTURBATION]
+    findings = [f for f in run.results["findings"] if f["code"] == "profiler.perturbation"]
     # its name stands before it
-    texts = [_OWN_NAME.sub("", finding["summary"]) for finding in findings]
+    texts = [finding["summary"].removeprefix("Profiler overhead: ") for finding in findings]
     if run.capture:
-        texts = [f"{run.capture}.", *(_STALL.sub("", text) for text in texts)]
-    return [text[:1].upper() + text[1:] for text in texts if text]
+        # that says how long ranks stalled
+        stall = r"a profiled rank stalled once for [^;.]*(; |\.?$)"
+        texts = [f"{run.capture}.", *(re.sub(stall, "", text) for text in texts)]
+    return " ".join(text[:1].upper() + text[1:] for text in texts if text)
 
 
 def _listed(values: Iterable[str]) -> str:
     names = sorted({words.plain(value) for value in values} - {""}, key=summary.natural)
-    return words.listed(names, _MOST_LISTED)
+    return words.listed(names, 4)
 
 
 def packed_results(results: Results) -> dict[str, Any]:

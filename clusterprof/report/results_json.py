@@ -21,17 +21,9 @@ from clusterprof.results import (
 )
 from clusterprof.run_directory import writing
 
-#: bytes; that of a thousand ranks has some tens of millions
-_MOST = 1 << 30
-_MERGE_AGAIN = "write it again with clusterprof merge RUN"
-
 
 def dumps(results: Results | HangResults | Comparison | Verification | Baseline) -> bytes:
-    """`results` as JSON, indented, ending in a newline.
-
-    The order is the contract's, which is declared with its types. The same results give the same
-    bytes.
-    """
+    """`results` as indented JSON and a newline; the same results give the same bytes."""
     import orjson
 
     options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY
@@ -90,7 +82,8 @@ def load(path: Path) -> Any:
     import orjson
 
     try:
-        content = files.content(path, _MOST, links=True)
+        # that of a thousand ranks has some tens of millions of bytes
+        content = files.content(path, 1 << 30, links=True)
     except OSError as error:
         raise ReportError(
             f"cannot read {path.name}",
@@ -115,7 +108,7 @@ def check(path: Path, loaded: object, form: type) -> None:
         raise _refused(path, "is damaged", f": {error}") from None
 
 
-def _refused(path: Path, problem: str, actual: str, advice: str = _MERGE_AGAIN) -> ReportError:
-    return ReportError(
-        f"{path.name} {problem}", f"where: {path.absolute()}{actual}", f"next: {advice}"
-    )
+def _refused(path: Path, problem: str, actual: str, advice: str = "") -> ReportError:
+    advice = advice or "write it again with clusterprof merge RUN"
+    where = f"where: {path.absolute()}{actual}"
+    return ReportError(f"{path.name} {problem}", where, f"next: {advice}")

@@ -57,10 +57,7 @@ class Average(NamedTuple):
 
 @dataclass(frozen=True)
 class Summary:
-    """The results of a run as people are told them; texts are empty where there is nothing to say.
-
-    Numbers are means over `evidence_steps`. A wait shorter than `pair_bound_ns` is no number.
-    """
+    """What people are told of a run, as means over `evidence_steps`; empty where it is nothing."""
 
     results: Results
 
@@ -86,11 +83,11 @@ class Summary:
     @cached_property
     def averages(self) -> list[Average]:
         """One `Average` per rank that has an account in the evidence steps, sorted by rank."""
-        evidence = set(self.evidence_steps)
+        evidence, names = set(self.evidence_steps), Average._fields[1:]
         by_rank: dict[int, list[list[int]]] = {}
         for step in self.results["steps"]:
             for account in step["ranks"] if step["step"] in evidence else ():
-                times = [account[name] for name in Average._fields[1:]]  # type: ignore[literal-required]
+                times = [account[name] for name in names]  # type: ignore[literal-required]
                 by_rank.setdefault(account["rank"], []).append(times)
         return [
             Average(rank, *(sum(ns) / len(ns) for ns in zip(*times, strict=True)))
@@ -111,15 +108,12 @@ class Summary:
             chosen = list(dict.fromkeys([*sorted(named & {*by_wait}), *extremes]))[:MOST_RANKS]
             averages = [row for row in averages if row.rank in chosen]
         for row in averages:
-            parts = [
-                part_cells(row, row.compute_ns),
-                part_cells(row, row.exposed_communication_ns),
-                part_cells(row, row.exposed_wait_ns, self.pair_bound_ns),
-                part_cells(row, row.exposed_copy_ns),
-                part_cells(row, row.idle_ns),
-            ]
-            cells = [f"{ms} {share:>5}" if share else ms for ms, share in parts]
-            rows.append([str(row.rank), row.step, *cells])
+            cells = [str(row.rank), row.step]
+            for name, ns in zip(Average._fields[2:], row[2:], strict=True):
+                floor_ns = self.pair_bound_ns if name == "exposed_wait_ns" else 0
+                ms, share = part_cells(row, ns, floor_ns)
+                cells.append(f"{ms} {share:>5}" if share else ms)
+            rows.append(cells)
         return rows
 
     @cached_property
@@ -147,10 +141,7 @@ class Summary:
 
     @cached_property
     def pair_bound_ns(self) -> int:
-        """The largest error, ns, of a difference between two ranks' aligned times.
-
-        The sum of the two largest uncertainties. A wait shorter than this says nothing.
-        """
+        """The largest error, ns, of two ranks' aligned times: a shorter wait says nothing."""
         worst = sorted(self.uncertainties.values())[-2:]
         return sum(worst) if len(worst) > 1 else 0
 
@@ -163,10 +154,7 @@ class Summary:
         return [f for f in self.results["findings"] if (f["code"], f["severity"]) != own]
 
     def stragglers(self, *, unprofiled: bool = False) -> list[int]:
-        """The ranks that findings name as stragglers, alone or together, in the findings' order.
-
-        Of profiled ranks; with `unprofiled` also those that flight recorders alone show.
-        """
+        """The ranks that findings name as stragglers; `unprofiled`: by flight recorders too."""
         codes = ["straggler.host", "straggler.gpu", *(["straggler.shallow"] if unprofiled else [])]
         named = [f for f in self.results["findings"] if f["code"] in codes]
         weighty = [finding["ranks"] for finding in named if finding["severity"] != "info"]
@@ -177,8 +165,7 @@ class Summary:
         """The finding that the verdict begins with; else the weighty one which saves most."""
         findings, headline = self.results["findings"], self.results["headline"]
         named = [f for sentence in headline for f in findings if _is_of(sentence, f)]
-        weighty = [finding for finding in findings if finding["severity"] != "info"]
-        return next(iter([*named, *weighty]), None)
+        return next(iter([*named, *(f for f in findings if f["severity"] != "info")]), None)
 
     @cached_property
     def verdict_lines(self) -> list[str]:
@@ -219,20 +206,20 @@ class Summary:
         text += f" of {world}" if world else ""
         if hosts := sorted({*map(words.plain, self.hosts.values())}):
             text += f" on {hosts[0]}" if len(hosts) == 1 else f" on {len(hosts)} hosts"
-        devices = sorted({words.plain(entry["device"]) for entry in entries} - {""})
+        texts = [text, *sorted({words.plain(entry["device"]) for entry in entries} - {""})]
         by_profiler: dict[str, list[int]] = {}
         for entry in entries:
-            if profiler := words.plain(entry["profiler"]):
-                by_profiler.setdefault(profiler, []).append(entry["rank"])
-        profilers = [
-            f"{name} ({words.ranks(ranks)})" if len(by_profiler) > 1 else name
-            for name, ranks in by_profiler.items()
-        ]
+            by_profiler.setdefault(words.plain(entry["profiler"]), []).append(entry["rank"])
+        by_profiler.pop("", None)
+        for name, ranks in by_profiler.items():
+            texts.append(f"{name} ({words.ranks(ranks)})" if len(by_profiler) > 1 else name)
         evidence, count = self.evidence_steps, words.counted(len(self.results["steps"]), "step")
-        steps = f"{len(evidence)} of {count} in steady state ({words.spans(evidence, limit=6)})"
-        if not self.has_steady_steps:
-            steps = f"{count}, none in steady state" if evidence else "no steps"
-        return ", ".join([text, *devices, *profilers, steps])
+        if self.has_steady_steps:
+            spans = words.spans(evidence, limit=6)
+            texts.append(f"{len(evidence)} of {count} in steady state ({spans})")
+        else:
+            texts.append(f"{count}, none in steady state" if evidence else "no steps")
+        return ", ".join(texts)
 
     @cached_property
     def clock(self) -> str:
@@ -241,31 +228,26 @@ class Summary:
         reference = entry["reference_rank"]
         bounds = {rank: ns for rank, ns in self.uncertainties.items() if rank != reference}
         unbounded = [rank for rank, ns in bounds.items() if ns >= UNBOUNDED_NS]
-        if len(unbounded) < len(bounds):
-            worst = max(ns for ns in bounds.values() if ns < UNBOUNDED_NS)
+        known_ns = [ns for ns in bounds.values() if ns < UNBOUNDED_NS]
+        if known_ns:
             method = f" ({words.plain(entry['method'])})" if entry["method"] else ""
-            text = f"aligned to rank {reference} within {words.bound(worst)}{method}"
+            text = f"aligned to rank {reference} within {words.bound(max(known_ns))}{method}"
         else:
             text = f"rank {reference}'s own" + ("" if unbounded else " (no other rank to align)")
         return f"{text}; {words.ranks(unbounded)} cannot be aligned" if unbounded else text
 
     @cached_property
     def groups(self) -> str:
-        """Which groups the ranks form, by what each is for (data, tensor, pipeline), with the
-        confidence in that; nothing where there is no communicator.
-        """
+        """Which groups the ranks form, by what each is for, with the confidence in that."""
         kinds: dict[str, list[GroupEntry]] = {}
         for entry in self.results["topology"]["groups"]:
             kinds.setdefault(entry["kind"], []).append(entry)
         texts = []
         for kind, entries in kinds.items():
-            names = [
-                f"{words.plain(entry['description'])} {{{members(entry)}}}".lstrip()
-                for entry in entries
-            ]
+            named = [(entry["description"], members(entry)) for entry in entries]
             confidence = words.confidence(min(entry["confidence"] for entry in entries))
             remark = "" if kind == "unknown" else f" (confidence {confidence})"
-            texts.append(f"{kind} {_first_names(names)}{remark}")
+            texts.append(f"{kind} {_first_names(named)}{remark}")
         return "; ".join(texts)
 
     @cached_property
@@ -291,10 +273,11 @@ class Summary:
         if cost["stall_stop_ns"] is not None:
             text += f", {words.duration(cost['stall_stop_ns'])} at the stop"
         for whose, times in (("profiled", cost["profiled"]), ("unprofiled", cost["unprofiled"])):
-            medians = []
-            for when in ("before", "inside", "after"):
-                ns = times and times[f"{when}_ns"]  # type: ignore[literal-required]
-                medians += [] if ns is None else [f"{words.ms(ns)} {when}"]
+            if times is None:
+                continue
+            steps = (times["before_ns"], times["inside_ns"], times["after_ns"])
+            named = zip(steps, ("before", "inside", "after"), strict=True)
+            medians = [f"{words.ms(ns)} {when}" for ns, when in named if ns is not None]
             text += f"; {whose} ranks: median steps of {', '.join(medians)}" if medians else ""
         return text
 
@@ -305,8 +288,7 @@ class Summary:
         if shallow is None:
             return ""
         text = f"flight recorders of {words.counted(len(shallow['ranks']), 'rank')}"
-        if shallow["missing"]:
-            text += f", {len(shallow['missing'])} missing"
+        text += f", {len(shallow['missing'])} missing" if shallow["missing"] else ""
         if shallow["steps"]:
             steps = words.spans(shallow["steps"], limit=4)
             text += f", steps {steps} of {words.ms(shallow['step_ns'])}"
@@ -315,28 +297,28 @@ class Summary:
             between = f"{watch['first_step']}–{watch['last_step']}"
             text += f", and {looks} at {watch['steps']} of the steps {between}"
             text += f" ({words.ms(watch['step_ns'])} in the last one)"
-        names = [
-            f"{words.plain(g['description'] or g['name'])} {{{words.spans(g['ranks'], 4)}}}"
-            for g in shallow["groups"]
-        ]
-        return f"{text}; groups {_first_names(names)}"
+        named = [(g["description"] or g["name"], words.spans(g["ranks"], 4))
+                 for g in shallow["groups"]]  # fmt: skip
+        return f"{text}; groups {_first_names(named)}"
 
     @cached_property
     def suspects(self) -> list[list[str]]:
         """A row of `SUSPECT_COLUMNS` for each suspect of all ranks."""
-        rows, shallow = [], self.results["shallow"]
-        for suspect in shallow["suspects"] if shallow else ():
+        shallow = self.results["shallow"]
+        if shallow is None:
+            return []
+        rows = []
+        for suspect in shallow["suspects"]:
             begin, until = suspect["since_step"], suspect["until_step"]
             since = "always" if begin is None else f"step {begin}"
             if until is not None:
                 since = f"until step {until}" if begin is None else f"steps {begin}–{until}"
-            some = words.in_some(suspect["late_steps"], shallow["steps"] if shallow else [])
             rows.append([
                 str(suspect["rank"]),
                 words.plain(suspect["host"] or "-"),
                 words.plain(suspect["group"]),
                 words.with_bound(suspect["lateness_ns"], suspect["bound_ns"]),
-                some or since,
+                words.in_some(suspect["late_steps"], shallow["steps"]) or since,
                 "delays" if suspect["delays"] else "unknown",
                 words.plain(suspect["line"] or "-"),
             ])  # fmt: skip
@@ -373,8 +355,9 @@ class Summary:
             return ""
         text = f"of {words.ms(path['step_ns'])} per step"
         text += " without the profiler" if path["without_profiler"] else ""
-        some = path["steps"] != self.evidence_steps
-        return text + (f" (steps {words.spans(path['steps'], limit=6)})" if some else "")
+        if path["steps"] == self.evidence_steps:
+            return text
+        return f"{text} (steps {words.spans(path['steps'], limit=6)})"
 
     @cached_property
     def on_path(self) -> str:
@@ -396,18 +379,15 @@ class Summary:
 
     @cached_property
     def uneven(self) -> str:
-        """How much longer steps take than with even work, and which kind and rank make it so.
-
-        Of the profiled ranks: where these are not all, it is theirs alone.
-        """
+        """How much longer steps take than with even work on the profiled ranks, and by what."""
         what_if, profiled = self.results["what_if"], len(self.results["ranks"])
         if what_if["S"] is None:
             return ""
-        whom = "all ranks" if profiled == self.world else f"the {profiled} profiled ranks"
         is_even = what_if["S"] < 1 + _LEAST_PART
         much = "no longer than" if is_even else f"{what_if['S']:.2f} times as long as"
-        text = f"steps take {much} with the same work on {whom}"
-        text += "" if profiled == self.world else f" of {self.world}"
+        whom = f"the {profiled} profiled ranks of {self.world}"
+        text = f"steps take {much} with the same work on "
+        text += "all ranks" if profiled == self.world else whom
         worst = max(what_if["S_t"], key=lambda kind: kind["slowdown"])
         if is_even or worst["slowdown"] < 1 + _LEAST_PART:
             return text
@@ -438,9 +418,11 @@ def _is_of(sentence: Sentence, finding: Finding) -> bool:
     return (sentence["code"], sentence["ranks"]) == (finding["code"], finding["ranks"])
 
 
-def _first_names(names: Sequence[str]) -> str:
-    rest = f" and {len(names) - _MOST_GROUPS} more" if len(names) > _MOST_GROUPS else ""
-    return ", ".join(names[:_MOST_GROUPS]) + rest
+def _first_names(named: Sequence[tuple[str, str]]) -> str:
+    """The first groups, each as its name and its ranks: `mesh_dp {0–3}`."""
+    names = [f"{words.plain(name)} {{{ranks}}}".lstrip() for name, ranks in named[:_MOST_GROUPS]]
+    rest = f" and {len(named) - _MOST_GROUPS} more" if len(named) > _MOST_GROUPS else ""
+    return ", ".join(names) + rest
 
 
 # --- one finding
@@ -454,9 +436,8 @@ def whom(finding: Finding) -> str:
 
 def saved_text(finding: Finding) -> str:
     """What a finding's repair saves a step, and from where to where that lies."""
-    return words.between(
-        finding["saved_ns_per_step"], finding["saved_least_ns"], finding["saved_most_ns"]
-    )
+    least_ns, most_ns = finding["saved_least_ns"], finding["saved_most_ns"]
+    return words.between(finding["saved_ns_per_step"], least_ns, most_ns)
 
 
 def saved_cell(finding: Finding) -> str:
@@ -465,10 +446,7 @@ def saved_cell(finding: Finding) -> str:
 
 
 def saved(finding: Finding) -> str:
-    """What the repair of a finding's cause saves of a step, or that it saves nothing.
-
-    Once what comes before it is repaired, and alone where that is noticeably more or less.
-    """
+    """What the repair of a cause saves of a step, net of those before it and, if other, alone."""
     most_ns = finding["saved_most_ns"]
     if finding["saved_ns_per_step"] > 0:
         much = f"{saved_text(finding)} per step"
@@ -499,8 +477,7 @@ def saving(finding: Finding) -> list[str]:
     by_step = entry["each_ns"]
     count = f", … ({len(by_step)} steps)" if len(by_step) > _MOST_STEPS else ""
     numbers = ", ".join(map(words.milliseconds, by_step[:_MOST_STEPS]))
-    sentences.append(f"By steady-state step of the window: {numbers}{count} ms.")
-    return sentences
+    return [*sentences, f"By steady-state step of the window: {numbers}{count} ms."]
 
 
 def net_of(finding: Finding) -> str:
@@ -579,37 +556,34 @@ def bound(ns: float) -> str:
     return "unknown" if ns >= UNBOUNDED_NS else words.bound(ns)
 
 
-def below(bound_ns: float) -> str:
-    """A time of which is known only that it is shorter than this."""
-    return f"<{words.bound(bound_ns)[1:]}"
-
-
 def part_cells(row: Average, ns: float, floor_ns: int = 0) -> tuple[str, str]:
     """A part of a step: ms, and its share; a time up to `floor_ns` is a bound without a share."""
     if 0 < ns <= floor_ns:
         # no rank waits longer than its communication is exposed, however large the clocks' error
-        return below(min(floor_ns, row.exposed_communication_ns)), ""
+        return _below(min(floor_ns, row.exposed_communication_ns)), ""
     share = words.percent(ns / row.duration_ns) if row.duration_ns else "-"
     return words.milliseconds(ns, words.column_decimals(row.duration_ns)), share
 
 
 def operation_cells(entry: OperationEntry, floor_ns: int) -> list[tuple[str, float]]:
-    """Calls, bytes, time, exposed time and the waiting in it, each with the number to sort by.
-
-    Waiting below the clocks' error is a bound.
-    """
+    """Calls, bytes, time, exposed, waiting (a bound below the clocks' error), and their numbers."""
     time, exposed = entry["communication_ns_per_step"], entry["exposed_ns_per_step"]
-    wait = entry["exposed_wait_ns_per_step"]
+    wait, calls = entry["exposed_wait_ns_per_step"], entry["calls_per_step"]
     # no call can wait longer than it is exposed, however large the clocks' error
-    floor = min(floor_ns * entry["calls_per_step"], exposed)
+    floor = min(floor_ns * calls, exposed)
     return [
-        (f"{entry['calls_per_step']:,.3g}", entry["calls_per_step"]),
+        (f"{calls:,.3g}", calls),
         # a report without sizes adds up to 0, which is not a size
         (words.size(entry["bytes_per_step"] or None), entry["bytes_per_step"]),
         (words.duration(time), time),
         (words.duration(exposed), exposed),
-        (words.duration(wait) if wait == 0 or wait > floor else below(floor), wait),
+        (words.duration(wait) if wait == 0 or wait > floor else _below(floor), wait),
     ]
+
+
+def _below(bound_ns: float) -> str:
+    """A time of which is known only that it is shorter than this."""
+    return f"<{words.bound(bound_ns)[1:]}"
 
 
 def natural(name: str) -> list[tuple[int, str]]:

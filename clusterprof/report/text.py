@@ -4,8 +4,6 @@ The answer first, then what it rests on. A number that is not larger than the cl
 not given.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import re
@@ -15,34 +13,21 @@ from collections.abc import Collection, Iterable, Sequence
 from clusterprof import console, words
 from clusterprof.report import summary
 from clusterprof.report.summary import Summary
-from clusterprof.results import (
-    CalledEntry,
-    Finding,
-    HangEntry,
-    HangResults,
-    RankAccount,
-    Results,
-)
+from clusterprof.results import Finding, HangEntry, HangResults, RankAccount, Results
 
 _SGR = {"critical": "1;31", "warning": "1;33", "info": "1;36", "strong": "1", "quiet": "2"}
 #: every code that a page may have in it, if it has colours
 CODES = ["\x1b[0m", *(f"\x1b[{code}m" for code in _SGR.values())]
-#: a share of the step behind a time
-_SHARE = re.compile(r" +[\d.<]+%$")
-_MOST_OPERATIONS = 8
 _OPERATION_COLUMNS = (
     "operation", "communicator", "ranks", "calls", "bytes", "time", "exposed", "waiting",
 )  # fmt: skip
 #: columns of the labels in front of what was measured
 _LABEL = 10
-_MODEL_LABEL = 15
 #: the first line of Markdown: by it a file is known as ours
 MARKDOWN_MARK = "<!-- written by clusterprof -->"
 #: members of each row of CSV after its step and rank; times in ns
 _PARTS = [name for name in RankAccount.__annotations__ if name != "rank"]
 CSV_COLUMNS = ["step", "steady_state", "rank", "host", "step_begin_ns", *_PARTS]
-#: ranks whose lines are printed for each cause of a hang; results.json has them all
-_LINES = 4
 
 
 def render(results: Results, *, colour: bool = False, width: int = 100) -> str:
@@ -107,16 +92,12 @@ class _Page:
         left: int,
         spare: Collection[str] = (),
     ) -> None:
-        """Columns as wide as their widest cell; the first `left` are set to the left.
-
-        Where they are too wide for the page, shares (` 48%` behind a number) and the columns
-        `spare` are left out.
-        """
+        """Columns, the first `left` to the left; without shares and `spare` on a narrow page."""
         body = [[*header], *map(list, rows)]
         lines = console.table(body, right=range(left, len(header)))
         if 4 + max(map(len, lines)) > self._width:
             kept = [column for column, name in enumerate(header) if name not in spare]
-            body = [[_SHARE.sub("", row[column]) for column in kept] for row in body]
+            body = [[re.sub(r" +[\d.<]+%$", "", row[column]) for column in kept] for row in body]
             left = sum(column < left for column in kept)
             lines = console.table(body, right=range(left, len(kept)))
         for number, line in enumerate(lines):
@@ -170,7 +151,7 @@ def _account(page: _Page, run: Summary) -> None:
     page.paragraph()
     for label, line in (("critical path", run.critical_path), ("unevenness", run.uneven)):
         if line:
-            page.sentence(line, _MODEL_LABEL, label)
+            page.sentence(line, 15, label)
 
 
 def _collectives(page: _Page, run: Summary) -> None:
@@ -184,7 +165,7 @@ def _collectives(page: _Page, run: Summary) -> None:
             words.spans(entry["ranks"], limit=3),
             *(cell for cell, _ in summary.operation_cells(entry, run.pair_bound_ns)),
         ]
-        for entry in operations[:_MOST_OPERATIONS]
+        for entry in operations[:8]
     ]
     if rows:
         page.table(_OPERATION_COLUMNS, rows, left=3, spare=("communicator", "bytes"))
@@ -193,19 +174,21 @@ def _collectives(page: _Page, run: Summary) -> None:
         page.sentence(f"and {len(operations) - len(rows)} more, with less exposed time", 2)
 
 
-# -- Markdown
-
-
 def markdown(results: Results) -> str:
-    """The results as GitHub's and GitLab's Markdown, for an issue, a pull request or a chat.
-
-    Verdict, findings and what was measured; the step's account folded. Ends in a newline.
-    """
+    """Markdown for an issue, pull request or chat, the step's account folded; ends in a newline."""
     run = Summary(results)
     lines = [MARKDOWN_MARK, f"**{escaped(results['verdict'])}**", ""]
     if findings := results["findings"]:
+        rows = []
+        for finding in findings:
+            share = finding["share_of_step"]
+            rows.append([
+                finding["code"], finding["severity"], summary.whom(finding),
+                summary.saved_cell(finding), words.percent(share) if share > 0 else "-",
+                words.confidence(finding["confidence"]),
+            ])  # fmt: skip
         head = ("finding", "", "whom", "saves per step", "of the step", "confidence")
-        lines += [*pipes(head, [_markdown_row(finding) for finding in findings], left=3), ""]
+        lines += [*pipes(head, rows, left=3), ""]
     for finding in findings:
         lines += _markdown_finding(finding, results["verdict"])
     lines += [f"- {label}: {escaped(text)}" for label, text in run.measured]
@@ -218,12 +201,6 @@ def markdown(results: Results) -> str:
         table = pipes(summary.ACCOUNT_COLUMNS, rows, left=0)
         lines += ["", f"<details><summary>{title}</summary>", "", *table, "", "</details>"]
     return "\n".join([*lines, ""])
-
-
-def _markdown_row(finding: Finding) -> list[str]:
-    share = words.percent(finding["share_of_step"]) if finding["share_of_step"] > 0 else "-"
-    saved, confidence = summary.saved_cell(finding), words.confidence(finding["confidence"])
-    return [finding["code"], finding["severity"], summary.whom(finding), saved, share, confidence]
 
 
 def _markdown_finding(finding: Finding, verdict: str) -> list[str]:
@@ -252,24 +229,18 @@ def escaped(text: str) -> str:
     return re.sub(r"([\\`*_\[\]<>|~@#&])", r"\\\1", plain).replace("\\@", "@\u200b")
 
 
-# -- CSV
-
-
 def accounts_csv(results: Results) -> str:
-    """The account of each rank in each step as CSV, below a line with the names of the columns.
-
-    Times are whole nanoseconds, `step_begin_ns` on the reference rank's clock.
-    """
-    hosts = {rank["rank"]: rank["host"] for rank in results["ranks"]}
+    """Each rank's account in each step as CSV: ns, begins on the reference rank's clock."""
+    hosts = {rank["rank"]: spreadsheet_cell(rank["host"]) for rank in results["ranks"]}
     page = io.StringIO()
     table = csv.writer(page, lineterminator="\n")
     table.writerow(CSV_COLUMNS)
     for step in results["steps"]:
+        steady = int(step["settled"])
         for account in step["ranks"]:
-            parts = [account[name] for name in _PARTS]  # type: ignore[literal-required]
-            host = spreadsheet_cell(hosts.get(account["rank"], ""))
-            table.writerow([step["step"], int(step["settled"]), account["rank"], host,
-                            step["begin_ns"], *parts])  # fmt: skip
+            rank, parts = account["rank"], [account[name] for name in _PARTS]  # type: ignore[literal-required]
+            host, begin_ns = hosts.get(rank, ""), step["begin_ns"]
+            table.writerow([step["step"], steady, rank, host, begin_ns, *parts])
     return page.getvalue()
 
 
@@ -278,16 +249,13 @@ def spreadsheet_cell(value: str) -> str:
     return f"'{value}" if value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 
-# -- hangs
-
-
 def hang_verdict(hang: list[HangEntry], waiting: list[int]) -> str:
     """Return what a job hangs in, in one sentence."""
     if hang:
         return hang_sentence(hang[0])
-    if not waiting:
-        return "No rank waits for another rank."
-    return f"{words.ranks(waiting).capitalize()} had not ended a call when the dump was taken."
+    if waiting:
+        return f"{words.ranks(waiting).capitalize()} had not ended a call when the dump was taken."
+    return "No rank waits for another rank."
 
 
 def hang_sentence(hang: HangEntry) -> str:
@@ -318,20 +286,16 @@ def hang_page(results: HangResults) -> str:
         lines += ["", hang_sentence(hang)] if number else []
         odd = [called for called in hang["called"] if called["rank"] in hang["ranks"]]
         rest = [called for called in hang["called"] if called["rank"] not in hang["ranks"]]
-        lines += [f"  {_called_by_rank(called)}" for called in (*odd[:_LINES], *rest[:1])]
-    lines += [""] if results["missing"] else []
+        # results.json has the lines of all ranks
+        for called in (*odd[:4], *rest[:1]):
+            last = "" if called["joined"] else "last called "
+            sizes = f"{called['input_sizes'] or called['output_sizes']} {called['input_types']}"
+            line = f", {words.plain(called['line'])}" if called["line"] else ""
+            call = f"{last}{called['operation']} {called['sequence']} {sizes}{line}"
+            call = call if called["operation"] else "no call recorded"
+            lines.append(f"  rank {called['rank']}: {call}")
+    lines += [""] * bool(results["missing"])
     for lost in results["missing"]:
         whose = "a dump" if lost["rank"] is None else f"rank {lost['rank']}"
         lines.append(f"missing: {whose}: {lost['reason']}")
-    lines += [f"warning: {warning}" for warning in results["warnings"]]
-    return "\n".join(lines) + "\n"
-
-
-def _called_by_rank(called: CalledEntry) -> str:
-    rank, operation = called["rank"], called["operation"]
-    if not operation:
-        return f"rank {rank}: no call recorded"
-    last = "" if called["joined"] else "last called "
-    sizes = f"{called['input_sizes'] or called['output_sizes']} {called['input_types']}"
-    line = f", {words.plain(called['line'])}" if called["line"] else ""
-    return f"rank {rank}: {last}{operation} {called['sequence']} {sizes}{line}"
+    return "\n".join([*lines, *(f"warning: {text}" for text in results["warnings"]), ""])

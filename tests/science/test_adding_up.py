@@ -15,7 +15,7 @@ from studies import FOLDER, NAMES, SEED, Simulated
 
 from clusterprof.collect.outcomes import collect
 from clusterprof.merge_run import merge_run
-from clusterprof.report import heatmap, summary
+from clusterprof.report import summary, whole_job
 from clusterprof.report.whole_job import Job
 from clusterprof.results import Results
 from clusterprof.run_directory import Window
@@ -36,7 +36,7 @@ def test_no_rank_is_waited_for_longer_than_a_step(
     made = studied(recording)
     run = summary.Summary(made.results)
     accounts = {step["step"]: step["ranks"] for step in made.results["steps"]}
-    for measure in heatmap.measures(run, made.collectives, Job()):
+    for measure in whole_job.measures(run, made.collectives, Job()):
         for step, values in zip(measure.steps.tolist(), measure.values.T, strict=True):
             longest = max(account["duration_ns"] for account in accounts[step])
             assert np.nanmax(values) <= longest * 1.01, (measure.name, step)

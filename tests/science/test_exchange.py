@@ -12,7 +12,7 @@ from simulate import Cause, Job, simulate
 
 from clusterprof import words
 from clusterprof.align.match import match
-from clusterprof.report import collective_charts, heatmap
+from clusterprof.report import collective_charts, whole_job
 from clusterprof.report.summary import Summary
 from clusterprof.report.whole_job import Job as Known
 from clusterprof.study import study
@@ -107,7 +107,7 @@ def test_what_waits_for_whom_is_the_same_in_one_call_and_in_sends_and_receives()
     highs = [float((each["waits"] or {})["high"].removesuffix(" ms")) for each in charts]
     assert highs[1] == pytest.approx(highs[0], rel=0.02)
     caused = [
-        heatmap.measures(Summary(each.results), each.collectives, Known())
+        whole_job.measures(Summary(each.results), each.collectives, Known())
         for each in (one, several)
     ]
     assert caused[1][0].values == pytest.approx(caused[0][0].values, rel=0.02, abs=MS / 10)

@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 import pytest
 import report_sample as sample
 
-from clusterprof.report import lanes, step_chart
+from clusterprof.report import lanes, whole_job
 from clusterprof.report.summary import Summary
 from clusterprof.report.whole_job import Job
 
@@ -162,7 +162,7 @@ def test_the_longest_step_is_that_of_the_longest_median_as_in_the_chart(number: 
     built = lanes.build(Summary(results), sample.collectives())
     assert built is not None
     assert built.steps[built.data["worst"]].number == number
-    chart = step_chart.chart(results, Job())
+    chart = whole_job.step_chart(results, Job())
     assert chart is not None
     assert f"step {number}, the longest in steady state" in chart["timeline"]
     shown = {step["step"]: step["median"] for step in built.data["steps"]}

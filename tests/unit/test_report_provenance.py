@@ -71,7 +71,7 @@ def test_of_reports_alone_it_says_no_more_than_they_do() -> None:
 def test_what_the_profiler_did_is_no_finding_to_act_on() -> None:
     results = sample.results()
     own = sample.pageable()
-    own |= {"code": panels.PERTURBATION, "severity": "info", "summary": "It cost 56.7 ms."}
+    own |= {"code": "profiler.perturbation", "severity": "info", "summary": "It cost 56.7 ms."}
     results["findings"].append(own)
     page = html.render(results, sample.collectives(), title="x")
     assert page.count("<article") == 2

@@ -1,4 +1,4 @@
-"""The picture of all ranks and steps: each measure is what results and records say."""
+"""The pictures of all ranks and steps: each measure and bar is what results and records say."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import report_sample as sample
 
 from clusterprof.align.lateness import SHALLOW
 from clusterprof.exchanges import counted_once
-from clusterprof.report import heatmap
+from clusterprof.report import whole_job
 from clusterprof.report.summary import Summary
 from clusterprof.report.whole_job import Job
 from clusterprof.tables import STEPS
@@ -51,7 +51,7 @@ def _log(ns: int, steps: int = 6) -> pa.Table:
 
 
 def test_what_a_rank_makes_the_others_wait_is_the_mean_wait_of_the_other_members() -> None:
-    data = heatmap.embedded(Summary(sample.results()), sample.collectives(), Job())
+    data = whole_job.heatmap(Summary(sample.results()), sample.collectives(), Job())
     assert data is not None
     caused = _values(data, "wait caused")
     assert {rank for rank, _ in caused} == {0, 1, 2, 3}
@@ -83,14 +83,14 @@ def test_waits_within_the_clocks_error_are_no_rank_s_doing() -> None:
     results = sample.results()
     for clock in results["clock"]["ranks"]:
         clock["uncertainty_ns"] = 100 * MS
-    data = heatmap.embedded(Summary(results), sample.collectives(), Job())
+    data = whole_job.heatmap(Summary(results), sample.collectives(), Job())
     assert data is not None
     assert set(_values(data, "wait caused").values()) == {0}
 
 
 def test_measures_of_the_accounts_are_those_of_the_results() -> None:
     results = sample.results()
-    data = heatmap.embedded(Summary(results), sample.collectives(), Job())
+    data = whole_job.heatmap(Summary(results), sample.collectives(), Job())
     assert data is not None
     for name, key in (("idle", "idle_ns"), ("step time", "duration_ns")):
         values = _values(data, name)
@@ -111,11 +111,11 @@ def test_measures_of_the_accounts_are_those_of_the_results() -> None:
 
 def test_the_measure_that_is_shown_first_is_that_of_the_finding_in_the_verdict() -> None:
     results = sample.results()
-    data = heatmap.embedded(Summary(results), sample.collectives(), Job())
+    data = whole_job.heatmap(Summary(results), sample.collectives(), Job())
     assert data is not None
     assert data["measures"][data["first"]]["name"] == "wait caused"
     results["findings"] = [sample.pageable() | {"code": "host.launch_bound"}]
-    data = heatmap.embedded(Summary(results), sample.collectives(), Job())
+    data = whole_job.heatmap(Summary(results), sample.collectives(), Job())
     assert data is not None
     assert data["measures"][data["first"]]["name"] == "idle"
 
@@ -130,7 +130,7 @@ def test_ranks_without_a_report_have_their_lateness_and_their_logged_steps() -> 
     assert results["shallow"] is not None
     other = {"name": "2", "description": "mesh_dp", "ranks": [1, 3, 5]}
     results["shallow"]["groups"].append(other)  # type: ignore[arg-type]
-    data = heatmap.embedded(Summary(results), sample.collectives(), job)
+    data = whole_job.heatmap(Summary(results), sample.collectives(), job)
     assert data is not None
     assert data["ranks"] == [*range(8)]
     assert data["profiled"] == [0, 1, 2, 3]
@@ -149,10 +149,10 @@ def test_ranks_without_a_report_have_their_lateness_and_their_logged_steps() -> 
 def test_of_thousands_of_ranks_the_page_carries_the_steps_nearest_to_the_window() -> None:
     ranks = 4096
     job = Job(steps={rank: _log(60 * MS, steps=200) for rank in range(ranks)})
-    data = heatmap.embedded(Summary(sample.results()), sample.collectives(), job)
+    data = whole_job.heatmap(Summary(sample.results()), sample.collectives(), job)
     assert data is not None
     logged = data["measures"][-1]
-    assert len(logged["values"]) <= 4 * (heatmap.MOST_CELLS * 2 // 3 + 1)
+    assert len(logged["values"]) <= 4 * (whole_job.MOST_CELLS * 2 // 3 + 1)
     assert {6, 7, 8, 9} <= set(logged["steps"])
     assert len(data["ranks"]) == ranks
 
@@ -160,4 +160,80 @@ def test_of_thousands_of_ranks_the_page_carries_the_steps_nearest_to_the_window(
 def test_without_anything_known_there_is_no_picture() -> None:
     results = sample.healthy()
     results["steps"] = []
-    assert heatmap.embedded(Summary(results), sample.collectives().slice(0, 0), Job()) is None
+    assert whole_job.heatmap(Summary(results), sample.collectives().slice(0, 0), Job()) is None
+
+
+# --- the chart of steps
+
+
+def _logged(first: int, took: list[int]) -> pa.Table:
+    begin = np.cumsum([0, *took[:-1]])
+    columns = [np.arange(len(took)) + first, begin, begin + took, ["steplog"] * len(took)]
+    return pa.table([pa.array(each) for each in columns], names=STEPS.names).cast(STEPS)
+
+
+def _pace(*rows: tuple[int, ...]) -> dict[str, np.ndarray]:
+    names = ("first_step", "count", "begin_ns", "end_ns", "median_ns", "q1_ns", "q3_ns")
+    return dict(zip(names, np.asarray(rows, np.int64).T, strict=True))
+
+
+def test_a_bar_is_the_median_over_ranks_with_the_fastest_and_the_slowest() -> None:
+    job = Job(
+        steps={
+            0: _logged(6, [30 * MS, 20 * MS, 21 * MS]),
+            1: _logged(6, [32 * MS, 24 * MS, 21 * MS]),
+            2: _logged(6, [90 * MS, 21 * MS, 21 * MS]),
+        },
+        paces={rank: _pace((0, 6, 0, 9, 40 * MS + rank, 30 * MS, 50 * MS)) for rank in range(3)},
+    )
+    bars = whole_job.bars(sample.results(), job)
+    assert [(bar.first, bar.count) for bar in bars] == [(0, 6), (6, 1), (7, 1), (8, 1)]
+    assert bars[0].median_ns == 40 * MS + 1
+    assert (bars[1].median_ns, bars[1].low_ns, bars[1].high_ns) == (32 * MS, 30 * MS, 90 * MS)
+    chart = whole_job.step_chart(sample.results(), job)
+    assert chart is not None
+    assert [bar["inside"] for bar in chart["bars"]] == [False, True, True, True]
+    # step 6 is the one with the profiler's start in it
+    assert [bool(bar["stripes"]) for bar in chart["bars"]] == [False, True, False, False]
+    assert (
+        chart["bars"][1]["label"]
+        == "step 6: 32.0 ms, ranks 30.0 ms to 90.0 ms, not in steady state"
+    )
+    assert chart["window"] is not None
+    assert chart["of"] == "3 ranks' step logs"
+    # another bar may be higher: those of ranks that were not profiled, or of disturbed steps
+    assert chart["timeline"] == (
+        "The timeline shows step 8, a typical one, and step 9, the longest in steady state of the "
+        "profiled ranks."
+    )
+
+
+def test_without_logs_the_window_alone_is_shown_and_none_is_shaded() -> None:
+    chart = whole_job.step_chart(sample.results(), Job())
+    assert chart is not None
+    assert len(chart["bars"]) == 4
+    assert chart["window"] is None
+    heights = [bar["height"] for bar in chart["bars"]]
+    # a step that lasts three times as long is cut off, and says so
+    assert [bar["cut"] for bar in chart["bars"]] == [True, False, False, False]
+    assert heights[1] < heights[2] < heights[3] < heights[0]
+
+
+def test_a_rank_that_takes_longer_than_drawn_is_marked() -> None:
+    results = sample.results()
+    slow = results["steps"][2]["ranks"][0]
+    slow["duration_ns"] *= 9
+    chart = whole_job.step_chart(results, Job())
+    assert chart is not None
+    assert [bar["cut"] for bar in chart["bars"]] == [True, False, True, False]
+
+
+def test_two_steps_make_no_chart_and_thousands_keep_those_near_the_window() -> None:
+    results = sample.results()
+    assert whole_job.step_chart({**results, "steps": results["steps"][:2]}, Job()) is None
+    job = Job(steps={0: _logged(0, [20 * MS] * 3000)})
+    chart = whole_job.step_chart(results, job)
+    assert chart is not None
+    assert len(chart["bars"]) + chart["left_out"] == 3000
+    assert sum(bar["inside"] for bar in chart["bars"]) == 4
+    assert min(bar["width"] for bar in chart["bars"]) > 3
