@@ -226,10 +226,6 @@ class RankTables:
         kept = {other: file for other, file in self.kept.items() if other != name}
         return replace(self, kept=kept, **{name: table})
 
-    def of_world(self, size: int | None) -> RankTables:
-        """These tables, of a job of `size` ranks where the report does not say how many it had."""
-        return replace(self, info=replace(self.info, world_size=self.info.world_size or size))
-
     @property
     def rank(self) -> int:
         """The rank; a `RankTables` that reaches merge always has one."""
