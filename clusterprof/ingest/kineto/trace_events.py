@@ -52,8 +52,6 @@ _THREAD_NAME = "thread_name"
 _NAMING = (_THREAD_NAME, "process_name", "process_labels")
 _MOST_PROCESSES, _MOST_RANKS = 256, 1024
 _NUMBER = re.compile(r"\d+")
-#: digits of a rank: more are none's
-_DIGITS = 9
 #: threads that were named and not numbered then get numbers from here on
 _NAMED_THREADS = 1 << 40
 
@@ -61,8 +59,8 @@ _NAMED_THREADS = 1 << 40
 _LEAST_FUNCTION_US = 20.0
 #: how tools that merge ranks' traces label a process with its rank: `[TP02] 4002`
 _OF_RANK = re.compile(r"\[([^\]]*\d[^\]]*)\] ")
-#: how others do in the metadata of a process
-_RANK = re.compile(r"(?i)\brank\W*(\d+)")
+#: how others do in the metadata of a process; more digits are no rank's
+_RANK = re.compile(r"(?i)\brank\W*(\d{1,9})")
 #: what an event raises that is none
 _NO_TRACE = (AttributeError, OverflowError, RecursionError, TypeError, msgspec.ValidationError)
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+(?=>)")
@@ -207,7 +205,7 @@ class Trace:
         name = str(args.name or args.labels or "")
         rank = _RANK.search(name)
         if rank and type(event.pid) is int and len(self.labelled) < _MOST_RANKS:
-            self.labelled[event.pid] = int(rank[1][:_DIGITS])
+            self.labelled[event.pid] = int(rank[1])
         if args.name and len(self.processes) < _MOST_PROCESSES:
             self.processes.add(name)
 
@@ -299,10 +297,10 @@ def _take_ranks(events: list[Event], trace: Trace, codes: dict[str, int]) -> Non
         labels = [str(rank) if type(rank) is int else "" for rank in ranks]
         if 2 * labels.count("") >= len(labels):
             return _take(events, trace, codes)
-    by_label: dict[str, list[Event]] = {}
+    by_label: dict[str, list[Event]] = {"": []}
     for label, event in zip(labels, events, strict=True):
         by_label.setdefault(label, []).append(event)
-    _take(by_label.pop("", []), trace, codes)
+    _take(by_label.pop(""), trace, codes)
     if len(by_label.keys() | trace.ranks.keys()) > _MOST_RANKS:
         raise ValueError("its events are labelled with more ranks than one trace can hold")
     for label, labelled in by_label.items():

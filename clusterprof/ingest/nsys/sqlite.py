@@ -83,21 +83,20 @@ def read(
         ranges = events.read_ranges(export)
         info, who = report_info(export)
         processes = rank_processes(export, ranges, who, alone=alone)
-        read = [
-            _read_process(export, info, process, processes, ranges, elsewhere, alone)
-            for process in processes
-        ]
-    recordings = [recording for recording, _ in read]
-    if len(read) == 1:
+        recordings, communicators = [], []
+        for process in processes:
+            others = [other for other in processes if other != process]
+            of_process = _read_process(export, info, process, others, ranges, elsewhere, alone)
+            recordings.append(of_process[0])
+            communicators.append(of_process[1])
+    if len(recordings) == 1:
         return recordings
     # the environment is of the command that started them all: it names none of them
-    communicators = [of_process for _, of_process in read]
     ranks, world, doubts = numbered(communicators, who, processes)
-    several = []
     for local, (recording, rank) in enumerate(zip(recordings, ranks, strict=True)):
         info = replace(recording.info, rank=rank, world_size=world, local_rank=local)
-        several.append(replace(recording, info=info).warned(*doubts))
-    return sorted(several, key=lambda recording: recording.info.rank or 0)
+        recordings[local] = replace(recording, info=info.warned(*doubts))
+    return sorted(recordings, key=lambda recording: recording.info.rank or 0)
 
 
 @contextmanager
@@ -126,41 +125,31 @@ def _unpacked(path: Path) -> Iterator[Path]:
 
 
 def _read_process(
-    export: Export,
-    info: ReportInfo,
-    process: int | None,
-    processes: Sequence[int | None],
-    ranges: Ranges,
-    elsewhere: Elsewhere | None,
-    alone: bool,
-) -> tuple[Recording, Communicators]:
+    export: Export, info: ReportInfo, process: int | None, others: Sequence[int | None],
+    ranges: Ranges, elsewhere: Elsewhere | None, alone: bool,
+) -> tuple[Recording, Communicators]:  # fmt: skip
     if process is not None:
         ranges = ranges.where(ranges.process == process)
     cuda, of_the_system = _calls(export, process)
     work = events.read_work(export, process, cuda)
     odd = list(_odd_work(export, work, alone))
     collectives, communicators, on_device = nccl_ranges.read(export, ranges, work.nccl, elsewhere)
-    others = [other for other in processes if other != process]
+    others_kernels = without_nccl([work.nccl.names[code] for code in work.nccl.name.tolist()])
     info = replace(
-        info.warned(
-            *odd,
-            *without_nccl([work.nccl.names[code] for code in work.nccl.name.tolist()]),
-            *_diagnostics(export, process, others),
-        ),
+        info.warned(*odd, *others_kernels, *_diagnostics(export, process, others)),
         rank=communicators.world_rank(None) if info.rank is None else info.rank,
         backend="nccl" if collectives.num_rows else "",
     )
     gpus = export.rows("SELECT id, name FROM {0}", schema.GPUS)
     closed = ranges.where((ranges.end >= ranges.start) & ~np.isin(ranges.row, on_device))
-    gil = encoded(closed.in_domains(schema.GIL_DOMAIN).astype(np.int32), ["range", "python"])
-    in_ranges = Calls(gil, closed.start, closed.end, closed.thread, closed.name, closed.names)
+    kinds = encoded(closed.in_domains(schema.GIL_DOMAIN).astype(np.int32), ["range", "python"])
     marks = ranges.where(~ranges.in_domains(schema.NCCL_DOMAIN, schema.GIL_DOMAIN))
     recording = Recording(
         info=info,
         work=work.work,
-        calls=[cuda, of_the_system, in_ranges],
+        calls=[cuda, of_the_system, closed.calls(kinds)],
         collectives=collectives,
-        marks=Calls("range", marks.start, marks.end, marks.thread, marks.name, marks.names),
+        marks=marks.calls("range"),
         marked_by="nvtx",
         step_ends=work.step_ends,
         devices={number: str(name) for number, name in gpus},
