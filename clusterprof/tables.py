@@ -253,9 +253,8 @@ def _check_size(stored: Any, file: IO[bytes], limit: int) -> None:
     groups = [stored.row_group(number) for number in range(stored.num_row_groups)]
     columns = [group.column(place) for group in groups for place in range(group.num_columns)]
     unpacked_b = sum(column.total_uncompressed_size for column in columns)
-    if max(unpacked_b, _WIDEST * sum(column.num_values for column in columns)) > limit:
-        raise ValueError(_TOO_MUCH)
-    if sum(unpacked_size(file, column) for column in columns) > limit:
+    widest_b = _WIDEST * sum(column.num_values for column in columns)
+    if max(unpacked_b, widest_b) > limit or sum(unpacked_size(file, c) for c in columns) > limit:
         raise ValueError(_TOO_MUCH)
 
 
@@ -263,21 +262,18 @@ def _check_texts(table: pa.Table, names: Sequence[str], limit: int) -> None:
     """Raise ValueError where the texts of these columns are more bytes than may be."""
     import pyarrow.compute as pc
 
-    for column in (table[name] for name in names if name in table.column_names):
-        for chunk in column.chunks:
-            if not pa.types.is_dictionary(chunk.type):
-                raise ValueError(f"a column is no text but {chunk.type}")
-            lengths = pc.binary_length(chunk.dictionary).cast(pa.int64())
-            limit -= pc.sum(lengths.take(chunk.indices)).as_py() or 0
-            if limit < 0:
-                raise ValueError(_TOO_MUCH)
+    columns = (table[name] for name in names if name in table.column_names)
+    for chunk in (chunk for column in columns for chunk in column.chunks):
+        if not pa.types.is_dictionary(chunk.type):
+            raise ValueError(f"a column is no text but {chunk.type}")
+        lengths = pc.binary_length(chunk.dictionary).cast(pa.int64())
+        limit -= pc.sum(lengths.take(chunk.indices)).as_py() or 0
+        if limit < 0:
+            raise ValueError(_TOO_MUCH)
 
 
 def read_table(file: Path, schema: pa.Schema, columns: Sequence[str] | None = None) -> pa.Table:
-    """One table that merging wrote, or some of its columns, in the form of `schema`.
-
-    Raises ReportError where it cannot be read.
-    """
+    """One table that merging wrote, or some of its columns, as `schema`. Raises ReportError."""
     import pyarrow.parquet as parquet
 
     # a text that each of a million rows has is there once, until it is known how much that is

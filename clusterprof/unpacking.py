@@ -54,10 +54,7 @@ _BINARY, _STRUCT = 8, 12
 
 
 def unpacked_size(file: IO[bytes], column: Any) -> int:
-    """How many bytes the pages of a column's metadata (pyarrow's) are to take, if any is packed.
-
-    Raises ValueError for what is no page.
-    """
+    """How many bytes a column's packed pages are to take, by its metadata. Raises ValueError."""
     if column.compression == "UNCOMPRESSED":
         return 0
     # An empty column has a dictionary alone.

@@ -114,10 +114,7 @@ def _named_otherwise(tables: RankTables) -> RankTables:
 
 
 def _ranked(sources: Sequence[Source], ranks: Mapping[Path, int]) -> list[Source]:
-    """Return the sources with the ranks that the user gave for files, or other forms of them.
-
-    Raises `ReportError` for a rank of a file that is not among the reports.
-    """
+    """Return the sources with the ranks given for files, in any form. Raises `ReportError`."""
     if not ranks:
         return list(sources)
     given = {_report_key(path): (path, rank) for path, rank in ranks.items()}
@@ -263,10 +260,7 @@ def _with_world(profiled: Sequence[RankTables], world_size: int | None) -> list[
 
 
 def _implied_size(tables: RankTables) -> int:
-    """How many ranks a rank's communicators tell of: their size, or the highest of their members.
-
-    0 where none tells any.
-    """
+    """The ranks that communicators tell of: their size, or the highest of their members; else 0."""
     calls = tables.collective_calls
     size = pc.max(calls["communicator_size"]).as_py() or 0
     highest = pc.max(pc.list_flatten(calls["members"])).as_py()
@@ -274,10 +268,7 @@ def _implied_size(tables: RankTables) -> int:
 
 
 def _ambiguous(profiled: Sequence[RankTables]) -> list[str]:
-    """Return a warning of communicators of one name that more ranks have than they have members.
-
-    Or fewer, though all ranks are there.
-    """
+    """Return a warning of communicators of one name that more ranks have than members, or fewer."""
     ranks: dict[str, list[int]] = {}
     sizes: dict[str, int] = {}
     for tables in profiled:

@@ -70,10 +70,7 @@ class Outdated(ReportError):  # noqa: N818 - it says what is the matter
 
 
 def _origin(report: Path) -> dict[str, Any]:
-    """Return a file's name, size and CRC-32, by which tables are known to be of it.
-
-    It is read once. Raises ReportError.
-    """
+    """Return a file's name, size and CRC-32, which tell whose tables are. Raises ReportError."""
     checksum = size = 0
     try:
         with files.opened(report, links=True) as file:

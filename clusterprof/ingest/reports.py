@@ -177,12 +177,9 @@ def _read(path: Path, alone: bool) -> list[Recording]:
         from clusterprof.ingest.kineto.trace import read as read_trace
 
         return read_trace(path, alone=alone)
-    if other_tools.suffix_of_foreign(path):
-        raise other_tools.by_name(path)
-    raise ReportError(
-        f"{path} is no report that clusterprof knows",
-        f"it reads: {', '.join('*' + ending for ending in SUFFIXES)}",
-    )
+    unknown = f"{path} is no report that clusterprof knows"
+    it_reads = f"it reads: {', '.join('*' + ending for ending in SUFFIXES)}"
+    raise other_tools.by_name(path) or ReportError(unknown, it_reads)
 
 
 def _read_export(path: Path, alone: bool) -> list[Recording]:

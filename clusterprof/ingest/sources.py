@@ -206,7 +206,7 @@ def _is_report(path: Path) -> bool:
     if path.is_dir():
         return False
     if suffix_of(path) not in KINETO:
-        return bool(suffix_of(path)) or bool(other_tools.suffix_of_foreign(path))
+        return bool(suffix_of(path)) or other_tools.by_name(path) is not None
     # A link to a report that is gone is a missing report, and so is a pipe.
     ours = path.name in OUR_OWN or OF_A_RUN.fullmatch(path.name) is not None
     return not path.is_file() or (not ours and _is_trace(path))

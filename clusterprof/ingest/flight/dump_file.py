@@ -156,10 +156,7 @@ class _Unpickler(pickle._Unpickler):
 
 
 def unpickled(content: bytes) -> Any:
-    """Return what a pickle of protocol 2 to 5 holds, if it is numbers, strings and containers.
-
-    Raises `PickleError`.
-    """
+    """Return what a pickle of protocol 2 to 5 holds, which is data alone. Raises `PickleError`."""
     file = io.BytesIO(content)
     try:
         value = _Unpickler(file).load()

@@ -87,10 +87,7 @@ def process_groups(distributed: dict[str, Any]) -> dict[str, ProcessGroup]:
 
 
 def listed(ranks: object) -> tuple[int, ...]:
-    """Return the ranks of a list, or of its text; none where Kineto cut it short with dots.
-
-    Half a list would name another group.
-    """
+    """Return the ranks of a list or its text; none of one that Kineto cut short with dots."""
     text = str(ranks)
     return () if "..." in text else tuple(int(rank) for rank in re.findall(r"\d+", text))
 
@@ -388,10 +385,7 @@ def _owners(
 
 
 def _operators_of_gloo(trace: Trace, operations: list[str], start: Ints) -> Ints:
-    """Return which operator handed each operation over; -1 where numbers or order do not agree.
-
-    The n-th operator of a kind is taken for the n-th span of that kind.
-    """
+    """Return the n-th operator of its kind for the n-th operation; -1 where they do not agree."""
     spans = trace.spans["cpu_op"]
     operator, kinds = np.full(start.size, -1), np.array(operations)
     for kind in set(operations):

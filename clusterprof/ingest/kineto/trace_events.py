@@ -286,10 +286,7 @@ def _damaged(path: Path, why: str) -> ReportError:
 
 
 def _take_ranks(events: list[Event], trace: Trace, codes: dict[str, int]) -> None:
-    """Add a piece's events to the columns of the rank that each is labelled with, if any is.
-
-    Their processes or arguments label them.
-    """
+    """Add events to the columns of the ranks by which their processes or arguments are labelled."""
     matches = [isinstance(event.pid, str) and _OF_RANK.match(event.pid) for event in events]
     labels = [match[1] if match else "" for match in matches]
     if not any(matches):

@@ -21,7 +21,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
 from clusterprof import words
 from clusterprof.agent.contracts import identity as identities
@@ -33,8 +32,8 @@ from clusterprof.ingest.nsys.events import Activity, Ranges
 from clusterprof.ingest.nsys.nccl_ranges import Communicators, Elsewhere
 from clusterprof.ingest.opening import opened, unreadable
 from clusterprof.ingest.operations import without_nccl
-from clusterprof.ingest.rank_steps import names_steps
-from clusterprof.ingest.recording import Calls, Recording, encoded, with_names
+from clusterprof.ingest.rank_steps import step_numbers
+from clusterprof.ingest.recording import Calls, Recording, encoded
 from clusterprof.results import NODES
 from clusterprof.tables import ReportInfo
 
@@ -183,7 +182,10 @@ def _odd_work(export: Export, work: Activity, alone: bool) -> Iterator[str]:
     Raises ReportError for several GPUs of a report that is not known to be of one rank (`alone`).
     """
     kernels, graphs, *_ = work.work
-    gpus = driven(kernels)
+    numbers, counts = np.unique(kernels["device"].to_numpy(), return_counts=True)
+    # it does not drive one of which it uses a little
+    often = counts >= _LEAST_WORK * counts.max(initial=0)
+    gpus = numbers[often & (numbers >= 0)].tolist()
     if len(gpus) > 1:
         text = f"one process drives {len(gpus)} GPUs ({words.numbers(gpus)})"
         if not alone:
@@ -312,52 +314,37 @@ def rank_processes(
     other ranks among its children, nor has one of which it is known (`alone`). A list of None
     where no process does anything.
     """
-    work = events.kernels_by_process(export)
+    # the last row of a process, and of a GPU, is that with most kernels
+    busiest_last = sorted(
+        events.kernels_by_process(export),
+        key=lambda row: (row["nccl_count"], -row["process"], -row["device"]),
+    )
+    device_of = {row["process"]: row["device"] for row in busiest_last}
+    busiest = {row["device"]: row for row in busiest_last}.values()
+    least = _LEAST_WORK * max((row["nccl_count"] for row in busiest), default=0)
     calls = ranges.process[ranges.named("^nccl[A-Z]") | ranges.in_domains(schema.NCCL_DOMAIN)]
-    steps = ranges.process[with_names(names_steps(ranges.names), ranges.name)]
+    steps = ranges.process[step_numbers(ranges.names)[ranges.name] >= 0]
     inner = {launcher.name for launcher in identities.LAUNCHERS if launcher.inner}
     is_rank = who is not None and who.source in inner and (who.world_size or 1) > 1
     for candidates in (
-        {row["process"] for row in work if row["nccl_sum"]} | set(calls.tolist()),
-        _busiest_of_gpus(work),
-        set() if work else set(steps.tolist()),
+        {row["process"] for row in busiest_last if row["nccl_sum"]} | set(calls.tolist()),
+        {row["process"] for row in busiest if row["nccl_count"] >= least},
+        set() if busiest else set(steps.tolist()),
     ):
+        if candidates and (alone or is_rank):
+            return [min(candidates)]  # a rank's children come after it
         if candidates:
-            ordered = sorted(candidates, key=lambda process: (_device(work, process), process))
-            # a rank's children come after it
-            return [min(candidates)] if alone or is_rank else list(ordered)
+            return sorted(candidates, key=lambda process: (device_of.get(process, -1), process))
     return [_busiest(export, ranges)]
-
-
-def _busiest_of_gpus(work: Sequence[Mapping[str, int]]) -> set[int]:
-    """The busiest process of each GPU."""
-    busiest_last = sorted(work, key=lambda row: (row["nccl_count"], -row["process"]))
-    most = busiest_last[-1]["nccl_count"] if work else 0
-    of_device = {row["device"]: row for row in busiest_last}
-    return {row["process"] for row in of_device.values() if row["nccl_count"] >= _LEAST_WORK * most}
-
-
-def driven(kernels: pa.Table) -> list[int]:
-    """Return the GPUs that a process drives, by its kernels: none of which it uses a little."""
-    gpus, count = np.unique(kernels["device"].to_numpy(), return_counts=True)
-    return [int(gpu) for gpu in gpus[count >= _LEAST_WORK * count.max(initial=0)] if gpu >= 0]
-
-
-def _device(work: Sequence[Mapping[str, int]], process: int) -> int:
-    rows = [row for row in work if row["process"] == process]
-    return max(rows, key=lambda row: row["nccl_count"])["device"] if rows else -1
 
 
 def _busiest(export: Export, ranges: Ranges) -> int | None:
     """Return the process with most GPU work, else most ranges, else most OS calls."""
     tables = (schema.KERNEL, schema.GRAPH, schema.MEMCPY, schema.RUNTIME, None, schema.OS_RUNTIME)
     for table in tables:
-        if table is None:
-            processes = ranges.process
-        elif export.has(table.name, table.owner):
+        processes = ranges.process if table is None else np.empty(0, np.int64)
+        if table is not None and export.has(table.name, table.owner):
             processes = schema.process_of(export.numbers(table, columns=[table.owner])[table.owner])
-        else:
-            continue
         if processes.size:
             distinct, counts = np.unique(processes, return_counts=True)
             return int(distinct[np.argmax(counts)])
@@ -365,9 +352,7 @@ def _busiest(export: Export, ranges: Ranges) -> int | None:
 
 
 def numbered(
-    communicators: Sequence[Communicators],
-    who: Identity | None,
-    processes: Sequence[int | None],
+    communicators: Sequence[Communicators], who: Identity | None, processes: Sequence[int | None]
 ) -> tuple[list[int], int | None, list[str]]:
     """Return the ranks of several processes, their world's size, and warnings.
 
