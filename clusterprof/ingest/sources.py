@@ -6,7 +6,7 @@ import lzma
 import os
 import shlex
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -116,12 +116,7 @@ def _further_down(folder: Path) -> list[str]:
     runs: list[Path] = []
     results: list[Path] = []
     reports: dict[Path, int] = {}
-    looked_at = 0
-    for directory, below, names in os.walk(folder):
-        looked_at += 1 + len(names)
-        current = Path(directory)
-        if looked_at > _MOST_ENTRIES or len(current.relative_to(folder).parts) >= _DEEPEST:
-            below.clear()
+    for current, below, names in _walk(folder):
         if current.name == paths.MERGED and paths.RESULTS in names:
             results.append(current.parent)
         if paths.MANIFEST in names and paths.RANKS in below:
@@ -133,13 +128,24 @@ def _further_down(folder: Path) -> list[str]:
     if runs:
         lines.append(f"below it {counted(len(runs), 'run')}: {listed(map(str, sorted(runs)), 3)}")
     if reports:
-        counts = listed((f"{below} ({count})" for below, count in sorted(reports.items())), 3)
-        lines.append(f"further down there may be reports: {counts}")
+        folders = listed((f"{path} ({count})" for path, count in sorted(reports.items())), 3)
+        lines.append(f"further down there may be reports: {folders}")
     if runs or reports:
         example = shlex.quote(str(min(runs or reports)))
         return [*lines, f"merge one of them: clusterprof merge {example}"]
     shown = (shlex.quote(str(run)) for run in sorted(results)[:1])
     return [f"a merge has left its results there: clusterprof report {run}" for run in shown]
+
+
+def _walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """Walk as `os.walk` does, but not too deep, nor through too many entries."""
+    looked_at = 0
+    for directory, below, names in os.walk(folder):
+        looked_at += 1 + len(names)
+        current = Path(directory)
+        if looked_at > _MOST_ENTRIES or len(current.relative_to(folder).parts) >= _DEEPEST:
+            below.clear()
+        yield current, below, names
 
 
 def _may_be_report(path: Path) -> bool:

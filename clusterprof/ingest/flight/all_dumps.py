@@ -191,9 +191,7 @@ def join(dumps: Sequence[FlightDump]) -> Flight:
             MissingRank(rank=dump.rank, source=str(dump.source), reason=reason) for dump in others
         ]
         if others:
-            files = words.listed((dump.source.name for dump in others), 3)
-            whose = words.ranks(dump.rank for dump in others)
-            warnings.append(f"the dumps of {whose} ({files}) are left out: {text}")
+            warnings.append(f"the dumps of {_shown(others)} are left out: {text}")
     warnings += _doubts(kept)
     kept.sort(key=lambda dump: dump.rank)
     groups, entries = _grouped(kept)
@@ -218,6 +216,11 @@ def join(dumps: Sequence[FlightDump]) -> Flight:
         [*warnings, *_common_warnings(kept)],
         frozenset(dump.backend for dump in kept if dump.backend),
     )
+
+
+def _shown(dumps: Sequence[FlightDump]) -> str:
+    files = words.listed((dump.source.name for dump in dumps), 3)
+    return f"{words.ranks(dump.rank for dump in dumps)} ({files})"
 
 
 def _of_other_worlds(dumps: Sequence[FlightDump]) -> list[FlightDump]:

@@ -345,8 +345,7 @@ def _kind(packed: bytes) -> Mapping[str, Any]:
     kind = _MARK if step == "coalesced" else operation(name)
     peer = _PEER.search(step)
     sent, got = _count(inputs), _count(outputs)
-    elements, types = (got, output_types) if kind in ("Scatter", "Recv") else (sent, input_types)
-    width = DTYPE_BYTES.get(str(types[0]).lower(), 0) if len({*types}) == 1 else 0
+    given = (got, output_types) if kind in ("Scatter", "Recv") else (sent, input_types)
     # how many times the smaller is gathered in the larger
     large, small = {"AllGather": (got, sent), "ReduceScatter": (sent, got)}.get(kind, (0, 0))
     members, odd = divmod(large, small) if small > 0 else (0, 1)
@@ -361,10 +360,15 @@ def _kind(packed: bytes) -> Mapping[str, Any]:
         "output_sizes": orjson.dumps(outputs).decode(),
         "input_types": orjson.dumps(input_types).decode(),
         "output_types": orjson.dumps(output_types).decode(),
-        "bytes": elements * width if width > 0 and elements * width < FARTHEST else None,
+        "bytes": _message_bytes(*given),
         "finished": bool(retired) or state == "completed",
         "timeout_ns": timeout_ms * 1_000_000 if is_time else None,
     }
+
+
+def _message_bytes(elements: int, types: Sequence[str]) -> int | None:
+    width = DTYPE_BYTES.get(str(types[0]).lower(), 0) if len({*types}) == 1 else 0
+    return elements * width if width and elements * width < FARTHEST else None
 
 
 def _count(shapes: Sequence[Sequence[int]]) -> int:

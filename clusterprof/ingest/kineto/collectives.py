@@ -88,7 +88,7 @@ def process_groups(distributed: dict[str, Any]) -> dict[str, ProcessGroup]:
 
 def listed(ranks: object) -> tuple[int, ...]:
     """Return the ranks of a list or its text; none of one that Kineto cut short with dots."""
-    text = str(ranks)
+    text = str(ranks)  # half a list would name another group
     return () if "..." in text else tuple(int(rank) for rank in re.findall(r"\d+", text))
 
 
@@ -261,20 +261,24 @@ def _stated(args: Arguments, operator: str, groups: Mapping[str, ProcessGroup]) 
     directed = _DIRECTED.search(operator)
     peers = (args.to_rank, args.from_rank, directed[1] if directed else -1)
     peer = int(next(number for number in peers if number is not None))
-    counts = map(_count, (args.elements_in, args.elements_out))
-    elements = min((count for count in counts if count is not None), default=None)
-    width = DTYPE_BYTES.get(str(args.dtype).lower())
     name, size = str(args.group), _count(args.group_size) or 0
     group = groups.get(name) or ProcessGroup(name, listed(args.group_ranks))
     return {
         "operation": next((stated for stated in operations if stated != "Unknown"), None),
         "peer": peer if peer >= 0 else None,
-        "bytes": None if elements is None or width is None else elements * width,
+        "bytes": _message_bytes(args),
         "group": None if args.group is None else group,
         "size": size if 0 < size <= HIGHEST_RANK else None,
         "number": _count(args.number) or None,
         "described": args != NO_ARGUMENTS or bool(operator),
     }
+
+
+def _message_bytes(args: Arguments) -> int | None:
+    counts = map(_count, (args.elements_in, args.elements_out))
+    elements = min((count for count in counts if count is not None), default=None)
+    width = DTYPE_BYTES.get(str(args.dtype).lower())
+    return None if elements is None or width is None else elements * width
 
 
 def _operation(name: str) -> str:

@@ -158,29 +158,17 @@ def _read(path: Path, trace: Trace) -> Recording:
         raise other_tools.accelerator_error(path, unread)
     calls = {kind: trace.calls(kind, *from_) for kind, from_ in _HOST_CALLS.items()}
     job = trace.meta.get("distributedInfo")
-    if not isinstance(job, dict):
-        job = {}
+    job = job if isinstance(job, dict) else {}
     groups = collectives.process_groups(job)
     launched = calls["cuda"].launching(trace.spans["kernel"].column("correlation"))
     exchanging = collectives.exchanging_kernels(trace, launched)
     on_gpu, gpu_warnings = collectives.calls_of_kernels(trace, launched, exchanging, groups)
     on_cpu, cpu_warnings = collectives.calls_of_gloo(trace, groups)
-    rank, devices = job.get("rank"), trace.meta.get("deviceProperties", ())
     not_read = (f"{count} events of {device} are not read" for device, count in unread.items())
+    info = _info(path, trace.meta, job, groups).warned(*gpu_warnings, *cpu_warnings, *not_read)
+    devices = trace.meta.get("deviceProperties", ())
     steps = [name for name in trace.names if name.startswith(("ProfilerStep#", "clusterprof"))]
     by_profiler = bool(steps) and all(name.startswith("ProfilerStep#") for name in steps)
-    info = ReportInfo(
-        source=path,
-        profiler="torch.profiler",
-        epoch_ns=int(trace.meta.get("baseTimeNanoseconds", 0)),
-        rank=int(rank) if isinstance(rank, str) and rank.isdecimal() else rank,
-        world_size=job.get("world_size"),
-        host=str(trace.meta.get("host_name", "")),
-        versions=_versions(trace.meta, job),
-        backend=str(job.get("backend", "")),
-        groups={g.communicator: g.description for g in groups.values() if g.description},
-        warnings=(*gpu_warnings, *cpu_warnings, *not_read),
-    )
     recording = Recording(
         info=info,
         work=_work(trace, calls["cuda"], exchanging),
@@ -194,6 +182,26 @@ def _read(path: Path, trace: Trace) -> Recording:
     if not recording.has_events:
         raise other_tools.by_events(path, trace.unread, trace.processes)
     return recording
+
+
+def _info(
+    path: Path,
+    meta: Mapping[str, Any],
+    job: Mapping[str, Any],
+    groups: Mapping[str, collectives.ProcessGroup],
+) -> ReportInfo:
+    rank = job.get("rank")
+    return ReportInfo(
+        source=path,
+        profiler="torch.profiler",
+        epoch_ns=int(meta.get("baseTimeNanoseconds", 0)),
+        rank=int(rank) if isinstance(rank, str) and rank.isdecimal() else rank,
+        world_size=job.get("world_size"),
+        host=str(meta.get("host_name", "")),
+        versions=_versions(meta, job),
+        backend=str(job.get("backend", "")),
+        groups={g.communicator: g.description for g in groups.values() if g.description},
+    )
 
 
 def _versions(meta: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, str]:

@@ -366,7 +366,7 @@ def _extend(spans: Spans, events: list[Event], codes: dict[str, int], category: 
     first = len(arrays["ts"])
     arrays["ts"].extend([float(event.ts) for event in events])  # some tools write text
     arrays["dur"].extend([float(event.dur or 0) for event in events])
-    arrays["process"].extend([_process(event.pid) for event in events])
+    arrays["process"].extend(map(_process, map(attrgetter("pid"), events)))
     arrays["thread"].extend(_numbers([event.tid for event in events]))
     arrays["name"].extend([codes.setdefault(event.name, len(codes)) for event in events])
     args = [event.args or NO_ARGUMENTS for event in events]
@@ -375,12 +375,11 @@ def _extend(spans: Spans, events: list[Event], codes: dict[str, int], category: 
         arrays[name].extend([-1 if number is None else number for number in numbers])
     for place, (event, arguments) in enumerate(zip(events, args, strict=True), first):
         if event.name.startswith("gloo:") or arguments.collective is not None:
+            finished = arguments.finished if event.finished is None else event.finished
             # apart from the piece of text that their JSON lies in
+            shapes, types = arguments.shapes.copy(), arguments.types.copy()
             spans.args[place] = msgspec.structs.replace(
-                arguments,
-                finished=arguments.finished if event.finished is None else event.finished,
-                shapes=arguments.shapes.copy(),
-                types=arguments.types.copy(),
+                arguments, finished=finished, shapes=shapes, types=types
             )
 
 

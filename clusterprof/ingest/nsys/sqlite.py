@@ -320,22 +320,26 @@ def rank_processes(
         key=lambda row: (row["nccl_count"], -row["process"], -row["device"]),
     )
     device_of = {row["process"]: row["device"] for row in busiest_last}
-    busiest = {row["device"]: row for row in busiest_last}.values()
-    least = _LEAST_WORK * max((row["nccl_count"] for row in busiest), default=0)
     calls = ranges.process[ranges.named("^nccl[A-Z]") | ranges.in_domains(schema.NCCL_DOMAIN)]
     steps = ranges.process[step_numbers(ranges.names)[ranges.name] >= 0]
     inner = {launcher.name for launcher in identities.LAUNCHERS if launcher.inner}
     is_rank = who is not None and who.source in inner and (who.world_size or 1) > 1
     for candidates in (
         {row["process"] for row in busiest_last if row["nccl_sum"]} | set(calls.tolist()),
-        {row["process"] for row in busiest if row["nccl_count"] >= least},
-        set() if busiest else set(steps.tolist()),
+        _busiest_of_gpus(busiest_last),
+        set() if busiest_last else set(steps.tolist()),
     ):
         if candidates and (alone or is_rank):
             return [min(candidates)]  # a rank's children come after it
         if candidates:
             return sorted(candidates, key=lambda process: (device_of.get(process, -1), process))
     return [_busiest(export, ranges)]
+
+
+def _busiest_of_gpus(busiest_last: Sequence[Mapping[str, int]]) -> set[int]:
+    busiest = {row["device"]: row for row in busiest_last}.values()
+    least = _LEAST_WORK * max((row["nccl_count"] for row in busiest), default=0)
+    return {row["process"] for row in busiest if row["nccl_count"] >= least}
 
 
 def _busiest(export: Export, ranges: Ranges) -> int | None:
