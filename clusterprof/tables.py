@@ -32,14 +32,9 @@ HIGHEST_RANK = 2**31 - 1
 #: bytes; a smaller file is read at once
 _AT_ONCE = 1 << 16
 
-#: bytes of a number
-_WIDEST = 8
 _TOO_MUCH = f"it holds more than tables pack into so little (if it is one: {VARIABLE}=8G)"
 #: the name of a CUDA graph that was recorded as a whole: what ran in it is not in the report
 GRAPH = "CUDA graph"
-
-#: how calls that launch a CUDA graph begin their names
-_LAUNCHES_GRAPH = r"^cu(da)?GraphLaunch"
 
 #: how a call of Python's garbage collector begins its name among the host's calls
 GARBAGE = "garbage collection"
@@ -238,7 +233,7 @@ def launches_graphs(host_calls: pa.Table) -> bool:
     import pyarrow.compute as pc
 
     names = pa.array(host_calls["name"].unique().to_pylist(), pa.string())
-    return bool(pc.any(pc.match_substring_regex(names, _LAUNCHES_GRAPH)).as_py())
+    return bool(pc.any(pc.match_substring_regex(names, r"^cu(da)?GraphLaunch")).as_py())
 
 
 def empty(name: str) -> pa.Table:
@@ -253,7 +248,7 @@ def _check_size(stored: Any, file: IO[bytes], limit: int) -> None:
     groups = [stored.row_group(number) for number in range(stored.num_row_groups)]
     columns = [group.column(place) for group in groups for place in range(group.num_columns)]
     unpacked_b = sum(column.total_uncompressed_size for column in columns)
-    widest_b = _WIDEST * sum(column.num_values for column in columns)
+    widest_b = 8 * sum(column.num_values for column in columns)  # a number is not wider
     if max(unpacked_b, widest_b) > limit or sum(unpacked_size(file, c) for c in columns) > limit:
         raise ValueError(_TOO_MUCH)
 

@@ -362,11 +362,11 @@ class Tasks:
             if source.path.exists() or source.reduced is None or not source.reduced.exists()
         ]
         came = dict(zip(far, self._over(read, far), strict=True))
-        refused = [
+        refused = {
             source
             for source, ranks in came.items()
             if isinstance(ranks, list) and any(isinstance(rank, ClusterprofError) for rank in ranks)
-        ]
+        }
         unsure = [source for source in sources if source in refused or source not in came]
         came |= zip(unsure, self.here.read(read, unsure), strict=True)
         # One that took its reader along is read in a process of its own, and not in this one.

@@ -32,9 +32,6 @@ _APART_NS = 5_000_000_000
 #: how files are called after their rank, not after that on their node
 _CALLED = re.compile(r"(?i)(?<!local)(?<!local[ _.-])rank[ _.-]?(\d{1,9})(?!\d)")
 
-#: communicators that a warning lists
-_MOST_NAMED = 4
-
 _LOG = logging.getLogger(__name__)
 
 
@@ -281,7 +278,7 @@ def _ambiguous(profiled: Sequence[RankTables]) -> list[str]:
     ids = any(name.startswith("0x") for name in ranks)
     unprofiled = math.inf if ids else unprofiled
     split = [name for name, having in ranks.items() if sizes[name] - len(having) > unprofiled]
-    several = words.listed((words.plain(name.removesuffix("[]")) for name in split), _MOST_NAMED)
+    several = words.listed((words.plain(name.removesuffix("[]")) for name in split), 4)
     differently = (
         f"reports name one communicator differently ({several}): who belongs together is inferred "
         "from times"

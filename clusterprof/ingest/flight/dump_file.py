@@ -33,13 +33,7 @@ _LARGEST = 64 << 20
 
 #: what unpacking a damaged file raises
 DAMAGES = (EOFError, lzma.LZMAError, zlib.error)
-#: gzip's own format, by zlib
-_GZIP = 31
 
-#: the version that is said of the dumps that have none: of torch 2.2
-_OF_A_LIST = "1.0"
-
-_DIRECTED = ("Send", "Recv")
 #: the group that torch makes first, of all ranks
 _WORLD = 0
 
@@ -48,7 +42,7 @@ def read_document(path: Path) -> tuple[Mapping[str, Any], list[str]]:
     """Return a dump as version 2 has it, and warnings. Raises `ReportError`."""
     document = _parsed(path)
     if isinstance(document, list) and document:
-        document = {"version": _OF_A_LIST, "entries": document}
+        document = {"version": "1.0", "entries": document}  # of torch 2.2, which says none
     if isinstance(document, dict) and "entries" not in document and "pg_config" in document:
         raise ReportError(
             f"the program has made no collective that torch's flight recorder records ({path})",
@@ -99,7 +93,7 @@ def content_of(path: Path) -> bytes:
     if path.suffix == ".gz":  # most often whole and one piece: at once, in half a stream's time
         with files.opened(path, links=True) as file:
             packed = file.read(_LARGEST)
-        unpacker = zlib.decompressobj(_GZIP)
+        unpacker = zlib.decompressobj(31)  # gzip's own format
         content = unpacker.decompress(packed, _LARGEST + 1)
         if unpacker.eof and not unpacker.unused_data:
             return content
@@ -248,7 +242,7 @@ def _entry(entry: Mapping[str, Any], name: str, text: str) -> dict[str, Any]:
         **entry,
         "process_group": [name, text],
         "time_created_ns": entry["time_created_ns"] if us is None else us * 1000,
-        "is_p2p": operation(entry["profiling_name"]) in _DIRECTED,
+        "is_p2p": operation(entry["profiling_name"]) in ("Send", "Recv"),
     }
 
 

@@ -298,7 +298,6 @@ def _count(number: object) -> int | None:
 
 UNFINISHED = "the operation had not ended when the capture did"
 
-_WORKER = "pt_gloo_runloop"
 _WORKERS_PER_GROUP = 2
 
 #: of the others an input is not what one rank gives or gets
@@ -374,7 +373,7 @@ def _owners(
     listed, none = list(groups.values()), np.zeros(threads.size, np.int64)
     if len(listed) == 1:
         return [listed[0]] * threads.size, none, []
-    named = {thread for thread, name in trace.threads.items() if _WORKER in name}
+    named = {thread for thread, name in trace.threads.items() if "pt_gloo_runloop" in name}
     workers = np.array(sorted(named | set(threads.tolist())), np.int64)
     if listed and workers.size == _WORKERS_PER_GROUP * len(listed):
         lanes = row_of(workers, threads) // _WORKERS_PER_GROUP

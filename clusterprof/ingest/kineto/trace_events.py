@@ -46,12 +46,10 @@ _FORMERLY = {
     "Kernel": "kernel", "Memcpy": "gpu_memcpy", "Memset": "gpu_memset", "Runtime": "cuda_runtime",
     "Operator": "cpu_op",
 }  # fmt: skip
-_STEP = "ProfilerStep#"
 #: metadata that name a thread, or a process
 _THREAD_NAME = "thread_name"
 _NAMING = (_THREAD_NAME, "process_name", "process_labels")
 _MOST_PROCESSES, _MOST_RANKS = 256, 1024
-_NUMBER = re.compile(r"\d+")
 #: threads that were named and not numbered then get numbers from here on
 _NAMED_THREADS = 1 << 40
 
@@ -188,7 +186,7 @@ class Trace:
 
     def by_rank(self) -> dict[int, Trace]:
         """Return the traces of `ranks` by the one number in each label, or else by their order."""
-        labels = {tuple(map(int, _NUMBER.findall(label))): label for label in self.ranks}
+        labels = {tuple(map(int, re.findall(r"\d+", label))): label for label in self.ranks}
         plain = all(len(numbers) == 1 for numbers in labels)
         return {
             numbers[0] if plain else k: self.ranks[labels[numbers]]
@@ -319,7 +317,7 @@ def _take(events: list[Event], trace: Trace, codes: dict[str, int]) -> None:
         kept = by_category.get(event.cat)
         if kept is None and event.cat in _FORMERLY:
             now = _FORMERLY[event.cat]
-            is_step = now == "cpu_op" and event.name.startswith(_STEP)
+            is_step = now == "cpu_op" and event.name.startswith("ProfilerStep#")
             kept = by_category["user_annotation" if is_step else now]
         if kept is not None:
             kept.append(event)

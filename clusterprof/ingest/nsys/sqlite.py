@@ -42,8 +42,6 @@ _BOILERPLATE = re.compile(
     r"^(Not all .* might have been collected|Scheduling information is absent)"
 )
 
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
 #: Equal on every rank of one job, different between jobs. SLURM_STEP_ID is not among them:
 #: a job is often started as one step per node. A heterogeneous job has one id per component,
 #: and the first of them everywhere.
@@ -114,7 +112,7 @@ def _unpacked(path: Path) -> Iterator[Path]:
             again = "export or copy it again, and compare the sizes"
             raise ReportError(f"{path} is {damage}", again) from error
         except OSError as error:
-            if error.errno not in _DISK_FULL:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise unreadable(path, error) from error
             raise ReportError(
                 f"{path} cannot be unpacked into {folder}: {error.strerror}",
