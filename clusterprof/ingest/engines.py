@@ -41,16 +41,10 @@ from clusterprof.tables import RankTables, empty
 _Of = TypeVar("_Of")
 _Part = TypeVar("_Part")
 
-#: What reading takes at most, for each byte: traces of an older Kineto become Python objects,
-#: 0.3 s/MB (measured on two cores).
-_SLOWEST_S = 0.3e-6
-
 #: A reading process that takes longer hangs: twenty times as long as the slowest format takes for
-#: its size, and five minutes for a file system or a node that is busy.
-_PATIENCE_S, _TIMES = 300.0, 20.0
-
-#: what glibc says of a library that does not fit into memory
-_NOT_MAPPED = ("failed to map segment", "annot allocate memory")
+#: its size (traces of an older Kineto become Python objects, 0.3 s/MB measured on two cores), and
+#: five minutes for a file system or a node that is busy.
+_PATIENCE_S, _PATIENCE_S_PER_BYTE = 300.0, 20 * 0.3e-6
 
 #: the tables of a rank that may be large
 _LARGE = ("activity", "host_calls")
@@ -133,7 +127,7 @@ def limit_s(files: Iterable[Path]) -> float:
     for file in files:
         with suppress(OSError):
             size += file.stat().st_size
-    return _PATIENCE_S + _TIMES * _SLOWEST_S * size
+    return _PATIENCE_S + _PATIENCE_S_PER_BYTE * size
 
 
 class Readers:
@@ -274,8 +268,9 @@ def _answer(function: Callable[[_Of], list[Any]], thing: _Of, folder: str) -> li
     parts = function(thing)
     for cause in (getattr(outcome, "__cause__", None) for outcome in parts):
         wanting = isinstance(cause, MemoryError) or getattr(cause, "errno", None) == errno.ENOMEM
-        # a library that is loaded then has an error of its own
-        not_mapped = any(text in str(cause) for text in _NOT_MAPPED)
+        # a library that is loaded then has an error of its own: what glibc says
+        glibc = ("failed to map segment", "annot allocate memory")
+        not_mapped = any(text in str(cause) for text in glibc)
         if wanting or (isinstance(cause, ImportError) and not_mapped):
             raise MemoryError
     return put_down(parts, folder)

@@ -48,7 +48,6 @@ _APART_NS = 1_000_000_000
 #: torch's own, of process groups whose dumps do not say it
 _USUAL_TIMEOUT_NS = 1_800_000_000_000
 _NEVER = np.iinfo(np.int64).max
-_SYNCHRONISING = pa.array(SYNCHRONISING)
 
 #: A process starts in the time in which forty dumps of 2,000 entries are read (0.4 s), and as long
 #: as that its share is to take at least. A share is what one process reads at a time.
@@ -316,7 +315,7 @@ def _collectives(dumps: Sequence[FlightDump]) -> dict[Hashable, Ints]:
         columns = ("group", "sequence", "enqueue_ns")
         of_group, number, time = (integers(entries, name) for name in columns)
         timeout = integers(entries, "timeout_ns", _USUAL_TIMEOUT_NS)
-        waits_for_all = pc.is_in(entries["operation"].cast(pa.string()), _SYNCHRONISING)
+        waits_for_all = pc.is_in(entries["operation"].cast(pa.string()), pa.array(SYNCHRONISING))
         joined = pc.and_(entries["finished"], waits_for_all).to_numpy()
         for place, group in enumerate(dump.groups):
             rows = np.flatnonzero(of_group == place)
@@ -333,11 +332,10 @@ def _doubts(dumps: Sequence[FlightDump]) -> list[str]:
     """Return a warning where other dumps may be of another attempt and nothing tells."""
     parts = _in_time(dumps)
     others = _without([*chain(*parts)], _chosen(parts))
-    if not others:
-        return []
     whose = words.ranks(dump.rank for dump in others)
     text = "no collective tells whether they are of the same attempt of the job"
-    return [f"{whose} called nothing while the other ranks did, and {text}: the dumps are merged"]
+    doubt = f"{whose} called nothing while the other ranks did, and {text}: the dumps are merged"
+    return [doubt] if others else []
 
 
 def _older(dumps: Sequence[FlightDump]) -> list[FlightDump]:

@@ -207,10 +207,15 @@ def as_version_2(path: Path, document: Mapping[str, Any]) -> tuple[Mapping[str, 
         return document, []
     config = document.get("pg_config") or {}
     groups = _groups({int(number): sorted(ranks) for number, ranks in config.items()})
-    made = [_entry(call, *groups[call["pg_id"]][:2]) for call in entries if call["pg_id"] in groups]
+    made: list[dict[str, Any]] = []
     by_group: dict[int, list[dict[str, Any]]] = {}
-    for call in made:
-        by_group.setdefault(call["pg_id"], []).append(call)
+    for entry in (entry for entry in entries if entry["pg_id"] in groups):
+        us, (name, description, _) = entry.get("time_created_us"), groups[entry["pg_id"]]
+        entry["process_group"] = [name, description]
+        entry["time_created_ns"] = entry["time_created_ns"] if us is None else us * 1000
+        entry["is_p2p"] = operation(entry["profiling_name"]) in ("Send", "Recv")
+        by_group.setdefault(entry["pg_id"], []).append(entry)
+        made.append(entry)
     for calls in by_group.values():
         _count(path, calls)
     listed = {
@@ -234,16 +239,6 @@ def _groups(ranks: Mapping[int, list[int]]) -> dict[int, tuple[str, str, list[in
         which = f" ({made[tuple(members)]})" if made[tuple(members)] > 1 else ""
         described[number] = (words.numbers(members) + which, "", members)
     return described
-
-
-def _entry(entry: Mapping[str, Any], name: str, text: str) -> dict[str, Any]:
-    us = entry.get("time_created_us")
-    return {
-        **entry,
-        "process_group": [name, text],
-        "time_created_ns": entry["time_created_ns"] if us is None else us * 1000,
-        "is_p2p": operation(entry["profiling_name"]) in ("Send", "Recv"),
-    }
 
 
 def _count(path: Path, entries: Sequence[dict[str, Any]]) -> None:
