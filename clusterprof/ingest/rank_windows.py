@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow.compute as pc
 
 from clusterprof import words
-from clusterprof.ingest.recording import BEGINS, ints
+from clusterprof.columns import integers
+from clusterprof.ingest.recording import BEGINS
 from clusterprof.tables import RankTables
 
 
@@ -96,12 +97,12 @@ def _windows(tables: RankTables) -> list[RankTables]:
 
     Of times at which calls begin the farthest apart, by more than a step, are the ends of windows.
     """
-    step, begin, end = (ints(tables.steps, name) for name in ("step", "begin_ns", "end_ns"))
+    step, begin, end = (integers(tables.steps, name) for name in ("step", "begin_ns", "end_ns"))
     if len(step) < 2:
         return [tables]
     usual = np.median(end - begin)
     skipped = np.diff(step) > np.median(np.diff(step))
-    called = ints(tables.host_calls, "start_ns")
+    called = integers(tables.host_calls, "start_ns")
     cuts = []
     for place in np.flatnonzero(skipped & (begin[1:] - end[:-1] > usual)).tolist():
         inside = called[(called > end[place]) & (called < begin[place + 1])]

@@ -34,7 +34,6 @@ from clusterprof.ingest.recording import (
     matching,
     not_launched,
     nullable,
-    with_names,
 )
 from clusterprof.tables import ReportInfo
 
@@ -288,7 +287,7 @@ def _event_waits(trace: Trace) -> Calls:
     categories = (category for kind in ("cuda", "op", "range") for category in _HOST_CALLS[kind])
     calls = trace.calls("any", *categories)
     start, end, thread = calls.start, calls.end, calls.thread
-    asks = with_names(matching(trace.names, f"^{_EVENT_TIME}"), calls.name)
+    asks = matching(trace.names, f"^{_EVENT_TIME}")[calls.name]
     rows = np.isin(thread, thread[asks])
     time, on = np.concatenate((start[rows], end[rows])), np.tile(thread[rows], 2)
     asking = np.concatenate((asks[rows], np.zeros_like(asks[rows])))

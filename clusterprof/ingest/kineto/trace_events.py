@@ -26,7 +26,7 @@ from clusterprof.errors import ReportError
 from clusterprof.ingest import other_tools
 from clusterprof.ingest.kineto.json_stream import NotAList, keys_of, pieces
 from clusterprof.ingest.opening import opened, opened_ahead, unreadable
-from clusterprof.ingest.recording import Calls, matching, with_names
+from clusterprof.ingest.recording import Calls, matching
 
 #: microseconds, 127 years: what lies beyond is no time, nor fits 64 bits of nanoseconds
 _FARTHEST_US = 4e15
@@ -219,7 +219,7 @@ class Trace:
 
     def named(self, category: str, pattern: str) -> Bools:
         """Return for each span of a category whether its name matches a regular expression."""
-        return with_names(matching(self.names, pattern), self.spans[category].column("name"))
+        return matching(self.names, pattern)[self.spans[category].column("name")]
 
     def calls(self, kind: str, *categories: str) -> Calls:
         """Return the spans of some categories as calls of the host."""

@@ -23,12 +23,11 @@ import pyarrow.compute as pc
 import pyarrow.ipc
 
 from clusterprof.agent.contracts import files
-from clusterprof.columns import Ints, places
+from clusterprof.columns import Ints, integers, places
 from clusterprof.errors import ReportError
 from clusterprof.ingest.nsys import schema
 from clusterprof.ingest.nsys.schema import Table
 from clusterprof.ingest.opening import FARTHEST, unreadable
-from clusterprof.ingest.recording import ints
 from clusterprof.unpacking import most
 
 _MAGIC = b"SQLite format 3\x00"
@@ -273,7 +272,7 @@ class Export:
             return np.empty(0, np.int64)
         if column.null_count or not pa.types.is_integer(column.type):
             raise self._damaged(f"not every {name} is a whole number")
-        values = ints(result, name)
+        values = integers(result, name)
         if name in ("start", "end") and (values.min() < -FARTHEST or values.max() > FARTHEST):
             raise self._damaged(f"a {name} lies more than a century from the report's beginning")
         return values

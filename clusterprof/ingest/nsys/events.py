@@ -14,15 +14,7 @@ from clusterprof.ingest.nsys import schema
 from clusterprof.ingest.nsys.database import Export
 from clusterprof.ingest.operations import exchanging_names
 from clusterprof.ingest.rank_steps import ends_of_updates, updates
-from clusterprof.ingest.recording import (
-    Calls,
-    Column,
-    Launched,
-    encoded,
-    matching,
-    nullable,
-    with_names,
-)
+from clusterprof.ingest.recording import Calls, Column, Launched, encoded, matching, nullable
 from clusterprof.tables import GRAPH
 
 
@@ -64,7 +56,7 @@ class Ranges:
 
     def named(self, pattern: str) -> Bools:
         """Return for each range whether its name has the regular expression `pattern` in it."""
-        return with_names(matching(self.names, pattern), self.name)
+        return matching(self.names, pattern)[self.name]
 
 
 def read_ranges(export: Export) -> Ranges:
@@ -183,7 +175,7 @@ def read_work(export: Export, process: int | None, cuda: Calls) -> Activity:
     is_nccl = exchanging_names(full_names, full)
     kinds = encoded(is_nccl.astype(np.int32), ["compute", "collective"])
     ours = np.flatnonzero(~is_nccl & launched.known)
-    update = with_names(updates(full_names), full)[ours]
+    update = updates(full_names)[full[ours]]
     nccl = np.flatnonzero(is_nccl)
     nccl = nccl[order_by(raw["start"][nccl])]
     begin, end, stream = (raw[name][nccl] for name in ("start", "end", "streamId"))

@@ -22,13 +22,12 @@ import orjson
 import pyarrow as pa
 
 from clusterprof.agent.contracts import files
-from clusterprof.columns import Bools, Ints, row_among, where_known
+from clusterprof.columns import Bools, Ints, integers, row_among, where_known
 from clusterprof.errors import ReportError
 from clusterprof.ingest.nsys import schema
 from clusterprof.ingest.nsys.database import Export
 from clusterprof.ingest.nsys.events import Ranges
 from clusterprof.ingest.opening import unreadable
-from clusterprof.ingest.recording import ints
 
 #: bytes of a JSON export that are read at once
 _PIECE = 8 << 20
@@ -266,9 +265,9 @@ def read_json(path: Path, ranges: Ranges) -> Payloads:
     range_keys = pa.table({name: getattr(ranges, name) for name in (*keys, "row")})
     event_keys = events.select(keys).append_column("place", pa.array(np.arange(events.num_rows)))
     both = range_keys.join(event_keys, keys, join_type="inner")
-    row, once = np.unique(ints(both, "row"), return_index=True)
-    chosen = events.take(pa.array(ints(both, "place")[once]))
-    return decoded(Bodies(row, ints(chosen, "schema"), *_places(chosen["body"])))
+    row, once = np.unique(integers(both, "row"), return_index=True)
+    chosen = events.take(pa.array(integers(both, "place")[once]))
+    return decoded(Bodies(row, integers(chosen, "schema"), *_places(chosen["body"])))
 
 
 def _lines(path: Path) -> Iterator[list[bytes]]:
