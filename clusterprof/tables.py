@@ -32,14 +32,9 @@ HIGHEST_RANK = 2**31 - 1
 #: bytes; a smaller file is read at once
 _AT_ONCE = 1 << 16
 
-#: bytes of a number
-_WIDEST = 8
 _TOO_MUCH = f"it holds more than tables pack into so little (if it is one: {VARIABLE}=8G)"
 #: the name of a CUDA graph that was recorded as a whole: what ran in it is not in the report
 GRAPH = "CUDA graph"
-
-#: how calls that launch a CUDA graph begin their names
-_LAUNCHES_GRAPH = r"^cu(da)?GraphLaunch"
 
 #: how a call of Python's garbage collector begins its name among the host's calls
 GARBAGE = "garbage collection"
@@ -226,10 +221,6 @@ class RankTables:
         kept = {other: file for other, file in self.kept.items() if other != name}
         return replace(self, kept=kept, **{name: table})
 
-    def of_world(self, size: int | None) -> RankTables:
-        """These tables, of a job of `size` ranks where the report does not say how many it had."""
-        return replace(self, info=replace(self.info, world_size=self.info.world_size or size))
-
     @property
     def rank(self) -> int:
         """The rank; a `RankTables` that reaches merge always has one."""
@@ -242,7 +233,7 @@ def launches_graphs(host_calls: pa.Table) -> bool:
     import pyarrow.compute as pc
 
     names = pa.array(host_calls["name"].unique().to_pylist(), pa.string())
-    return bool(pc.any(pc.match_substring_regex(names, _LAUNCHES_GRAPH)).as_py())
+    return bool(pc.any(pc.match_substring_regex(names, r"^cu(da)?GraphLaunch")).as_py())
 
 
 def empty(name: str) -> pa.Table:
@@ -257,9 +248,8 @@ def _check_size(stored: Any, file: IO[bytes], limit: int) -> None:
     groups = [stored.row_group(number) for number in range(stored.num_row_groups)]
     columns = [group.column(place) for group in groups for place in range(group.num_columns)]
     unpacked_b = sum(column.total_uncompressed_size for column in columns)
-    if max(unpacked_b, _WIDEST * sum(column.num_values for column in columns)) > limit:
-        raise ValueError(_TOO_MUCH)
-    if sum(unpacked_size(file, column) for column in columns) > limit:
+    widest_b = 8 * sum(column.num_values for column in columns)  # a number is not wider
+    if max(unpacked_b, widest_b) > limit or sum(unpacked_size(file, c) for c in columns) > limit:
         raise ValueError(_TOO_MUCH)
 
 
@@ -267,21 +257,18 @@ def _check_texts(table: pa.Table, names: Sequence[str], limit: int) -> None:
     """Raise ValueError where the texts of these columns are more bytes than may be."""
     import pyarrow.compute as pc
 
-    for column in (table[name] for name in names if name in table.column_names):
-        for chunk in column.chunks:
-            if not pa.types.is_dictionary(chunk.type):
-                raise ValueError(f"a column is no text but {chunk.type}")
-            lengths = pc.binary_length(chunk.dictionary).cast(pa.int64())
-            limit -= pc.sum(lengths.take(chunk.indices)).as_py() or 0
-            if limit < 0:
-                raise ValueError(_TOO_MUCH)
+    columns = (table[name] for name in names if name in table.column_names)
+    for chunk in (chunk for column in columns for chunk in column.chunks):
+        if not pa.types.is_dictionary(chunk.type):
+            raise ValueError(f"a column is no text but {chunk.type}")
+        lengths = pc.binary_length(chunk.dictionary).cast(pa.int64())
+        limit -= pc.sum(lengths.take(chunk.indices)).as_py() or 0
+        if limit < 0:
+            raise ValueError(_TOO_MUCH)
 
 
 def read_table(file: Path, schema: pa.Schema, columns: Sequence[str] | None = None) -> pa.Table:
-    """One table that merging wrote, or some of its columns, in the form of `schema`.
-
-    Raises ReportError where it cannot be read.
-    """
+    """One table that merging wrote, or some of its columns, as `schema`. Raises ReportError."""
     import pyarrow.parquet as parquet
 
     # a text that each of a million rows has is there once, until it is known how much that is

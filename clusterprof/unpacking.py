@@ -54,10 +54,7 @@ _BINARY, _STRUCT = 8, 12
 
 
 def unpacked_size(file: IO[bytes], column: Any) -> int:
-    """How many bytes the pages of a column's metadata (pyarrow's) are to take, if any is packed.
-
-    Raises ValueError for what is no page.
-    """
+    """How many bytes a column's packed pages are to take, by its metadata. Raises ValueError."""
     if column.compression == "UNCOMPRESSED":
         return 0
     # An empty column has a dictionary alone.
@@ -67,8 +64,8 @@ def unpacked_size(file: IO[bytes], column: Any) -> int:
     while place < end:
         file.seek(place)
         header = _Header(file.read(_HEADER_BYTES))
-        total += max(_LEAST_PAGE_BYTES, header.sizes[_UNPACKED])
-        place += header.place + header.sizes[_PACKED]
+        total += max(_LEAST_PAGE_BYTES, header.unpacked)
+        place += header.place + header.packed
     return total
 
 
@@ -77,39 +74,33 @@ class _Header:
 
     def __init__(self, content: bytes) -> None:
         self.content, self.place = content, 0
-        self.sizes = {_UNPACKED: -1, _PACKED: -1}
         try:
-            self._struct(self.sizes, _DEEPEST)
+            numbers = self._struct(_DEEPEST)
         except IndexError:
             raise ValueError("a page has no header") from None
-        if min(self.sizes.values()) < 0:
+        self.unpacked, self.packed = numbers.get(_UNPACKED, -1), numbers.get(_PACKED, -1)
+        if min(self.unpacked, self.packed) < 0:
             raise ValueError("a page has no size")
 
-    def _struct(self, wanted: dict[int, int], depth: int) -> None:
-        """Go past the fields of a struct, and keep those numbers that are `wanted`."""
+    def _struct(self, depth: int) -> dict[int, int]:
+        """Go past a struct; returns its fields, 0 for one that is no number."""
         if not depth:
             raise ValueError("a page's header is nested too deeply")
-        field = 0
+        field, numbers = 0, {}
         while head := self._byte():
+            kind = head & 15
             field = field + (head >> 4) if head >> 4 else self._number()
-            number = self._value(head & 15, depth)
-            if field in wanted:
-                wanted[field] = number
-
-    def _value(self, kind: int, depth: int) -> int:
-        """Go past a value; of one that is a number, it."""
-        if kind in _NUMBERS:
-            return self._number()
-        if kind == _STRUCT:
-            self._struct({}, depth - 1)
-        elif kind == _BINARY:
-            size = self._unsigned()
-            self.place += size
-        elif kind in _FIXED_SIZES:
-            self.place += _FIXED_SIZES[kind]
-        else:
-            raise ValueError("a page has no header")
-        return 0
+            numbers[field] = self._number() if kind in _NUMBERS else 0
+            if kind == _STRUCT:
+                self._struct(depth - 1)
+            elif kind == _BINARY:
+                size = self._unsigned()
+                self.place += size
+            elif kind in _FIXED_SIZES:
+                self.place += _FIXED_SIZES[kind]
+            elif kind not in _NUMBERS:
+                raise ValueError("a page has no header")
+        return numbers
 
     def _byte(self) -> int:
         self.place += 1

@@ -63,18 +63,15 @@ def assemble(recording: Recording) -> RankTables:
 
 def _calls(calls: Calls) -> pa.Table:
     ids = calls.correlation
-    return fill(
-        "host_calls",
-        calls.start.size,
-        {
-            "start_ns": calls.start,
-            "end_ns": calls.end,
-            "kind": calls.kind,
-            "name": encoded(calls.name, calls.names),
-            "thread": calls.thread,
-            "correlation": None if ids is None else nullable(ids, ids > 0),
-        },
-    )
+    columns = {
+        "start_ns": calls.start,
+        "end_ns": calls.end,
+        "kind": calls.kind,
+        "name": encoded(calls.name, calls.names),
+        "thread": calls.thread,
+        "correlation": None if ids is None else nullable(ids, ids > 0),
+    }
+    return fill("host_calls", calls.start.size, columns)
 
 
 def _device(devices: Ints, names: Mapping[int, str]) -> str:
@@ -139,34 +136,31 @@ def checked(tables: RankTables, rank: int | None) -> RankTables:
 
 def _identified(info: ReportInfo, given: int | None) -> ReportInfo:
     """Return `info` with its rank; what the report itself states is a claim until it is checked."""
-    rank, world, local = info.rank, info.world_size, info.local_rank
+    source, stated, world = info.source, info.rank, info.world_size
+    give_it = f"give it: --rank {source}=N"
     odd = []
-    if rank is not None and not _is_rank(rank):
-        wrong = f"gives its rank as {_shown(rank)}, which is not a rank"
+    if stated is not None and not _is_rank(stated):
+        wrong = f"gives its rank as {_shown(stated)}, which is not a rank"
         if given is None:
-            raise ReportError(f"{info.source} {wrong}", f"give it: --rank {info.source}=N")
+            raise ReportError(f"{source} {wrong}", give_it)
         odd.append(f"the report {wrong}")
-        rank = None
     if world is not None and not (_is_rank(world) and world > 0):
         odd.append(f"the report gives the job {_shown(world)} ranks, which is left out")
         world = None
-    local = local if _is_rank(local) else None
-    if rank is None and given is None:
+    if _is_rank(stated) and given not in (None, stated):
+        odd.append(f"{source} is of rank {stated} by itself, and read as rank {given}")
+    rank = stated if given is None else given
+    if rank is None:
         raise RankUnknown(
-            f"{info.source} does not name its rank",
+            f"{source} does not name its rank",
             "looked for RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK, ... in its environment, for its"
             " rank in NCCL's communicators, and for distributedInfo in a trace",
-            f"give it: --rank {info.source}=N",
+            give_it,
         )
-    if given is not None and given != rank:
-        if rank is not None:
-            odd.append(f"{info.source} is of rank {rank} by itself, and read as rank {given}")
-        rank = given
-    if world is not None and rank is not None and rank >= world:
-        odd.append(f"no rank {rank}: by {info.source} its job has ranks 0 to {world - 1}")
-    return replace(
-        info, rank=rank, world_size=world, local_rank=local, warnings=(*info.warnings, *odd)
-    )
+    if world is not None and rank >= world:
+        odd.append(f"no rank {rank}: by {source} its job has ranks 0 to {world - 1}")
+    local = info.local_rank if _is_rank(info.local_rank) else None
+    return replace(info, rank=rank, world_size=world, local_rank=local).warned(*odd)
 
 
 def _is_rank(value: object) -> bool:
@@ -180,30 +174,26 @@ def _shown(value: object) -> str:
 
 def _check_columns(info: ReportInfo, name: str, table: pa.Table) -> None:
     # a time lies near the others of its report
-    near = (
-        max(-_LONGEST_NS, info.begin_ns - _LONGEST_NS),
-        min(_FARTHEST_NS, info.begin_ns + _LONGEST_NS),
-    )
+    first, last = info.begin_ns - _LONGEST_NS, info.begin_ns + _LONGEST_NS
+    near = max(-_LONGEST_NS, first), min(_FARTHEST_NS, last)
     kinds = table["kind"].unify_dictionaries().unique().to_pylist() if name in KINDS else []
-    if unknown := set(kinds).difference(KINDS.get(name, ())):
-        raise _odd(info, min(unknown), "kind", name)
+    invalid = [("kind", kind) for kind in sorted({*kinds} - {*KINDS.get(name, ())})]
     times = [column for column in table.schema.names if column.endswith("_ns")]
     # all times at once; one after the other only where one of them is impossible
     every = [chunk for column in times for chunk in table[column].chunks]
     odd = _impossible(pa.chunked_array(every, pa.int64()), *near) is not None
     limits = dict.fromkeys(times, near) if odd else {}
     limits |= {"step": (0, _HIGHEST_STEP), "communicator_size": (0, HIGHEST_RANK)}
-    for column in (field for field in table.schema.names if field in limits):
-        value = _impossible(table[column], *limits[column])
-        if value is not None:
-            raise _odd(info, value, column, name)
-
-
-def _odd(info: ReportInfo, value: object, column: str, name: str) -> ReportError:
-    return ReportError(
-        f"{info.source} cannot be read: {_shown(value)} is not a valid {column} of {name}",
-        "record or copy it again; if the profiler itself wrote it so, please report it",
-    )
+    invalid += [
+        (column, value)
+        for column in table.schema.names
+        if column in limits and (value := _impossible(table[column], *limits[column])) is not None
+    ]
+    for column, value in invalid:
+        raise ReportError(
+            f"{info.source} cannot be read: {_shown(value)} is not a valid {column} of {name}",
+            "record or copy it again; if the profiler itself wrote it so, please report it",
+        )
 
 
 def _impossible(column: pa.ChunkedArray, first: int, last: int) -> int | None:
@@ -218,14 +208,14 @@ def _plausible(tables: RankTables) -> RankTables:
     """Return `tables` without the sizes that can be none, since they are added up, and without what
     ends before it begins; a call of NCCL stays, without its times, since calls are counted.
     """
+    warnings = []
     for name, column in (("activity", "size_bytes"), ("collective_calls", "message_bytes")):
         sizes = getattr(tables, name)[column]
         odd = pc.or_(pc.less(sizes, 0), pc.greater(sizes, _LARGEST))
         if count := pc.sum(odd).as_py():
-            tables = _without(tables, name, odd, column).warned(
-                f"{count} sizes of more than a petabyte, or less than none, were left out"
-            )
-    warnings = []
+            tables = _without(tables, name, odd, column)
+            text = "sizes of more than a petabyte, or less than none, were left out"
+            warnings.append(f"{count} {text}")
     for name, column in BEGINS.items():
         table = getattr(tables, name)
         odd = pc.less(table["end_ns"], table[column])

@@ -41,16 +41,10 @@ from clusterprof.tables import RankTables, empty
 _Of = TypeVar("_Of")
 _Part = TypeVar("_Part")
 
-#: What reading takes at most, for each byte: traces of an older Kineto become Python objects,
-#: 0.3 s/MB (measured on two cores).
-_SLOWEST_S = 0.3e-6
-
 #: A reading process that takes longer hangs: twenty times as long as the slowest format takes for
-#: its size, and five minutes for a file system or a node that is busy.
-_PATIENCE_S, _TIMES = 300.0, 20.0
-
-#: what glibc says of a library that does not fit into memory
-_NOT_MAPPED = ("failed to map segment", "annot allocate memory")
+#: its size (traces of an older Kineto become Python objects, 0.3 s/MB measured on two cores), and
+#: five minutes for a file system or a node that is busy.
+_PATIENCE_S, _PATIENCE_S_PER_BYTE = 300.0, 20 * 0.3e-6
 
 #: the tables of a rank that may be large
 _LARGE = ("activity", "host_calls")
@@ -74,22 +68,22 @@ def put_down(parts: Iterable[Any], folder: str) -> list[Any]:
 
     Tables for which there is no space stay as they are. Raises OSError for those of `packed`.
     """
-    return [_put_down(outcome, Path(folder, f"{next(_numbers)}.arrow")) for outcome in parts]
-
-
-def _put_down(outcome: Any, file: Path) -> Any:
-    if isinstance(outcome, _Split) and isinstance(outcome.large, bytes):
-        file.write_bytes(outcome.large)
-        return outcome._replace(large=file)
-    if not isinstance(outcome, RankTables):
-        return outcome
-    try:
-        with file.open("wb") as opened:
-            mapped.write([getattr(outcome, name) for name in _LARGE], opened)
-    except OSError:
-        file.unlink(missing_ok=True)
-        return outcome
-    return _Split(replace(outcome, **{name: empty(name) for name in _LARGE}), file)
+    outcomes = [*parts]
+    for place, outcome in enumerate(outcomes):
+        file = Path(folder, f"{next(_numbers)}.arrow")
+        if isinstance(outcome, _Split) and isinstance(outcome.large, bytes):
+            file.write_bytes(outcome.large)
+            outcomes[place] = outcome._replace(large=file)
+        elif isinstance(outcome, RankTables):
+            try:
+                with file.open("wb") as opened:
+                    mapped.write([getattr(outcome, name) for name in _LARGE], opened)
+            except OSError:
+                file.unlink(missing_ok=True)
+                continue
+            others = replace(outcome, **{name: empty(name) for name in _LARGE})
+            outcomes[place] = _Split(others, file)
+    return outcomes
 
 
 def packed(parts: Iterable[Any]) -> list[Any]:
@@ -121,11 +115,6 @@ class Lost(NamedTuple):
     why: str
     host: str
 
-    def read_again(self, parts: Iterable[Any]) -> list[Any]:
-        """What another process read of it, with a warning of each rank."""
-        text = f"its reading process on {self.host} {self.why}: another one on {host()} read it"
-        return [rank.warned(text) if isinstance(rank, RankTables) else rank for rank in parts]
-
 
 def host() -> str:
     """This host's name, as warnings have it."""
@@ -138,7 +127,7 @@ def limit_s(files: Iterable[Path]) -> float:
     for file in files:
         with suppress(OSError):
             size += file.stat().st_size
-    return _PATIENCE_S + _TIMES * _SLOWEST_S * size
+    return _PATIENCE_S + _PATIENCE_S_PER_BYTE * size
 
 
 class Readers:
@@ -236,12 +225,9 @@ def _context() -> BaseContext:
     That one looks for modules where we do, and not in the current folder first. Where it cannot
     (Python 3.10), or a socket of its own has too long a name (TMPDIR), each starts by itself.
     """
-    variables = {
-        "PYTHONSAFEPATH": "1",
-        "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
-    }
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
+    before = os.environ.copy()
+    os.environ["PYTHONSAFEPATH"] = "1"
+    os.environ["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, sys.path))
     try:
         forkserver.set_forkserver_preload(["clusterprof.ingest.preloaded"])
         if sys.version_info >= (3, 11):
@@ -250,11 +236,9 @@ def _context() -> BaseContext:
     except OSError:
         pass
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in ("PYTHONSAFEPATH", "PYTHONPATH"):
+            del os.environ[name]
+            os.environ.update({name: before[name]} if name in before else {})
     return get_context("spawn")
 
 
@@ -265,7 +249,13 @@ def _begin(folder: str, environ: dict[str, str]) -> int:
     """Become a reading process; returns its id, which its group has as well."""
     end_with_parent()
     os.setpgid(0, 0)
-    threading.Thread(target=_end_with_who_asked, daemon=True).start()
+
+    def end_with_who_asked() -> None:  # not the parent: the process that is copied is
+        if asked := parent_process():
+            asked.join()
+            os.killpg(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=end_with_who_asked, daemon=True).start()
     processes.end_first()  # before who asked
     os.environ.clear()
     os.environ.update(environ)
@@ -273,26 +263,17 @@ def _begin(folder: str, environ: dict[str, str]) -> int:
     return os.getpid()
 
 
-def _end_with_who_asked() -> None:
-    """End with the process that asked, which is not the parent: the one that is copied is."""
-    if asked := parent_process():
-        asked.join()
-        os.killpg(os.getpid(), signal.SIGKILL)
-
-
 def _answer(function: Callable[[_Of], list[Any]], thing: _Of, folder: str) -> list[Any]:
     """What was read, put down. Raises MemoryError, also where a reader has hidden it."""
     parts = function(thing)
-    if any(_wants_memory(getattr(outcome, "__cause__", None)) for outcome in parts):
-        raise MemoryError
+    for cause in (getattr(outcome, "__cause__", None) for outcome in parts):
+        wanting = isinstance(cause, MemoryError) or getattr(cause, "errno", None) == errno.ENOMEM
+        # a library that is loaded then has an error of its own: what glibc says
+        glibc = ("failed to map segment", "annot allocate memory")
+        not_mapped = any(text in str(cause) for text in glibc)
+        if wanting or (isinstance(cause, ImportError) and not_mapped):
+            raise MemoryError
     return put_down(parts, folder)
-
-
-def _wants_memory(cause: object) -> bool:
-    """Whether an error is for want of memory: a library that is loaded then has one of its own."""
-    if isinstance(cause, ImportError):
-        return any(text in str(cause) for text in _NOT_MAPPED)
-    return isinstance(cause, MemoryError) or getattr(cause, "errno", None) == errno.ENOMEM
 
 
 # -- the engines ---------------------------------------------------------------------------------
@@ -376,7 +357,12 @@ class Tasks:
             if source.path.exists() or source.reduced is None or not source.reduced.exists()
         ]
         came = dict(zip(far, self._over(read, far), strict=True))
-        unsure = [source for source in sources if not _is_whole(came.get(source))]
+        refused = {
+            source
+            for source, ranks in came.items()
+            if isinstance(ranks, list) and any(isinstance(rank, ClusterprofError) for rank in ranks)
+        }
+        unsure = [source for source in sources if source in refused or source not in came]
         came |= zip(unsure, self.here.read(read, unsure), strict=True)
         # One that took its reader along is read in a process of its own, and not in this one.
         return once_more(read, sources, [came[source] for source in sources])
@@ -406,32 +392,26 @@ def once_more(
     pairs = [*zip(sources, answers, strict=True)]
     lost = [source for source, answer in pairs if isinstance(answer, Lost)]
     again = iter(_apart(read, lost, 1))
-    whole = []
+    whole: list[list[Rank]] = []
     for source, first in pairs:
-        second = next(again) if isinstance(first, Lost) else first
         if not isinstance(first, Lost):
             whole.append(first)
-        elif not isinstance(second, Lost):
-            whole.append(first.read_again(second))
-        else:
+        elif isinstance(second := next(again), Lost):
             error = ReportError(
                 f"{source.path} could not be read: its reading process {second.why}",
                 f"another one before it {first.why}",
                 "read fewer reports at once, or elsewhere: clusterprof merge --workers 1 PATH",
             )
             whole.append([error])
+        else:
+            by = f"its reading process on {first.host} {first.why}: another one on {host()} read it"
+            whole.append([r.warned(by) if isinstance(r, RankTables) else r for r in second])
     return whole
 
 
 def _apart(read: Read, sources: Sequence[Source], workers: int) -> list[list[Rank] | Lost]:
     limited = [(source, _limit_s(source)) for source in sources]
     return Readers().read_each(read, limited, workers, "reports")
-
-
-def _is_whole(answer: list[Rank] | Lost | None) -> bool:
-    if isinstance(answer, list):
-        return all(isinstance(rank, RankTables) for rank in answer)
-    return answer is not None
 
 
 def _limit_s(source: Source) -> float:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pyarrow.compute as pc
 
 from clusterprof import words
@@ -30,9 +31,6 @@ _APART_NS = 5_000_000_000
 
 #: how files are called after their rank, not after that on their node
 _CALLED = re.compile(r"(?i)(?<!local)(?<!local[ _.-])rank[ _.-]?(\d{1,9})(?!\d)")
-
-#: communicators that a warning lists
-_MOST_NAMED = 4
 
 _LOG = logging.getLogger(__name__)
 
@@ -74,29 +72,31 @@ def gather(
     missing: list[MissingRank] = []
     errors: list[ClusterprofError] = []
     for source, ranks_of in zip(sources, outcomes, strict=True):
+        is_only = len(ranks_of) == 1
         for outcome in ranks_of:
             if isinstance(outcome, RankTables):
-                profiled.append(_named_otherwise(outcome) if len(ranks_of) == 1 else outcome)
-            else:
-                errors.append(outcome)
-                rank = source.rank if len(ranks_of) == 1 else None
-                missing.append(MissingRank(rank=rank, source=str(source.path), reason=outcome.what))
-    for error in errors:
-        _LOG.debug("%s", error.trace)
-    if not profiled and len(errors) == 1:
-        raise errors[0]
+                profiled.append(_named_otherwise(outcome) if is_only else outcome)
+                continue
+            _LOG.debug("%s", outcome.trace)
+            errors.append(outcome)
+            rank = source.rank if is_only else None
+            missing.append(MissingRank(rank=rank, source=str(source.path), reason=outcome.what))
     if not profiled:
-        raise ReportError(
-            f"none of the {len(errors)} reports can be read",
-            *(error.what for error in errors[:8]),
-            *errors[0].details[-1:],
-        )
-    profiled.sort(key=lambda tables: tables.rank)
-    profiled, left_out = one_window(profiled)
+        raise _none_readable(errors)
+    profiled, left_out = one_window(sorted(profiled, key=lambda tables: tables.rank))
     _check_one_job(profiled)
-    profiled = _with_world([tables.of_world(world_size) for tables in profiled])
+    profiled = _with_world(profiled, world_size)
     unread = [str(error).replace("\n ", ";") for error in errors]
-    return Gathered(profiled, missing, [*unread, *left_out, *_common_warnings(profiled)])
+    common = said_by_ranks((tables.rank, tables.warnings) for tables in profiled)
+    doubts = [*_unlike(profiled), *_ambiguous(profiled), *apart(profiled)]
+    return Gathered(profiled, missing, [*unread, *left_out, *common, *doubts])
+
+
+def _none_readable(errors: Sequence[ClusterprofError]) -> ClusterprofError:
+    if len(errors) == 1:
+        return errors[0]
+    text = f"none of the {len(errors)} reports can be read"
+    return ReportError(text, *(error.what for error in errors[:8]), *errors[0].details[-1:])
 
 
 def _named_otherwise(tables: RankTables) -> RankTables:
@@ -111,10 +111,7 @@ def _named_otherwise(tables: RankTables) -> RankTables:
 
 
 def _ranked(sources: Sequence[Source], ranks: Mapping[Path, int]) -> list[Source]:
-    """Return the sources with the ranks that the user gave for files, or other forms of them.
-
-    Raises `ReportError` for a rank of a file that is not among the reports.
-    """
+    """Return the sources with the ranks given for files, in any form. Raises `ReportError`."""
     if not ranks:
         return list(sources)
     given = {_report_key(path): (path, rank) for path, rank in ranks.items()}
@@ -137,15 +134,9 @@ def _report_key(path: Path) -> Path:
     return resolved(path).parent / stem_of(path)
 
 
-def read_source(source: Source) -> Sequence[Rank]:
+def _with_trace(source: Source) -> Sequence[Rank]:
     """Return the ranks of one source, combined with the Kineto trace beside it."""
-    ranks = read_ranks(
-        source.path,
-        rank=source.rank,
-        steps=source.steps,
-        alone=source.alone,
-        kept=source.reduced,
-    )
+    ranks = read_ranks(source)
     tables = ranks[0]
     if source.beside is None or isinstance(tables, ClusterprofError):
         return ranks
@@ -162,7 +153,7 @@ def read_source(source: Source) -> Sequence[Rank]:
 def _attempt(source: Source) -> list[Rank]:
     """Read one source; what is wrong with it is a value, so that it stops no other."""
     try:
-        ranks = [*read_source(source)]
+        ranks = [*_with_trace(source)]
     except ClusterprofError as error:
         ranks = [error]
     for outcome in ranks:
@@ -225,12 +216,6 @@ def _of_other_jobs(profiled: Sequence[RankTables], windows: Mapping[int, int]) -
     return one_clock or not silent
 
 
-def _common_warnings(profiled: Sequence[RankTables]) -> list[str]:
-    """Return each warning once, with the ranks that gave it."""
-    lines = said_by_ranks((tables.rank, tables.warnings) for tables in profiled)
-    return [*lines, *_unlike(profiled), *_ambiguous(profiled), *apart(profiled)]
-
-
 def _unlike(profiled: Sequence[RankTables]) -> list[str]:
     """Return a warning of ranks whose reports name communicators otherwise than most, or not."""
     kinds: dict[str, list[int]] = {}
@@ -248,31 +233,31 @@ def _unlike(profiled: Sequence[RankTables]) -> list[str]:
     return [f"{words.ranks(others)}: {odd}: {matched}"]
 
 
-def _with_world(profiled: Sequence[RankTables]) -> list[RankTables]:
-    """Return the ranks of one job with its size, where the reports state none or too few.
+def _with_world(profiled: Sequence[RankTables], world_size: int | None) -> list[RankTables]:
+    """Return the ranks of one job with its size, `world_size` where their reports do not say it.
 
-    It has as many ranks as its largest communicator has members: a warning names that.
+    It has as many ranks as its largest communicator has members: a warning names that where the
+    reports state none or too few.
     """
-    stated = max((tables.info.world_size or 0 for tables in profiled), default=0)
-    largest = max(profiled, key=_largest, default=None)
-    if largest is None or _largest(largest) <= max(stated, len(profiled)):
-        return list(profiled)
-    size = _largest(largest)
-    by = f"the job has {size} ranks at least, as the size or members of its communicator tell"
-    doubt = f": the report that gives it {stated} is wrong" if stated else ", which no report says"
+    stated = [tables.info.world_size or world_size for tables in profiled]
+    implied = [_implied_size(tables) for tables in profiled]
+    largest, most = int(np.argmax(implied)), max(size or 0 for size in stated)
+    warnings: list[str] = []
+    if implied[largest] > max(most, len(profiled)):
+        stated = [implied[largest]] * len(profiled)
+        by = "ranks at least, as the size or members of its communicator tell"
+        doubt = f": the report that gives it {most} is wrong" if most else ", which no report says"
+        warnings = [f"the job has {implied[largest]} {by}{doubt}"]
     return [
         replace(tables, info=replace(tables.info, world_size=size)).warned(
-            *([by + doubt] if tables is largest else [])
+            *(warnings if place == largest else [])
         )
-        for tables in profiled
+        for place, (tables, size) in enumerate(zip(profiled, stated, strict=True))
     ]
 
 
-def _largest(tables: RankTables) -> int:
-    """How many ranks a rank's communicators tell of: their size, or the highest of their members.
-
-    0 where none tells any.
-    """
+def _implied_size(tables: RankTables) -> int:
+    """The ranks that communicators tell of: their size, or the highest of their members; else 0."""
     calls = tables.collective_calls
     size = pc.max(calls["communicator_size"]).as_py() or 0
     highest = pc.max(pc.list_flatten(calls["members"])).as_py()
@@ -280,10 +265,7 @@ def _largest(tables: RankTables) -> int:
 
 
 def _ambiguous(profiled: Sequence[RankTables]) -> list[str]:
-    """Return a warning of communicators of one name that more ranks have than they have members.
-
-    Or fewer, though all ranks are there.
-    """
+    """Return a warning of communicators of one name that more ranks have than members, or fewer."""
     ranks: dict[str, list[int]] = {}
     sizes: dict[str, int] = {}
     for tables in profiled:
@@ -296,7 +278,7 @@ def _ambiguous(profiled: Sequence[RankTables]) -> list[str]:
     ids = any(name.startswith("0x") for name in ranks)
     unprofiled = math.inf if ids else unprofiled
     split = [name for name, having in ranks.items() if sizes[name] - len(having) > unprofiled]
-    several = words.listed((words.plain(name.removesuffix("[]")) for name in split), _MOST_NAMED)
+    several = words.listed((words.plain(name.removesuffix("[]")) for name in split), 4)
     differently = (
         f"reports name one communicator differently ({several}): who belongs together is inferred "
         "from times"

@@ -108,10 +108,7 @@ class _Unpacked(io.RawIOBase):
 
 
 def check_regular(path: Path) -> None:
-    """Raise `ReportError` unless `path` is a regular file that can be seen.
-
-    Opening a pipe to which no process writes does not return.
-    """
+    """Raise `ReportError` unless `path` is a regular file: opening a pipe may never return."""
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):

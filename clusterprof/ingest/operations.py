@@ -80,8 +80,6 @@ _BEFORE = re.compile(r"^void |\(anonymous namespace\)::|<unnamed>::|\(anonymous\
 _ARGUMENTS = re.compile(r"[<(]")
 
 _NCCL = re.compile(r"^nccl\w*Kernel")
-#: kernels that a warning names
-_MOST_NAMED = 4
 
 #: kernels that exchange data between ranks, by their functions' names, and the operation where no
 #: word of `_WORDS` states it: `Unknown` of those that need not wait for every member
@@ -153,7 +151,7 @@ def without_nccl(names: Sequence[str]) -> list[str]:
     functions = Counter(name for name in map(_function, names) if not _NCCL.search(name))
     if not functions:
         return []
-    some = listed((name for name, _ in functions.most_common()), _MOST_NAMED)
+    some = listed((name for name, _ in functions.most_common()), 4)
     text = (
         f"{counted(functions.total(), 'kernel')} of libraries other than NCCL ({some}) count as "
         "communication; flight recorders do not hold them"

@@ -43,23 +43,21 @@ _KEYS = (
     ({"schema", "nodes"}, "an execution trace (Chakra), which has no times of the GPU", _INSTEAD),
     ({"rocprofiler-sdk-tool"}, "a result of rocprofv3", _INSTEAD),
     (
-        {"data"},
-        "nsys's JSON export, which holds no whole report",
+        {"data"}, "nsys's JSON export, which holds no whole report",
         "give the .nsys-rep that it was made of, or: nsys export -t sqlite REPORT.nsys-rep",
     ),
     (
-        {"schema_version", "findings"},
-        "clusterprof's own results",
+        {"schema_version", "findings"}, "clusterprof's own results",
         "show it with: clusterprof report RUN",
     ),
-)
+)  # fmt: skip
 
 #: reports inside of an archive
 _PACKED = (".nsys-rep", ".qdrep", ".sqlite", ".sqlite.xz", ".json", ".json.gz", ".pb")
 
 #: files of other tools, by how their names end
 FOREIGN = {
-    ".zip": "", ".xplane.pb": "an XLA profile (TensorBoard, JAX)",
+    ".xplane.pb": "an XLA profile (TensorBoard, JAX)",
     ".ncu-rep": "a report of Nsight Compute, which has no timeline",
     ".pftrace": "a Perfetto trace", ".perfetto-trace": "a Perfetto trace",
     ".rocpd": "a database of rocprofv3",
@@ -92,9 +90,8 @@ def by_events(path: Path, categories: Mapping[str, int], processes: Collection[s
 def accelerators(categories: Mapping[str, int]) -> dict[str, int]:
     """Return device -> number of its events, of those devices that are not read."""
     counts: Counter[str] = Counter()
-    for category, count in categories.items():
-        if device := _ACCELERATORS.get(category):
-            counts[device] += count
+    for category in (category for category in categories if category in _ACCELERATORS):
+        counts[_ACCELERATORS[category]] += categories[category]
     return dict(counts)
 
 
@@ -107,24 +104,17 @@ def accelerator_error(path: Path, unread: Mapping[str, int]) -> ReportError:
     )
 
 
-def suffix_of_foreign(path: Path) -> str:
-    """Return which of `FOREIGN` a file is, "" for none; a ZIP only if it holds reports."""
-    suffix = next((foreign for foreign in FOREIGN if path.name.endswith(foreign)), "")
-    return suffix if suffix != ".zip" or _reports_in(path) else ""
-
-
-def by_name(path: Path) -> ReportError:
-    """Return the error for a file of `FOREIGN`."""
-    suffix = suffix_of_foreign(path)
-    if suffix == ".zip":
-        held = ", ".join(_reports_in(path)[:3])
-        return ReportError(f"{path} is an archive of reports ({held})", f"unpack it: unzip {path}")
-    return ReportError(f"{path} is {FOREIGN[suffix]}", _INSTEAD)
-
-
-def _reports_in(path: Path) -> list[str]:
+def by_name(path: Path) -> ReportError | None:
+    """Return the error for another tool's file, or a ZIP that holds reports; None for any other."""
+    for suffix, content in FOREIGN.items():
+        if path.name.endswith(suffix):
+            return ReportError(f"{path} is {content}", _INSTEAD)
+    if not path.name.endswith(".zip"):
+        return None
     try:
         with zipfile.ZipFile(path) as archive:
-            return [name for name in archive.namelist() if name.endswith(_PACKED)]
+            packed = [name for name in archive.namelist() if name.endswith(_PACKED)]
     except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile):
-        return []
+        return None
+    held, unpack = ", ".join(packed[:3]), f"unpack it: unzip {path}"
+    return ReportError(f"{path} is an archive of reports ({held})", unpack) if packed else None

@@ -74,20 +74,14 @@ def from_ranges(ranges: Calls, source: str) -> pa.Table:
 
     Ranges of one thread count: that which marks most steps.
     """
-    numbered = _step_numbers(ranges.names)
-    if not numbered:
-        return empty("steps")
-    start, end = ranges.start, ranges.end
-    step_of = np.full(len(ranges.names), -1, np.int64)
-    step_of[list(numbered)] = list(numbered.values())
-    chosen = (step_of[ranges.name] >= 0) & (end >= start) & (end > 0)
+    start, end, step = ranges.start, ranges.end, step_numbers(ranges.names)[ranges.name]
+    chosen = (step >= 0) & (end >= start) & (end > 0)
     if not chosen.any():
         return empty("steps")
     threads, counts = np.unique(ranges.thread[chosen], return_counts=True)
-    chosen &= ranges.thread == threads[np.argmax(counts)]
-    order = np.flatnonzero(chosen)
+    order = np.flatnonzero(chosen & (ranges.thread == threads[np.argmax(counts)]))
     order = order[order_by(start[order])]
-    return steps_table(step_of[ranges.name[order]], start[order], end[order], source)
+    return steps_table(step[order], start[order], end[order], source)
 
 
 def from_ends(ends: Ints, begin_ns: int) -> pa.Table:
@@ -99,13 +93,6 @@ def from_ends(ends: Ints, begin_ns: int) -> pa.Table:
     return steps_table(steps, preceding(ends, begin_ns), ends, "optimizer")
 
 
-def names_steps(names: Sequence[str]) -> Bools:
-    """Return for each of `names` whether it numbers a step, in the kind of name that counts."""
-    numbered = np.zeros(len(names), bool)
-    numbered[list(_step_numbers(names))] = True
-    return numbered
-
-
 def steps_table(step: Ints, begin: Ints, end: Ints, source: str) -> pa.Table:
     """Return a STEPS table. Numbers that repeat (each epoch from 0) are counted on instead."""
     if np.unique(step).size != step.size:
@@ -114,17 +101,19 @@ def steps_table(step: Ints, begin: Ints, end: Ints, source: str) -> pa.Table:
     return fill("steps", step.size, columns)
 
 
-def _step_numbers(names: Sequence[str]) -> dict[int, int]:
-    """Return place in `names` -> step, for the one kind of step name that counts."""
+def step_numbers(names: Sequence[str]) -> Ints:
+    """Return which step each of `names` numbers, in the one kind of name that counts; else -1."""
+    steps = np.full(len(names), -1, np.int64)
     for pattern in STEP_NAMES:
         kinds: dict[str, dict[int, int]] = {}
         for place, name in enumerate(names):
-            match = pattern.fullmatch(name.strip())
-            if match:
+            if match := pattern.fullmatch(name.strip()):
                 kinds.setdefault(match["kind"], {})[place] = int(match["step"])
         if kinds:
-            return max(kinds.values(), key=len)
-    return {}
+            numbered = max(kinds.values(), key=len)
+            steps[list(numbered)] = list(numbered.values())
+            break
+    return steps
 
 
 def updates(names: Sequence[str]) -> Bools:
@@ -258,24 +247,21 @@ def with_collections(tables: RankTables, path: Path) -> RankTables:
         rows = _read(path, GARBAGE_COLUMNS)
     except ReportError as error:
         return tables.warned(f"{error.what}: it was left out")
+    # the thread that launches most, or has most calls
+    columns = (tables.activity["launch_thread"], tables.host_calls["thread"])
+    threads = next((some for column in columns if len(some := column.drop_null())), pa.array([0]))
+    counts = pc.value_counts(threads).to_pylist()
+    thread = max(counts, key=lambda thread: thread["counts"])["values"]
     names = [f"{GARBAGE} (generation {g})" for g in rows[:, 2].tolist()]
-    columns = {
+    calls = {
         "start_ns": rows[:, 0],
         "end_ns": rows[:, 1],
         "kind": "python",
         "name": pa.array(names, pa.string()),
-        "thread": np.full(len(rows), _thread(tables), dtype=np.int64),
+        "thread": np.full(len(rows), thread, dtype=np.int64),
     }
-    calls = fill("host_calls", len(rows), columns)
-    return replace(tables, host_calls=joined("host_calls", [tables.host_calls, calls], "start_ns"))
-
-
-def _thread(tables: RankTables) -> int:
-    """The thread that launches most, or has most calls; 0 where there is none."""
-    for column in (tables.activity["launch_thread"], tables.host_calls["thread"]):
-        if counted := pc.value_counts(column.drop_null()).to_pylist():
-            return int(max(counted, key=lambda thread: thread["counts"])["values"])
-    return 0
+    both = [tables.host_calls, fill("host_calls", len(rows), calls)]
+    return replace(tables, host_calls=joined("host_calls", both, "start_ns"))
 
 
 def beside_log(log: Path, name: str) -> Path:

@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow.compute as pc
 
 from clusterprof import words
-from clusterprof.ingest.recording import BEGINS, ints
+from clusterprof.columns import integers
+from clusterprof.ingest.recording import BEGINS
 from clusterprof.tables import RankTables
 
 
@@ -59,9 +60,8 @@ def _in_turn(of_ranks: Sequence[Sequence[RankTables]]) -> list[RankTables] | Non
     It is that with most steps, of several such the last; clocks need not agree.
     """
     pairs = (pair for windows in of_ranks for pair in pairwise(windows))
-    if any(first.info.end_ns > second.info.begin_ns for first, second in pairs):
-        return None
-    if len({len(windows) for windows in of_ranks}) > 1:
+    overlap = any(first.info.end_ns > second.info.begin_ns for first, second in pairs)
+    if overlap or len({len(windows) for windows in of_ranks}) > 1:
         return None
     turns = [*zip(*of_ranks, strict=True)]
     return [*max(reversed(turns), key=lambda ranks: min(rank.steps.num_rows for rank in ranks))]
@@ -78,7 +78,9 @@ def _at_one_time(every: Sequence[RankTables]) -> list[RankTables] | None:
         ranks.setdefault(number, set()).add(every[k].rank)
     most = max(ranks, key=lambda number: (len(ranks[number]), number))
     kept = [
-        each for k, each in enumerate(every) if numbers[k] == most or each.rank not in ranks[most]
+        window
+        for k, window in enumerate(every)
+        if numbers[k] == most or window.rank not in ranks[most]
     ]
     return kept if len({window.rank for window in kept}) == len(kept) else None
 
@@ -95,12 +97,12 @@ def _windows(tables: RankTables) -> list[RankTables]:
 
     Of times at which calls begin the farthest apart, by more than a step, are the ends of windows.
     """
-    step, begin, end = (ints(tables.steps, name) for name in ("step", "begin_ns", "end_ns"))
+    step, begin, end = (integers(tables.steps, name) for name in ("step", "begin_ns", "end_ns"))
     if len(step) < 2:
         return [tables]
     usual = np.median(end - begin)
     skipped = np.diff(step) > np.median(np.diff(step))
-    called = ints(tables.host_calls, "start_ns")
+    called = integers(tables.host_calls, "start_ns")
     cuts = []
     for place in np.flatnonzero(skipped & (begin[1:] - end[:-1] > usual)).tolist():
         inside = called[(called > end[place]) & (called < begin[place + 1])]
@@ -122,12 +124,9 @@ def _between(tables: RankTables, begin: int | None, end: int | None) -> RankTabl
         inside = pc.and_(pc.greater_equal(began, first), pc.less_equal(began, last))
         tables = tables.changed(name, table.filter(inside))
     events = [table for table in (tables.activity, tables.host_calls) if table.num_rows]
-    begins, ends = (
-        [reach(table[column]).as_py() for table in events]
-        for reach, column in ((pc.min, "start_ns"), (pc.max, "end_ns"))
-    )
-    info = replace(tables.info, begin_ns=min(begins, default=first), end_ns=max(ends, default=last))
-    return replace(tables, info=info)
+    begin_ns = min((pc.min(table["start_ns"]).as_py() for table in events), default=first)
+    end_ns = max((pc.max(table["end_ns"]).as_py() for table in events), default=last)
+    return replace(tables, info=replace(tables.info, begin_ns=begin_ns, end_ns=end_ns))
 
 
 def apart(profiled: Sequence[RankTables]) -> list[str]:
@@ -135,9 +134,8 @@ def apart(profiled: Sequence[RankTables]) -> list[str]:
     times = {}
     for tables in profiled:
         calls = tables.collective_calls
-        begin, end = pc.min(calls["start_ns"]).as_py(), pc.max(calls["end_ns"]).as_py()
-        times[tables.rank] = (begin, end)
-        if begin is None or end is None:  # hosts run far ahead: their captures tell less
+        times[tables.rank] = (pc.min(calls["start_ns"]).as_py(), pc.max(calls["end_ns"]).as_py())
+        if None in times[tables.rank]:  # hosts run far ahead: their captures tell less
             times[tables.rank] = (tables.info.begin_ns, tables.info.end_ns)
     windows: dict[int, list[int]] = {}
     for rank, number in in_time(times, apart_ns=0).items():
@@ -157,10 +155,7 @@ def apart(profiled: Sequence[RankTables]) -> list[str]:
 
 
 def in_time(times: Mapping[int, tuple[int, int]], apart_ns: int) -> dict[int, int]:
-    """Return rank -> number of its window, by when its begins and ends (ns).
-
-    What is closer than `apart_ns` is one window.
-    """
+    """Return rank -> number of its window, (begin, end) in ns; closer than `apart_ns` is one."""
     windows: dict[int, int] = {}
     number, until = 0, None
     for rank, (begin, end) in sorted(times.items(), key=lambda item: item[1]):

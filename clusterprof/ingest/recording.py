@@ -225,22 +225,7 @@ def span_around(begin: Ints, end: Ints, span_thread: Ints, thread: Ints, time: I
     return place
 
 
-def ints(table: pa.Table, name: str) -> Ints:
-    """Return the column `name`, which must have no nulls, as int64."""
-    column = table.column(name)
-    if column.null_count:
-        raise ValueError(f"column {name} has nulls")
-    values: Ints = column.to_numpy()
-    return values.astype(np.int64, copy=False)
-
-
-def matching(names: Sequence[str] | pa.Array, pattern: str) -> Bools:
+def matching(names: Sequence[str], pattern: str) -> Bools:
     """Return for each of `names` whether the regular expression `pattern` is found in it."""
-    texts = names if isinstance(names, pa.Array) else pa.array(names, pa.string())
-    matches: Bools = pc.match_substring_regex(texts, pattern).to_numpy(zero_copy_only=False)
-    return matches.astype(np.bool_)
-
-
-def with_names(matches: Bools, codes: Ints) -> Bools:
-    """Return for each code what `matches` has for its name; nothing where there are no names."""
-    return matches[codes] if matches.size else np.zeros(codes.size, bool)
+    matches = pc.match_substring_regex(pa.array(names, pa.string()), pattern)
+    return np.asarray(matches.to_numpy(zero_copy_only=False), np.bool_)

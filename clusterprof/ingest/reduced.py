@@ -25,8 +25,6 @@ from clusterprof.ingest.recording import BEGINS
 from clusterprof.mapped import moved
 from clusterprof.tables import SCHEMA_VERSION, SCHEMAS, RankTables, ReportInfo, read_table
 
-_CHUNK = 8 << 20
-
 #: bytes; to unpack a smaller table takes as long as all else that reading it takes
 _SMALL = 1 << 15
 #: bytes; a larger table lies in a file of the system's: there may be a thousand of them
@@ -70,14 +68,11 @@ class Outdated(ReportError):  # noqa: N818 - it says what is the matter
 
 
 def _origin(report: Path) -> dict[str, Any]:
-    """Return a file's name, size and CRC-32, by which tables are known to be of it.
-
-    It is read once. Raises ReportError.
-    """
+    """Return a file's name, size and CRC-32, which tell whose tables are. Raises ReportError."""
     checksum = size = 0
     try:
         with files.opened(report, links=True) as file:
-            while piece := file.read(_CHUNK):
+            while piece := file.read(8 << 20):
                 checksum = zlib.crc32(piece, checksum)
                 size += len(piece)
     except OSError as error:

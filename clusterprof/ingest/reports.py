@@ -23,6 +23,7 @@ from clusterprof.ingest.sources import (
     NSYS_REPORT,
     NSYS_SQLITE,
     SUFFIXES,
+    Source,
     fresh_export,
     stem_of,
     suffix_of,
@@ -34,43 +35,33 @@ _LOG = logging.getLogger(__name__)
 
 def read_report(path: Path, *, rank: int | None = None, steps: Path | None = None) -> RankTables:
     """Return the canonical tables of one rank's report: see `read_ranks`. Raises `ReportError`."""
-    (only,) = read_ranks(path, rank=rank, steps=steps, alone=True)
+    (only,) = read_ranks(Source(path, rank, alone=True, steps=steps))
     if isinstance(only, ReportError):
         raise only
     return only
 
 
-def read_ranks(
-    path: Path,
-    *,
-    rank: int | None = None,
-    steps: Path | None = None,
-    alone: bool = False,
-    kept: Path | None = None,
-) -> list[RankTables | ReportError]:
+def read_ranks(source: Source) -> list[RankTables | ReportError]:
     """Return the canonical tables of each rank in a report, or what is wrong with that rank.
 
-    `path` is an nsys report (`.nsys-rep`, through the installed nsys), its SQLite export
-    (`.sqlite`, `.sqlite.xz`) or a Kineto trace (`.json`, plain or packed). `rank` is what a
-    manifest or the user gives; None: the report itself must name it. Of a report of several ranks
-    (nsys around what starts them) it is the first one's, unless the report is known to be of one
-    (`alone`). `steps` is a step log that overrides the steps found in the report. `kept` is the
-    folder of the report's tables (`ingest.reduced`): they are read in place of the report where
-    they are of it or it is not there, and put there once it was read. Raises `ReportError`.
+    The report is nsys' own (`.nsys-rep`, through the installed nsys), its SQLite export
+    (`.sqlite`, `.sqlite.xz`) or a Kineto trace (`.json`, plain or packed). Of a report of several
+    ranks (nsys around what starts them) the source's rank is the first one's. Raises `ReportError`.
     """
-    with _reading(path) as check_unchanged:
-        ranks, trouble = _kept(path, kept)
-        if not ranks:
-            ranks = [assemble(recording) for recording in _read(path, alone)]
-            if kept is not None and len(ranks) == 1:
-                check_unchanged()
-                ranks = [_with_files(ranks[0], path, kept)]
-        if trouble:
-            ranks = [tables.warned(trouble) for tables in ranks]
+    rank = source.rank
+    with _reading(source.path) as check_unchanged:
+        ranks = _tables(source, check_unchanged)
         if len(ranks) == 1:
-            return [_as_rank(ranks[0], steps, rank)]
-        numbers = [None if rank is None else rank + place for place in range(len(ranks))]
-        return [_attempt(tables, steps, n) for tables, n in zip(ranks, numbers, strict=True)]
+            return [_as_rank(ranks[0], source.steps, rank)]
+        outcomes: list[RankTables | ReportError] = []
+        for place, tables in enumerate(ranks):
+            given = None if rank is None else rank + place
+            try:
+                outcomes.append(_as_rank(tables, source.steps, given))
+            except ReportError as error:  # costs no other rank
+                number = tables.info.rank if given is None else given
+                outcomes.append(ReportError(f"rank {number} of {error.what}", *error.details))
+        return outcomes
 
 
 def keep(path: Path, kept: Path) -> None:
@@ -127,42 +118,30 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _kept(path: Path, kept: Path | None) -> tuple[list[RankTables], str]:
-    """Return the report's tables that are kept, nothing where it has to be read, and what is wrong
-    with them.
+def _tables(source: Source, check_unchanged: Callable[[], None]) -> list[RankTables]:
+    """Return a report's tables, as they are kept, or of the report itself, and kept from then on.
 
     Raises ReportError where there are no tables to use, and no report either.
     """
-    if kept is None or not os.path.lexists(kept):
-        return [], ""
-    try:
-        return [reduced.read(kept, path)], ""
-    except ReportError as error:
-        if not os.path.lexists(path):
-            raise
-        _LOG.debug("%s is read: %s", path, error)
-        outdated = isinstance(error, reduced.Outdated)
-        return [], "" if outdated else f"{error.what}: the report was read instead"
-
-
-def _with_files(tables: RankTables, path: Path, kept: Path) -> RankTables:
-    """Return the tables of a report with the files that they are kept in, where these can be."""
-    if any(warning.startswith(NO_PAYLOADS) for warning in tables.warnings):
-        return tables  # another nsys has them
-    try:
-        reduced.write(tables, kept, path)
-    except OSError:  # a run that others share, a full disk
-        return tables
-    return replace(tables, kept=reduced.files_of(kept))
-
-
-def _attempt(tables: RankTables, steps: Path | None, rank: int | None) -> RankTables | ReportError:
-    """Return the tables of one of several ranks, of which one that is odd costs no other."""
-    try:
-        return _as_rank(tables, steps, rank)
-    except ReportError as error:
-        number = tables.info.rank if rank is None else rank
-        return ReportError(f"rank {number} of {error.what}", *error.details)
+    path, kept, trouble = source.path, source.reduced, []
+    if kept is not None and os.path.lexists(kept):
+        try:
+            return [reduced.read(kept, path)]
+        except ReportError as error:
+            if not os.path.lexists(path):
+                raise
+            _LOG.debug("%s is read: %s", path, error)
+            if not isinstance(error, reduced.Outdated):
+                trouble = [f"{error.what}: the report was read instead"]
+    ranks = [assemble(recording) for recording in _read(path, source.alone)]
+    if kept is not None and len(ranks) == 1:
+        check_unchanged()
+        # payloads that are lacking another nsys has
+        if not any(warning.startswith(NO_PAYLOADS) for warning in ranks[0].warnings):
+            with contextlib.suppress(OSError):  # a run that others share, a full disk
+                reduced.write(ranks[0], kept, path)
+                ranks = [replace(ranks[0], kept=reduced.files_of(kept))]
+    return [tables.warned(*trouble) for tables in ranks]
 
 
 def _as_rank(whole: RankTables, steps: Path | None, rank: int | None) -> RankTables:
@@ -198,12 +177,9 @@ def _read(path: Path, alone: bool) -> list[Recording]:
         from clusterprof.ingest.kineto.trace import read as read_trace
 
         return read_trace(path, alone=alone)
-    if other_tools.suffix_of_foreign(path):
-        raise other_tools.by_name(path)
-    raise ReportError(
-        f"{path} is no report that clusterprof knows",
-        f"it reads: {', '.join('*' + ending for ending in SUFFIXES)}",
-    )
+    unknown = f"{path} is no report that clusterprof knows"
+    it_reads = f"it reads: {', '.join('*' + ending for ending in SUFFIXES)}"
+    raise other_tools.by_name(path) or ReportError(unknown, it_reads)
 
 
 def _read_export(path: Path, alone: bool) -> list[Recording]:

@@ -6,7 +6,7 @@ import lzma
 import os
 import shlex
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -39,9 +39,6 @@ _NO_SETTINGS = 64 << 10
 
 #: how far down, and among how many files, reports are looked for to name them
 _DEEPEST, _MOST_ENTRIES = 6, 20_000
-
-#: a run directory calls a rank's two files so; elsewhere one report's files share a stem
-_RUN_NAMES = {"report": "report", "trace": "report"}
 
 
 @dataclass(frozen=True)
@@ -102,17 +99,16 @@ def resolved(path: Path) -> Path:
 
 def _in_folder(folder: Path) -> list[Source]:
     try:
-        sources = _reports(folder)
-        if not sources:
-            parent = folder / paths.RANKS if (folder / paths.RANKS).is_dir() else folder
-            below = sorted(entry for entry in parent.iterdir() if entry.is_dir())
-            sources = [source for entry in below for source in _reports_below(entry)]
+        if sources := _reports(folder):
+            return sources
+        parent = folder / paths.RANKS if (folder / paths.RANKS).is_dir() else folder
+        below = sorted(entry for entry in parent.iterdir() if entry.is_dir())
     except OSError as error:
         raise unreadable(folder, error) from error
-    if not sources:
-        looked_for = f"looked for: {', '.join('*' + suffix for suffix in SUFFIXES)}"
-        raise ReportError(f"{folder} holds no reports", looked_for, *_further_down(folder))
-    return sources
+    if sources := [source for entry in below for source in _reports_below(entry)]:
+        return sources
+    looked_for = f"looked for: {', '.join('*' + suffix for suffix in SUFFIXES)}"
+    raise ReportError(f"{folder} holds no reports", looked_for, *_further_down(folder))
 
 
 def _further_down(folder: Path) -> list[str]:
@@ -120,41 +116,46 @@ def _further_down(folder: Path) -> list[str]:
     runs: list[Path] = []
     results: list[Path] = []
     reports: dict[Path, int] = {}
-    looked_at = 0
-    for directory, below, names in os.walk(folder):
-        looked_at += 1 + len(names)
-        place = Path(directory)
-        if looked_at > _MOST_ENTRIES or len(place.relative_to(folder).parts) >= _DEEPEST:
-            below.clear()
-        if place.name == paths.MERGED and paths.RESULTS in names:
-            results.append(place.parent)
+    for current, below, names in _walk(folder):
+        if current.name == paths.MERGED and paths.RESULTS in names:
+            results.append(current.parent)
         if paths.MANIFEST in names and paths.RANKS in below:
-            runs.append(place)
+            runs.append(current)
             below.clear()  # its reports are the run's
-        elif many := sum(_may_be_report(place / name) for name in names):
-            reports[place] = many
+        elif many := sum(_may_be_report(current / name) for name in names):
+            reports[current] = many
     lines = []
     if runs:
         lines.append(f"below it {counted(len(runs), 'run')}: {listed(map(str, sorted(runs)), 3)}")
     if reports:
-        places = listed((f"{place} ({count})" for place, count in sorted(reports.items())), 3)
-        lines.append(f"further down there may be reports: {places}")
-    if lines:
+        folders = listed((f"{path} ({count})" for path, count in sorted(reports.items())), 3)
+        lines.append(f"further down there may be reports: {folders}")
+    if runs or reports:
         example = shlex.quote(str(min(runs or reports)))
-        lines.append(f"merge one of them: clusterprof merge {example}")
-    elif results:
-        shown = shlex.quote(str(min(results)))
-        lines.append(f"a merge has left its results there: clusterprof report {shown}")
-    return lines
+        return [*lines, f"merge one of them: clusterprof merge {example}"]
+    shown = (shlex.quote(str(run)) for run in sorted(results)[:1])
+    return [f"a merge has left its results there: clusterprof report {run}" for run in shown]
+
+
+def _walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """Walk as `os.walk` does, but not too deep, nor through too many entries."""
+    looked_at = 0
+    for directory, below, names in os.walk(folder):
+        looked_at += 1 + len(names)
+        current = Path(directory)
+        if looked_at > _MOST_ENTRIES or len(current.relative_to(folder).parts) >= _DEEPEST:
+            below.clear()
+        yield current, below, names
 
 
 def _may_be_report(path: Path) -> bool:
     """Whether a file looks like a report, by its name and size."""
+    if not suffix_of(path) or path.name in OUR_OWN:
+        return False
     try:
-        large = suffix_of(path) != ".json" or path.stat().st_size >= _NO_SETTINGS
+        return suffix_of(path) != ".json" or path.stat().st_size >= _NO_SETTINGS
     except OSError:
         return False
-    return large and bool(suffix_of(path)) and path.name not in OUR_OWN
 
 
 def _reports_below(folder: Path) -> list[Source]:
@@ -180,9 +181,8 @@ def _with_reduced(folder: Path, sources: list[Source]) -> list[Source]:
         report = sources[0].path if sources else folder / paths.REPORT  # its reader says why
     if os.path.lexists(report) or (sources and suffix_of(report) in KINETO):
         return sources
-    traces = [source.path for source in sources if suffix_of(source.path) in KINETO]
-    beside = traces[0] if traces else None
-    return [Source(report, alone=True, beside=beside, reduced=kept)]
+    traces = (source.path for source in sources if suffix_of(source.path) in KINETO)
+    return [Source(report, alone=True, beside=next(traces, None), reduced=kept)]
 
 
 def _reports(folder: Path) -> list[Source]:
@@ -190,17 +190,20 @@ def _reports(folder: Path) -> list[Source]:
     for path in sorted(folder.iterdir()):
         if _is_report(path):
             stem = stem_of(path)
-            reports.setdefault(_RUN_NAMES.get(stem, stem), {})[suffix_of(path)] = path
-    sources = []
+            # a run directory calls a rank's two files so; elsewhere one report's files share a stem
+            name = "report" if stem == "trace" else stem
+            reports.setdefault(name, {})[suffix_of(path)] = path
+    sources: list[Source] = []
     for forms in reports.values():
-        traces, exports, others, raw = (
+        trace = next((forms[suffix] for suffix in KINETO if suffix in forms), None)
+        exports, raw = (
             [forms[suffix] for suffix in suffixes if suffix in forms]
-            for suffixes in (KINETO, NSYS_SQLITE, NSYS_REPORT, NSYS_RAW)
+            for suffixes in ((*NSYS_SQLITE, *NSYS_REPORT), NSYS_RAW)
         )
-        if nsys := exports + others or raw:
-            sources.append(Source(fresh_export(nsys), beside=traces[0] if traces else None))
+        if nsys := exports or raw:
+            sources.append(Source(fresh_export(nsys), beside=trace))
         else:
-            sources += map(Source, traces[:1] or forms.values())
+            sources += map(Source, [trace] if trace else forms.values())
     return sources
 
 
@@ -209,7 +212,7 @@ def _is_report(path: Path) -> bool:
     if path.is_dir():
         return False
     if suffix_of(path) not in KINETO:
-        return bool(suffix_of(path)) or bool(other_tools.suffix_of_foreign(path))
+        return bool(suffix_of(path)) or other_tools.by_name(path) is not None
     # A link to a report that is gone is a missing report, and so is a pipe.
     ours = path.name in OUR_OWN or OF_A_RUN.fullmatch(path.name) is not None
     return not path.is_file() or (not ours and _is_trace(path))
@@ -219,10 +222,10 @@ def _is_trace(path: Path) -> bool:
     """Whether a JSON file is a trace, of whatever tool, or so large that it could be one."""
     try:
         with opened(path) as file:
-            keys = keys_of(file, KINETO_MARKS)
-        if keys and "entries" in keys and not KINETO_MARKS & {*keys}:
+            keys = {*(keys_of(file, KINETO_MARKS) or ())}
+        if "entries" in keys and not KINETO_MARKS & keys:
             return False  # a dump of a flight recorder
-        if keys and (KINETO_MARKS & {*keys} or other_tools.by_keys(path, keys)):
+        if KINETO_MARKS & keys or other_tools.by_keys(path, keys):
             return True
         return path.stat().st_size == 0 or path.stat().st_size >= _NO_SETTINGS
     except (ReportError, OSError, EOFError, lzma.LZMAError, zlib.error):

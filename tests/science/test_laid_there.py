@@ -16,6 +16,7 @@ import pytest
 from clusterprof.agent.contracts import files, paths, states
 from clusterprof.cli import collect, export, merge, report, runs, status
 from clusterprof.errors import ClusterprofError, ReportError
+from clusterprof.ingest import Source
 from clusterprof.ingest.reports import read_ranks
 from clusterprof.run_directory import Window
 
@@ -112,7 +113,8 @@ def test_a_report_that_is_shortened_while_it_is_read_costs_its_rank_alone(
         (folder / name).write_bytes(lzma.decompress(packed.read_bytes()))
     reports = [folder / name] if name == "rank.sqlite" else [folder / "trace.json.gz"]
     kept = folder / "reduced" if "reduced" in name else None
-    assert read_ranks(reports[0], kept=kept)
+    source = Source(reports[0], reduced=kept)
+    assert read_ranks(source)
     if kept is not None:
         reports[0].unlink()
     opened, spoilt = files.opened, folder / name
@@ -125,4 +127,4 @@ def test_a_report_that_is_shortened_while_it_is_read_costs_its_rank_alone(
 
     monkeypatch.setattr(files, "opened", shortened)
     with pytest.raises(ReportError):
-        read_ranks(reports[0], kept=kept)
+        read_ranks(source)

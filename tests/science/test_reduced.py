@@ -275,7 +275,7 @@ def test_tables_of_another_report_are_not_taken_for_this_ones(tmp_path: Path) ->
     shutil.copy(other, report)
     with pytest.raises(ReportError, match=r"of another report than trace\.json\.gz is now"):
         reduced.read(tmp_path / "reduced", report)
-    (read,) = reports.read_ranks(report, kept=tmp_path / "reduced")
+    (read,) = reports.read_ranks(Source(report, reduced=tmp_path / "reduced"))
     assert not isinstance(read, ReportError)
     assert read.rank == 1
     assert reduced.read(tmp_path / "reduced", report).info.rank == 1, "they are made again"

@@ -12,6 +12,7 @@ import zlib
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ import pyarrow.compute as pc
 
 from clusterprof import words
 from clusterprof.agent.contracts import paths
-from clusterprof.columns import Ints, first_by
+from clusterprof.columns import Ints, first_by, integers
 from clusterprof.errors import ReportError
 from clusterprof.ingest.engines import Lost, Readers, limit_s
 from clusterprof.ingest.flight.dump import (
@@ -47,7 +48,6 @@ _APART_NS = 1_000_000_000
 #: torch's own, of process groups whose dumps do not say it
 _USUAL_TIMEOUT_NS = 1_800_000_000_000
 _NEVER = np.iinfo(np.int64).max
-_SYNCHRONISING = pa.array(SYNCHRONISING)
 
 #: A process starts in the time in which forty dumps of 2,000 entries are read (0.4 s), and as long
 #: as that its share is to take at least. A share is what one process reads at a time.
@@ -82,15 +82,8 @@ def find_dumps(folder: Path, which: str = "flight") -> list[tuple[Path, int | No
     window ("flight"), those taken while the job hung ("hang"), or the watch's newest ("watch").
     """
     try:
-        ranks = folder / paths.RANKS
-        if ranks.is_dir():
-            numbered = sorted(entry for entry in ranks.iterdir() if entry.name.isdecimal())
-            last_dumps = [
-                (_last_of_rank(entry, which), int(entry.name))
-                for entry in numbered
-                if entry.is_dir()
-            ]
-            return [(path, rank) for path, rank in last_dumps if path is not None]
+        if (folder / paths.RANKS).is_dir():
+            return _of_ranks(folder / paths.RANKS, which)
         files = sorted(path for path in folder.iterdir() if path.name not in OUR_OWN)
         dumps = {path for path in files if path.is_file() and is_dump(path)}
         series = {_series(path) for path in dumps}
@@ -103,13 +96,15 @@ def find_dumps(folder: Path, which: str = "flight") -> list[tuple[Path, int | No
         raise unreadable(folder, error) from error
 
 
-def _last_of_rank(folder: Path, name: str) -> Path | None:
-    numbered = [
-        (int(match[2] or 1), path)
-        for path in folder.iterdir()
-        if (match := OF_A_RUN.fullmatch(path.name)) and match[1] == name
-    ]
-    return max(numbered)[1] if numbered else None
+def _of_ranks(ranks: Path, which: str) -> list[tuple[Path, int | None]]:
+    folders = sorted(entry for entry in ranks.iterdir() if entry.name.isdecimal())
+    last_dumps: list[tuple[Path, int | None]] = []
+    for folder in (folder for folder in folders if folder.is_dir()):
+        matches = [match for path in folder.iterdir() if (match := OF_A_RUN.fullmatch(path.name))]
+        numbered = [(int(match[2] or 1), match[0]) for match in matches if match[1] == which]
+        if numbered:
+            last_dumps.append((folder / max(numbered)[1], int(folder.name)))
+    return last_dumps
 
 
 def _series(path: Path) -> str:
@@ -143,21 +138,20 @@ def read_dumps(
     if workers is None:
         workers = min(os.cpu_count() or 1, _MOST_WORKERS, len(named) // _WORTH_A_PROCESS)
     outcomes = _read(named) if workers < 2 else _read_apart(named, workers)
-    dumps, missing, warnings, errors = [], [], [], []
+    dumps = [outcome for outcome in outcomes if isinstance(outcome, FlightDump)]
+    missing, warnings = [], []
     for (path, rank), outcome in zip(named, outcomes, strict=True):
-        if isinstance(outcome, FlightDump):
-            dumps.append(outcome)
-            continue
-        errors.append(outcome)
-        warnings.append(str(outcome).replace("\n ", ";"))
-        whose = named_rank(path) if rank is None else rank
-        missing.append(MissingRank(rank=whose, source=str(path), reason=outcome.what))
+        if isinstance(outcome, ReportError):
+            if not dumps:
+                raise outcome
+            warnings.append(str(outcome).replace("\n ", ";"))
+            whose = named_rank(path) if rank is None else rank
+            missing.append(MissingRank(rank=whose, source=str(path), reason=outcome.what))
     if not dumps:
-        raise errors[0] if errors else ReportError("no dumps of flight recorders were given")
-    joined = join(dumps)
-    return replace(
-        joined, missing=[*missing, *joined.missing], warnings=[*warnings, *joined.warnings]
-    )
+        raise ReportError("no dumps of flight recorders were given")
+    flight = join(dumps)
+    missing, warnings = [*missing, *flight.missing], [*warnings, *flight.warnings]
+    return replace(flight, missing=missing, warnings=warnings)
 
 
 def _read(named: Sequence[tuple[Path, int | None]]) -> list[FlightDump | ReportError]:
@@ -196,23 +190,14 @@ def join(dumps: Sequence[FlightDump]) -> Flight:
             MissingRank(rank=dump.rank, source=str(dump.source), reason=reason) for dump in others
         ]
         if others:
-            files = words.listed((dump.source.name for dump in others), 3)
-            whose = words.ranks(dump.rank for dump in others)
-            warnings.append(f"the dumps of {whose} ({files}) are left out: {text}")
+            warnings.append(f"the dumps of {_shown(others)} are left out: {text}")
     warnings += _doubts(kept)
     kept.sort(key=lambda dump: dump.rank)
-    ranks = tuple(dump.rank for dump in kept)
     groups, entries = _grouped(kept)
-    worlds = [*(group.least_world for group in groups), *(dump.world_size for dump in kept)]
-    world = max([*worlds, *(rank + 1 for rank in ranks)], default=0)
-    callers = entries.group_by("group").aggregate([("rank", "distinct")]).to_pydict()
-    ranks_in = dict(zip(callers["group"], callers["rank_distinct"], strict=True))
-    members = [tuple(sorted(ranks_in.get(place, ()))) for place in range(len(groups))]
-    mixed = [
-        place
-        for place, group in enumerate(groups)
-        if group.size and not (group.is_world or group.ranks) and len(members[place]) > group.size
-    ]
+    worlds = [group.size or 0 for group in groups if group.is_world]
+    worlds += [1 + max(group.ranks) for group in groups if group.ranks]
+    world = max([*worlds, *(max(dump.world_size, dump.rank + 1) for dump in kept)], default=0)
+    with_members, mixed = _with_members(groups, entries, world)
     if mixed:
         names = {words.group(groups[place].name, groups[place].description) for place in mixed}
         warnings.append(
@@ -221,16 +206,20 @@ def join(dumps: Sequence[FlightDump]) -> Flight:
             " rank is in"
         )
         entries = entries.filter(pc.invert(pc.is_in(entries["group"], pa.array(mixed, pa.int32()))))
-        members = [() if place in mixed else ranks for place, ranks in enumerate(members)]
     return Flight(
         entries,
-        tuple(_with_members(*pair, world) for pair in zip(groups, members, strict=True)),
-        ranks,
+        tuple(with_members),
+        tuple(dump.rank for dump in kept),
         world,
         missing,
         [*warnings, *_common_warnings(kept)],
         frozenset(dump.backend for dump in kept if dump.backend),
     )
+
+
+def _shown(dumps: Sequence[FlightDump]) -> str:
+    files = words.listed((dump.source.name for dump in dumps), 3)
+    return f"{words.ranks(dump.rank for dump in dumps)} ({files})"
 
 
 def _of_other_worlds(dumps: Sequence[FlightDump]) -> list[FlightDump]:
@@ -239,8 +228,8 @@ def _of_other_worlds(dumps: Sequence[FlightDump]) -> list[FlightDump]:
     for dump in dumps:
         if world := next((group.ranks for group in dump.groups if group.is_world), None):
             worlds.setdefault(world, []).append(dump)
-    kept = _chosen([*worlds.values()])
-    return [dump for world in worlds.values() if world is not kept for dump in world]
+    parts = [*worlds.values()]
+    return _without([*chain(*parts)], _chosen(parts))
 
 
 def _chosen(parts: Sequence[list[FlightDump]]) -> list[FlightDump]:
@@ -260,15 +249,13 @@ def _without(dumps: Sequence[FlightDump], others: Sequence[FlightDump]) -> list[
 def _of_other_attempts(dumps: Sequence[FlightDump]) -> list[FlightDump]:
     """Return the dumps that cannot be of the attempt of the job that most are of."""
     parts = _in_time(dumps)
-    if len(parts) < 2:
-        return []
-    kept = parts.index(_chosen(parts))
-    return [
-        dump
+    kept = parts.index(_chosen(parts)) if parts else 0
+    contradicting = [
+        period
         for n, period in enumerate(parts)
         if n != kept and _contradict(parts[min(n, kept)], parts[max(n, kept)])
-        for dump in period
     ]
+    return [*chain(*contradicting)]
 
 
 def _in_time(dumps: Sequence[FlightDump]) -> list[list[FlightDump]]:
@@ -325,11 +312,10 @@ def _collectives(dumps: Sequence[FlightDump]) -> dict[Hashable, Ints]:
     for dump in dumps:
         is_last = pc.equal(dump.entries["restarts"], 0)
         entries = dump.entries.filter(pc.and_not(is_last, dump.entries["p2p"]))
-        of_group, number, time = (
-            entries[name].to_numpy() for name in ("group", "sequence", "enqueue_ns")
-        )
-        timeout = pc.fill_null(entries["timeout_ns"], _USUAL_TIMEOUT_NS).to_numpy()
-        waits_for_all = pc.is_in(entries["operation"].cast(pa.string()), _SYNCHRONISING)
+        columns = ("group", "sequence", "enqueue_ns")
+        of_group, number, time = (integers(entries, name) for name in columns)
+        timeout = integers(entries, "timeout_ns", _USUAL_TIMEOUT_NS)
+        waits_for_all = pc.is_in(entries["operation"].cast(pa.string()), pa.array(SYNCHRONISING))
         joined = pc.and_(entries["finished"], waits_for_all).to_numpy()
         for place, group in enumerate(dump.groups):
             rows = np.flatnonzero(of_group == place)
@@ -345,12 +331,11 @@ def _collectives(dumps: Sequence[FlightDump]) -> dict[Hashable, Ints]:
 def _doubts(dumps: Sequence[FlightDump]) -> list[str]:
     """Return a warning where other dumps may be of another attempt and nothing tells."""
     parts = _in_time(dumps)
-    others = _without([dump for period in parts for dump in period], _chosen(parts))
-    if not others:
-        return []
+    others = _without([*chain(*parts)], _chosen(parts))
     whose = words.ranks(dump.rank for dump in others)
     text = "no collective tells whether they are of the same attempt of the job"
-    return [f"{whose} called nothing while the other ranks did, and {text}: the dumps are merged"]
+    doubt = f"{whose} called nothing while the other ranks did, and {text}: the dumps are merged"
+    return [doubt] if others else []
 
 
 def _older(dumps: Sequence[FlightDump]) -> list[FlightDump]:
@@ -359,22 +344,16 @@ def _older(dumps: Sequence[FlightDump]) -> list[FlightDump]:
     return _without(dumps, [*{dump.rank: dump for dump in oldest_first}.values()])
 
 
+_OTHER_ATTEMPT = (
+    "they are of another attempt of the job, or of another job, since the times and numbers of"
+    " their calls contradict the other ranks'; or their hosts' clocks are seconds wrong"
+)
+_OLDER = "another dump of the same rank is as new or newer"
 #: which dumps are not to be joined with the others, why they are not, and what is said of them
 _SEPARATIONS = (
     (_of_other_worlds, "of a job of another size", "they are of a job of another size"),
-    (
-        _of_other_attempts,
-        "of another attempt of the job, or of another job",
-        (
-            "they are of another attempt of the job, or of another job, since the times and numbers"
-            " of their calls contradict the other ranks'; or their hosts' clocks are seconds wrong"
-        ),
-    ),
-    (
-        _older,
-        "another dump of its rank is as new or newer",
-        "another dump of the same rank is as new or newer",
-    ),
+    (_of_other_attempts, "of another attempt of the job, or of another job", _OTHER_ATTEMPT),
+    (_older, "another dump of its rank is as new or newer", _OLDER),
 )
 
 
@@ -393,10 +372,10 @@ def _grouped(dumps: Sequence[FlightDump]) -> tuple[list[Group], pa.Table]:
     for dump in dumps:
         place_of = []
         for group in dump.groups:
-            if group.ranks is None:  # others of its ranks may have listed them
-                for ranks in sorted(listed.get((group.name, group.description), ())):
-                    if dump.rank in ranks:
-                        group = replace(group, ranks=ranks, size=len(ranks))
+            # others of its ranks may have listed them
+            lists = listed.get((group.name, group.description), ()) if group.ranks is None else ()
+            for ranks in sorted(ranks for ranks in lists if dump.rank in ranks):
+                group = replace(group, ranks=ranks, size=len(ranks))
             key = _identity(group)
             place_of.append(places.setdefault(key, len(places)))
             first = groups.setdefault(key, group)
@@ -407,12 +386,28 @@ def _grouped(dumps: Sequence[FlightDump]) -> tuple[list[Group], pa.Table]:
     return [*groups.values()], pa.concat_tables(tables).unify_dictionaries()
 
 
-def _with_members(group: Group, observed: tuple[int, ...], world: int) -> Group:
-    """Return the group with its members: of all ranks every one, else those that took part."""
-    ranks = group.ranks or (tuple(range(world)) if group.is_world else observed)
-    size = max(len(ranks), group.size or 0)
-    stated = group.ranks is not None or group.is_world or group.size is not None
-    return replace(group, ranks=ranks, size=size, complete=stated and len(ranks) == size)
+def _with_members(
+    groups: Sequence[Group], entries: pa.Table, world: int
+) -> tuple[list[Group], list[int]]:
+    """Return the groups with their members: of all ranks every one, else those that took part.
+
+    And the places of those in which more took part than they have members.
+    """
+    callers = entries.group_by("group").aggregate([("rank", "distinct")]).to_pydict()
+    ranks_in = dict(zip(callers["group"], callers["rank_distinct"], strict=True))
+    whole, mixed = [], []
+    for place, group in enumerate(groups):
+        ranks = group.ranks or tuple(range(world) if group.is_world else ())
+        observed = tuple(sorted(ranks_in.get(place, ())))
+        if not (group.ranks or group.is_world):
+            if group.size and len(observed) > group.size:
+                mixed.append(place)
+            else:
+                ranks = observed
+        size = max(len(ranks), group.size or 0)
+        stated = group.ranks is not None or group.is_world or group.size is not None
+        whole.append(replace(group, ranks=ranks, size=size, complete=stated and len(ranks) == size))
+    return whole, mixed
 
 
 def _common_warnings(dumps: Sequence[FlightDump]) -> list[str]:
@@ -424,12 +419,10 @@ def _common_warnings(dumps: Sequence[FlightDump]) -> list[str]:
         others = words.ranks(dump.rank for dump in dumps if dump.version != most)
         lines.append(f"{others}: dumps of another version than the other ranks' {most}")
     # without members these may be two groups, or one that two ranks describe: no dump tells
-    names: dict[tuple[str, tuple[int, ...] | None], set[str]] = {}
-    for group in (group for dump in dumps for group in dump.groups):
-        names.setdefault((group.name, group.ranks), set()).add(group.description)
-    double = sorted(name for (name, _), texts in names.items() if len(texts) > 1)
+    described = {(g.name, g.ranks, g.description) for dump in dumps for g in dump.groups}
+    descriptions = Counter((name, ranks) for name, ranks, _ in described)
+    double = sorted(name for (name, _), count in descriptions.items() if count > 1)
     if double:
-        lines.append(
-            f"process groups of one name have several descriptions: {words.listed(double)}"
-        )
+        text = "process groups of one name have several descriptions"
+        lines.append(f"{text}: {words.listed(double)}")
     return lines

@@ -123,12 +123,6 @@ class Group:
         """Whether it is the group of all ranks that torch makes first."""
         return self.description == "default_pg"
 
-    @property
-    def least_world(self) -> int:
-        """How many ranks the job has at least, by this group."""
-        size = self.size or 0 if self.is_world else 0
-        return max(size, 1 + max(self.ranks or (-1,)))
-
 
 @dataclass(frozen=True)
 class FlightDump:
@@ -212,10 +206,8 @@ def _read(
     again = pc.unique(table["group"].filter(pc.greater(table["restarts"], 0))).to_pylist()
     restarted = sorted({groups[place].name for place in again})
     anew = (f"the sequence numbers of process group {name} begin anew" for name in restarted)
-    signs = (
-        max(entry["time_created_ns"], entry.get("time_discovered_completed_ns") or 0)
-        for entry in entries
-    )
+    times = ("time_created_ns", "time_discovered_completed_ns")
+    signs = (entry.get(time) or 0 for entry in entries for time in times)
     return FlightDump(
         path,
         own,
@@ -287,7 +279,7 @@ def _table(
     place_of = {(group.name, group.description): place for place, group in enumerate(groups)}
     group = np.array([place_of[entry["called"]] for entry in kinds], np.int32)[kind]
     alike = pa.Table.from_pylist(kinds, schema=_ALIKE).take(pa.array(kind))
-    p2p = np.array([entry["p2p"] for entry in kinds], bool)[kind]
+    p2p = alike["p2p"].to_numpy()
     collective, direct = (_numbers(entries, name) for name in ("collective_seq_id", "p2p_seq_id"))
     sequence = np.where(p2p, direct, collective)
     restarts, part_number = np.zeros_like(sequence), np.zeros_like(sequence)
@@ -353,14 +345,14 @@ def _kind(packed: bytes) -> Mapping[str, Any]:
     kind = _MARK if step == "coalesced" else operation(name)
     peer = _PEER.search(step)
     sent, got = _count(inputs), _count(outputs)
-    elements, types = (got, output_types) if kind in ("Scatter", "Recv") else (sent, input_types)
-    width = DTYPE_BYTES.get(str(types[0]).lower()) if len({*types}) == 1 else None
-    large, small = (got, sent) if kind == "AllGather" else (sent, got)
-    gathers = kind in ("AllGather", "ReduceScatter") and small > 0 and large % small == 0
+    given = (got, output_types) if kind in ("Scatter", "Recv") else (sent, input_types)
+    # how many times the smaller is gathered in the larger
+    large, small = {"AllGather": (got, sent), "ReduceScatter": (sent, got)}.get(kind, (0, 0))
+    members, odd = divmod(large, small) if small > 0 else (0, 1)
     is_time = isinstance(timeout_ms, int) and 0 < timeout_ms < FARTHEST // 1_000_000
     return {
         "called": (str(group[0]), "" if group[1] == "undefined" else str(group[1])),
-        "members": large // small if gathers and large // small <= HIGHEST_RANK else None,
+        "members": members if not odd and members <= HIGHEST_RANK else None,
         "operation": kind,
         "p2p": kind in ("Send", "Recv") if p2p is None else bool(p2p),
         "peer": int(peer[1] or peer[2]) if peer else None,
@@ -368,10 +360,15 @@ def _kind(packed: bytes) -> Mapping[str, Any]:
         "output_sizes": orjson.dumps(outputs).decode(),
         "input_types": orjson.dumps(input_types).decode(),
         "output_types": orjson.dumps(output_types).decode(),
-        "bytes": elements * width if width and elements * width < FARTHEST else None,
+        "bytes": _message_bytes(*given),
         "finished": bool(retired) or state == "completed",
         "timeout_ns": timeout_ms * 1_000_000 if is_time else None,
     }
+
+
+def _message_bytes(elements: int, types: Sequence[str]) -> int | None:
+    width = DTYPE_BYTES.get(str(types[0]).lower(), 0) if len({*types}) == 1 else 0
+    return elements * width if width and elements * width < FARTHEST else None
 
 
 def _count(shapes: Sequence[Sequence[int]]) -> int:
@@ -396,9 +393,8 @@ def _groups(kinds: Sequence[Mapping[str, Any]], listed: _Listed) -> tuple[Group,
 def _own_rank(path: Path, given: int | None, groups: Sequence[Group]) -> tuple[int, list[str]]:
     """Return whose dump it is, and a warning where its name says otherwise."""
     rank = named_rank(path) if given is None else given
-    common = (
-        set.intersection(*ranks) if (ranks := [{*g.ranks} for g in groups if g.ranks]) else None
-    )
+    members = [{*group.ranks} for group in groups if group.ranks]
+    common = set.intersection(*members) if members else None
     if common is not None and len(common) == 1 and rank not in common:
         (only,) = common
         taken = f"it was taken for rank {rank}'s" if rank is not None else "its name says no rank"

@@ -33,13 +33,7 @@ _LARGEST = 64 << 20
 
 #: what unpacking a damaged file raises
 DAMAGES = (EOFError, lzma.LZMAError, zlib.error)
-#: gzip's own format, by zlib
-_GZIP = 31
 
-#: the version that is said of the dumps that have none: of torch 2.2
-_OF_A_LIST = "1.0"
-
-_DIRECTED = ("Send", "Recv")
 #: the group that torch makes first, of all ranks
 _WORLD = 0
 
@@ -48,7 +42,7 @@ def read_document(path: Path) -> tuple[Mapping[str, Any], list[str]]:
     """Return a dump as version 2 has it, and warnings. Raises `ReportError`."""
     document = _parsed(path)
     if isinstance(document, list) and document:
-        document = {"version": _OF_A_LIST, "entries": document}
+        document = {"version": "1.0", "entries": document}  # of torch 2.2, which says none
     if isinstance(document, dict) and "entries" not in document and "pg_config" in document:
         raise ReportError(
             f"the program has made no collective that torch's flight recorder records ({path})",
@@ -99,7 +93,7 @@ def content_of(path: Path) -> bytes:
     if path.suffix == ".gz":  # most often whole and one piece: at once, in half a stream's time
         with files.opened(path, links=True) as file:
             packed = file.read(_LARGEST)
-        unpacker = zlib.decompressobj(_GZIP)
+        unpacker = zlib.decompressobj(31)  # gzip's own format
         content = unpacker.decompress(packed, _LARGEST + 1)
         if unpacker.eof and not unpacker.unused_data:
             return content
@@ -156,10 +150,7 @@ class _Unpickler(pickle._Unpickler):
 
 
 def unpickled(content: bytes) -> Any:
-    """Return what a pickle of protocol 2 to 5 holds, if it is numbers, strings and containers.
-
-    Raises `PickleError`.
-    """
+    """Return what a pickle of protocol 2 to 5 holds, which is data alone. Raises `PickleError`."""
     file = io.BytesIO(content)
     try:
         value = _Unpickler(file).load()
@@ -216,10 +207,15 @@ def as_version_2(path: Path, document: Mapping[str, Any]) -> tuple[Mapping[str, 
         return document, []
     config = document.get("pg_config") or {}
     groups = _groups({int(number): sorted(ranks) for number, ranks in config.items()})
-    made = [_entry(call, *groups[call["pg_id"]][:2]) for call in entries if call["pg_id"] in groups]
+    made: list[dict[str, Any]] = []
     by_group: dict[int, list[dict[str, Any]]] = {}
-    for call in made:
-        by_group.setdefault(call["pg_id"], []).append(call)
+    for entry in (entry for entry in entries if entry["pg_id"] in groups):
+        us, (name, description, _) = entry.get("time_created_us"), groups[entry["pg_id"]]
+        entry["process_group"] = [name, description]
+        entry["time_created_ns"] = entry["time_created_ns"] if us is None else us * 1000
+        entry["is_p2p"] = operation(entry["profiling_name"]) in ("Send", "Recv")
+        by_group.setdefault(entry["pg_id"], []).append(entry)
+        made.append(entry)
     for calls in by_group.values():
         _count(path, calls)
     listed = {
@@ -243,16 +239,6 @@ def _groups(ranks: Mapping[int, list[int]]) -> dict[int, tuple[str, str, list[in
         which = f" ({made[tuple(members)]})" if made[tuple(members)] > 1 else ""
         described[number] = (words.numbers(members) + which, "", members)
     return described
-
-
-def _entry(entry: Mapping[str, Any], name: str, text: str) -> dict[str, Any]:
-    us = entry.get("time_created_us")
-    return {
-        **entry,
-        "process_group": [name, text],
-        "time_created_ns": entry["time_created_ns"] if us is None else us * 1000,
-        "is_p2p": operation(entry["profiling_name"]) in _DIRECTED,
-    }
 
 
 def _count(path: Path, entries: Sequence[dict[str, Any]]) -> None:

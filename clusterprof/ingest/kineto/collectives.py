@@ -80,19 +80,15 @@ def process_groups(distributed: dict[str, Any]) -> dict[str, ProcessGroup]:
     groups = {}
     for entry in distributed.get("pg_config") or ():
         if isinstance(entry, dict) and "pg_name" in entry:
-            name = str(entry["pg_name"])
-            called = str(entry.get("pg_desc", ""))
+            name, text = str(entry["pg_name"]), str(entry.get("pg_desc", ""))
             ranks = listed(entry.get("ranks", ()))
-            groups[name] = ProcessGroup(name, ranks, "" if called == "undefined" else called)
+            groups[name] = ProcessGroup(name, ranks, "" if text == "undefined" else text)
     return groups
 
 
 def listed(ranks: object) -> tuple[int, ...]:
-    """Return the ranks of a list, or of its text; none where Kineto cut it short with dots.
-
-    Half a list would name another group.
-    """
-    text = str(ranks)
+    """Return the ranks of a list or its text; none of one that Kineto cut short with dots."""
+    text = str(ranks)  # half a list would name another group
     return () if "..." in text else tuple(int(rank) for rank in re.findall(r"\d+", text))
 
 
@@ -136,9 +132,8 @@ def calls_of_kernels(
     order = order[order_by(issued[order])]
     launched = launched.at(order)
     operators, given = _operators(trace, launched)
-    given = [
-        spans.args.get(place) or args for place, args in zip(order.tolist(), given, strict=True)
-    ]
+    for row, place in enumerate(order.tolist()):
+        given[row] = spans.args.get(place) or given[row]
     launches = [_stated(*launch, groups) for launch in zip(given, operators, strict=True)]
     stated = {name: [launch[name] for launch in launches] for name in _STATED}
     names = [trace.names[code] for code in spans.column("name")[order].tolist()]
@@ -149,33 +144,31 @@ def calls_of_kernels(
         for group, size in zip(members, stated_sizes, strict=True)
     ]
     operations = _operations(stated["operation"], names, streams)
-    described = [
-        args != NO_ARGUMENTS or bool(name) for args, name in zip(given, operators, strict=True)
-    ]
-    table = fill(
-        "collective_calls",
-        order.size,
-        {
-            **member_columns(members),
-            "operation": pa.array(operations, pa.string()),
-            "communicator_size": sizes,
-            "stream": streams,
-            "message_bytes": stated["bytes"],
-            "peer": stated["peer"],
-            "operation_id": [
-                # of sends and receives it counts the rank's own: it is not the other side's
-                None if operation in ("Send", "Recv", "SendRecv") else number
-                for number, operation in zip(stated["number"], operations, strict=True)
-            ],
-            "issue_start_ns": nullable(launched.start, launched.known),
-            "issue_end_ns": nullable(launched.end, launched.known),
-            "start_ns": spans.start[order],
-            "end_ns": spans.end[order],
-            "source": encoded(np.array(described, np.int32), ["kernel_name", "kineto"]),
-        },
-    )
-    silent, unknown = sum(not group for group in members), operations.count("Unknown")
+    columns = {
+        **_member_columns(members),
+        "operation": pa.array(operations, pa.string()),
+        "communicator_size": sizes,
+        "stream": streams,
+        "message_bytes": stated["bytes"],
+        "peer": stated["peer"],
+        "operation_id": [
+            # of sends and receives it counts the rank's own: it is not the other side's
+            None if operation in ("Send", "Recv", "SendRecv") else number
+            for number, operation in zip(stated["number"], operations, strict=True)
+        ],
+        "issue_start_ns": nullable(launched.start, launched.known),
+        "issue_end_ns": nullable(launched.end, launched.known),
+        "start_ns": spans.start[order],
+        "end_ns": spans.end[order],
+        "source": encoded(np.array(stated["described"], np.int32), ["kernel_name", "kineto"]),
+    }
     unlike = sum(size != other for size, other in zip(sizes, stated_sizes, strict=True) if other)
+    doubts = _doubts(members, operations.count("Unknown"), unlike)
+    return fill("collective_calls", order.size, columns), [*doubts, *without_nccl(names)]
+
+
+def _doubts(members: Sequence[ProcessGroup | None], unknown: int, unlike: int) -> list[str]:
+    silent = sum(not group for group in members)
     warnings = {
         f"{silent} of {len(members)} communication kernels do not name their process group"
         " (recorded for NCCL's by PyTorch 2.3 and later, and not in CUDA graphs)": silent,
@@ -184,10 +177,10 @@ def calls_of_kernels(
         f"{unlike} of {len(members)} communication kernels give their process group another size"
         " than it has ranks in its list, which is taken": unlike,
     }
-    return table, [*(line for line, count in warnings.items() if count), *without_nccl(names)]
+    return [line for line, count in warnings.items() if count]
 
 
-def member_columns(groups: Sequence[ProcessGroup | None]) -> dict[str, pa.Array]:
+def _member_columns(groups: Sequence[ProcessGroup | None]) -> dict[str, pa.Array]:
     """Return the columns that name the process group of each call; null where it is unknown."""
     ids = [group.communicator if group else None for group in groups]
     ranks = [list(group.ranks) if group and group.ranks else None for group in groups]
@@ -257,7 +250,7 @@ def _agreed(stated: Sequence[_T | None], keys: Sequence[Hashable]) -> list[_T | 
 
 
 #: what is stated of a call: its `group` is a `ProcessGroup`, its `number` in that the operation's
-_STATED = ("operation", "peer", "bytes", "group", "size", "number")
+_STATED = ("operation", "peer", "bytes", "group", "size", "number", "described")
 #: how c10d names its operators for sends and receives: `nccl:send 0->1`, `nccl:recv 1<-0`
 _DIRECTED = re.compile(r"(?:send|recv) \d+(?:->|<-)(\d+)")
 
@@ -268,19 +261,24 @@ def _stated(args: Arguments, operator: str, groups: Mapping[str, ProcessGroup]) 
     directed = _DIRECTED.search(operator)
     peers = (args.to_rank, args.from_rank, directed[1] if directed else -1)
     peer = int(next(number for number in peers if number is not None))
-    counts = (_count(args.elements_in), _count(args.elements_out))
-    elements = min((count for count in counts if count is not None), default=None)
-    width = DTYPE_BYTES.get(str(args.dtype).lower())
     name, size = str(args.group), _count(args.group_size) or 0
     group = groups.get(name) or ProcessGroup(name, listed(args.group_ranks))
     return {
         "operation": next((stated for stated in operations if stated != "Unknown"), None),
         "peer": peer if peer >= 0 else None,
-        "bytes": None if elements is None or width is None else elements * width,
+        "bytes": _message_bytes(args),
         "group": None if args.group is None else group,
         "size": size if 0 < size <= HIGHEST_RANK else None,
         "number": _count(args.number) or None,
+        "described": args != NO_ARGUMENTS or bool(operator),
     }
+
+
+def _message_bytes(args: Arguments) -> int | None:
+    counts = map(_count, (args.elements_in, args.elements_out))
+    elements = min((count for count in counts if count is not None), default=None)
+    width = DTYPE_BYTES.get(str(args.dtype).lower())
+    return None if elements is None or width is None else elements * width
 
 
 def _operation(name: str) -> str:
@@ -300,7 +298,6 @@ def _count(number: object) -> int | None:
 
 UNFINISHED = "the operation had not ended when the capture did"
 
-_WORKER = "pt_gloo_runloop"
 _WORKERS_PER_GROUP = 2
 
 #: of the others an input is not what one rank gives or gets
@@ -311,23 +308,17 @@ _ISSUED_BY = {
     "AllReduce": ("allreduce_", "allreduce_coalesced_"),
     "AllGather": ("allgather_", "_allgather_base_"),
     "ReduceScatter": ("reduce_scatter_", "_reduce_scatter_base_"),
-    "Broadcast": ("broadcast_",),
-    "Reduce": ("reduce_",),
     "AllToAll": ("alltoall_", "alltoall_base_"),
-    "Gather": ("gather_",),
-    "Scatter": ("scatter_",),
-    "Barrier": ("barrier",),
-    "Send": ("send",),
-    "Recv": ("recv_",),
-}
+    "Broadcast": ("broadcast_",), "Reduce": ("reduce_",), "Gather": ("gather_",),
+    "Scatter": ("scatter_",), "Barrier": ("barrier",), "Send": ("send",), "Recv": ("recv_",),
+}  # fmt: skip
 
 
 def _gloo_rows(trace: Trace) -> Ints:
     """Return where gloo's spans are among the annotations, in order of their begin."""
     spans = trace.spans["user_annotation"]
-    codes = spans.column("name")
-    is_gloo = [name.startswith("gloo:") for name in trace.names]
-    places = np.array([place for place in spans.args if is_gloo[codes[place]]], np.int64)
+    is_gloo = trace.named("user_annotation", "^gloo:")
+    places = np.array([place for place in spans.args if is_gloo[place]], np.int64)
     return places[order_by(spans.start[places])]
 
 
@@ -356,58 +347,50 @@ def calls_of_gloo(trace: Trace, groups: Mapping[str, ProcessGroup]) -> tuple[pa.
     operations = [operation(trace.names[code]) for code in spans.column("name")[chosen].tolist()]
     args = [spans.args[place] for place in chosen.tolist()]
     owners, lanes, warnings = _owners(trace, spans.column("thread")[chosen], groups)
-    issue, issue_end, issued = _issues(trace, operations, start)
+    operator = _operators_of_gloo(trace, operations, start)
+    issuing, issued = trace.spans["cpu_op"], operator >= 0
     ended = np.array([str(arguments.finished).lower() != "false" for arguments in args], bool)
-    table = fill(
-        "collective_calls",
-        chosen.size,
-        {
-            **member_columns(owners),
-            "operation": pa.array(operations),
-            "communicator_size": [len(group.ranks) if group else None for group in owners],
-            "stream": lanes,
-            "message_bytes": [*map(_gloo_bytes, operations, args)],
-            "issue_start_ns": nullable(issue, issued),
-            "issue_end_ns": nullable(issue_end, issued),
-            "start_ns": start,
-            "end_ns": nullable(spans.end[chosen], ended),
-            "source": "gloo",
-            "reason": encoded(np.where(ended, -1, 0), [UNFINISHED]).cast(pa.string()),
-        },
-    )
-    return table, warnings
+    columns = {
+        **_member_columns(owners),
+        "operation": pa.array(operations),
+        "communicator_size": [len(group.ranks) if group else None for group in owners],
+        "stream": lanes,
+        "message_bytes": [*map(_gloo_bytes, operations, args)],
+        "issue_start_ns": nullable(where_known(issuing.start, operator, 0), issued),
+        "issue_end_ns": nullable(where_known(issuing.end, operator, 0), issued),
+        "start_ns": start,
+        "end_ns": nullable(spans.end[chosen], ended),
+        "source": "gloo",
+        "reason": encoded(np.where(ended, -1, 0), [UNFINISHED]).cast(pa.string()),
+    }
+    return fill("collective_calls", chosen.size, columns), warnings
 
 
 def _owners(
     trace: Trace, threads: Ints, groups: Mapping[str, ProcessGroup]
 ) -> tuple[list[ProcessGroup | None], Ints, list[str]]:
     """Return each operation's process group (None: unknown), its number, and warnings."""
-    listed = list(groups.values())
+    listed, none = list(groups.values()), np.zeros(threads.size, np.int64)
     if len(listed) == 1:
-        return [listed[0]] * threads.size, np.zeros(threads.size, np.int64), []
-    named = {thread for thread, name in trace.threads.items() if _WORKER in name}
+        return [listed[0]] * threads.size, none, []
+    named = {thread for thread, name in trace.threads.items() if "pt_gloo_runloop" in name}
     workers = np.array(sorted(named | set(threads.tolist())), np.int64)
     if listed and workers.size == _WORKERS_PER_GROUP * len(listed):
         lanes = row_of(workers, threads) // _WORKERS_PER_GROUP
         return [listed[lane] for lane in lanes.tolist()], lanes, []
-    unknown = (
-        f"gloo does not name which of {len(listed)} process groups an operation is of, and the"
-        f" trace shows {workers.size} worker threads, not {_WORKERS_PER_GROUP} per group"
-        if listed
-        else "the trace lists no process groups: gloo's operations are taken as of one"
-    )
-    return [None] * threads.size, np.zeros(threads.size, np.int64), [unknown]
+    unknown = "the trace lists no process groups: gloo's operations are taken as of one"
+    if listed:
+        unknown = (
+            f"gloo does not name which of {len(listed)} process groups an operation is of, and the"
+            f" trace shows {workers.size} worker threads, not {_WORKERS_PER_GROUP} per group"
+        )
+    return [None] * threads.size, none, [unknown]
 
 
-def _issues(trace: Trace, operations: list[str], start: Ints) -> tuple[Ints, Ints, Bools]:
-    """Return when each operation was handed over; unknown where numbers or order do not agree.
-
-    The n-th operator of a kind is taken for the n-th span of that kind.
-    """
+def _operators_of_gloo(trace: Trace, operations: list[str], start: Ints) -> Ints:
+    """Return the n-th operator of its kind for the n-th operation; -1 where they do not agree."""
     spans = trace.spans["cpu_op"]
-    issue, until = np.zeros(start.size, np.int64), np.zeros(start.size, np.int64)
-    issued = np.zeros(start.size, bool)
-    kinds = np.array(operations)
+    operator, kinds = np.full(start.size, -1), np.array(operations)
     for kind in set(operations):
         names = [f"c10d::{name}" for name in _ISSUED_BY.get(kind, ())]
         wanted = [place for place, name in enumerate(trace.names) if name in names]
@@ -415,8 +398,8 @@ def _issues(trace: Trace, operations: list[str], start: Ints) -> tuple[Ints, Int
         handed = handed[order_by(spans.start[handed])]
         rows = np.flatnonzero(kinds == kind)
         if handed.size == rows.size and (spans.start[handed] <= start[rows]).all():
-            issue[rows], until[rows], issued[rows] = spans.start[handed], spans.end[handed], True
-    return issue, until, issued
+            operator[rows] = handed
+    return operator
 
 
 def _gloo_bytes(kind: str, args: Arguments) -> int | None:

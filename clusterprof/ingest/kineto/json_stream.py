@@ -109,10 +109,7 @@ def keys_of(file: IO[bytes], until: Collection[str] = ()) -> tuple[str, ...] | N
 
 
 def _members(text: bytes) -> Iterator[tuple[str, int, int]]:
-    """Yield the key of each member of the object that a text is, where that and its value begin.
-
-    As far as the text goes, and is JSON.
-    """
+    """Yield a text's members as far as it is JSON: the key, where that and its value begin."""
     # a character for each byte: what is looked for is ASCII
     plain = text.translate(_PLAIN).decode("latin-1")
     end: int | None = 1

@@ -34,7 +34,6 @@ from clusterprof.ingest.recording import (
     matching,
     not_launched,
     nullable,
-    with_names,
 )
 from clusterprof.tables import ReportInfo
 
@@ -49,7 +48,6 @@ _FEW_KERNELS_FRAC = 0.05
 _LEAST_LAUNCHED_FRAC = 0.5
 #: GPUs that one process may drive: a number beyond is none of theirs
 _MOST_DEVICES = 1024
-_OPTIMIZER_STEP = "Optimizer.step#"
 _COPY_DIRECTIONS = {
     "HtoD": "host_to_device", "DtoH": "device_to_host", "DtoD": "device_to_device",
     "PtoP": "peer", "HtoA": "host_to_device", "AtoH": "device_to_host",
@@ -159,29 +157,17 @@ def _read(path: Path, trace: Trace) -> Recording:
         raise other_tools.accelerator_error(path, unread)
     calls = {kind: trace.calls(kind, *from_) for kind, from_ in _HOST_CALLS.items()}
     job = trace.meta.get("distributedInfo")
-    if not isinstance(job, dict):
-        job = {}
+    job = job if isinstance(job, dict) else {}
     groups = collectives.process_groups(job)
     launched = calls["cuda"].launching(trace.spans["kernel"].column("correlation"))
     exchanging = collectives.exchanging_kernels(trace, launched)
     on_gpu, gpu_warnings = collectives.calls_of_kernels(trace, launched, exchanging, groups)
     on_cpu, cpu_warnings = collectives.calls_of_gloo(trace, groups)
-    rank, devices = job.get("rank"), trace.meta.get("deviceProperties", ())
     not_read = (f"{count} events of {device} are not read" for device, count in unread.items())
+    info = _info(path, trace.meta, job, groups).warned(*gpu_warnings, *cpu_warnings, *not_read)
+    devices = trace.meta.get("deviceProperties", ())
     steps = [name for name in trace.names if name.startswith(("ProfilerStep#", "clusterprof"))]
     by_profiler = bool(steps) and all(name.startswith("ProfilerStep#") for name in steps)
-    info = ReportInfo(
-        source=path,
-        profiler="torch.profiler",
-        epoch_ns=int(trace.meta.get("baseTimeNanoseconds", 0)),
-        rank=int(rank) if isinstance(rank, str) and rank.isdecimal() else rank,
-        world_size=job.get("world_size"),
-        host=str(trace.meta.get("host_name", "")),
-        versions=_versions(trace.meta, job),
-        backend=str(job.get("backend", "")),
-        groups={g.communicator: g.description for g in groups.values() if g.description},
-        warnings=(*gpu_warnings, *cpu_warnings, *not_read),
-    )
     recording = Recording(
         info=info,
         work=_work(trace, calls["cuda"], exchanging),
@@ -195,6 +181,26 @@ def _read(path: Path, trace: Trace) -> Recording:
     if not recording.has_events:
         raise other_tools.by_events(path, trace.unread, trace.processes)
     return recording
+
+
+def _info(
+    path: Path,
+    meta: Mapping[str, Any],
+    job: Mapping[str, Any],
+    groups: Mapping[str, collectives.ProcessGroup],
+) -> ReportInfo:
+    rank = job.get("rank")
+    return ReportInfo(
+        source=path,
+        profiler="torch.profiler",
+        epoch_ns=int(meta.get("baseTimeNanoseconds", 0)),
+        rank=int(rank) if isinstance(rank, str) and rank.isdecimal() else rank,
+        world_size=job.get("world_size"),
+        host=str(meta.get("host_name", "")),
+        versions=_versions(meta, job),
+        backend=str(job.get("backend", "")),
+        groups={g.communicator: g.description for g in groups.values() if g.description},
+    )
 
 
 def _versions(meta: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, str]:
@@ -213,23 +219,18 @@ def _work(trace: Trace, cuda: Calls, exchanging: Bools) -> list[pa.Table]:
     kinds = encoded(exchanging.astype(np.int32), ["compute", "collective"])
     names = encoded(trace.spans["kernel"].column("name"), trace.names)
     # `Memcpy HtoD (Pageable -> Device)` names direction and memory
-    words = [name.split(" ") if name.startswith("Memcpy") else [] for name in trace.names]
-    directions = [
-        _COPY_DIRECTIONS.get(word[1], "other") if len(word) > 1 else "other" for word in words
-    ]
+    words = (name.partition("Memcpy ")[2].partition(" ")[0] for name in trace.names)
+    directions = [_COPY_DIRECTIONS.get(word, "other") for word in words]
     copied = trace.spans["gpu_memcpy"].column("name")
     pageable, pinned = (trace.named("gpu_memcpy", kind) for kind in ("Pageable", "Pinned"))
+    copies: dict[str, Column] = {
+        "name": encoded(copied, [f"memcpy {direction}" for direction in directions]),
+        "direction": encoded(copied, directions),
+        "pageable": nullable(pageable, pageable | pinned),
+    }
     work = [
         _on_gpu(trace, "kernel", cuda, kind=kinds, name=names),
-        _on_gpu(
-            trace,
-            "gpu_memcpy",
-            cuda,
-            kind="copy",
-            name=encoded(copied, [f"memcpy {direction}" for direction in directions]),
-            direction=encoded(copied, directions),
-            pageable=nullable(pageable, pageable | pinned),
-        ),
+        _on_gpu(trace, "gpu_memcpy", cuda, kind="copy", **copies),
         _on_gpu(trace, "gpu_memset", cuda, kind="memset", name="memset"),
     ]
     if any(table.num_rows for table in work):
@@ -239,17 +240,10 @@ def _work(trace: Trace, cuda: Calls, exchanging: Bools) -> list[pa.Table]:
 
 def _on_gpu(trace: Trace, category: str, cuda: Calls, **more: Column) -> pa.Table:
     spans = trace.spans[category]
-    correlation = spans.column("correlation")
-    return activity(
-        spans.start,
-        spans.end,
-        spans.column("device"),
-        spans.column("stream"),
-        cuda.launching(correlation),
-        correlation=correlation,
-        size=None if category == "kernel" else spans.column("bytes"),
-        **more,
-    )
+    device, stream, ids = (spans.column(name) for name in ("device", "stream", "correlation"))
+    size = None if category == "kernel" else spans.column("bytes")
+    start, end, launched = spans.start, spans.end, cuda.launching(ids)
+    return activity(start, end, device, stream, launched, correlation=ids, size=size, **more)
 
 
 def _cpu_compute(trace: Trace) -> pa.Table:
@@ -276,17 +270,10 @@ def _cpu_compute(trace: Trace) -> pa.Table:
     by_start, by_end = (order_by(thread[owner], times) for times in (starts, ends))
     starts, ends, owner = starts[by_start], ends[by_end], owner[by_start]
     kept = ends > starts
-    starts, ends, owner = starts[kept], ends[kept], owner[kept]
-    none = not_launched(starts.size)
-    return activity(
-        starts,
-        ends,
-        none.start,
-        thread[owner],
-        none._replace(thread=thread[owner]),
-        kind="compute",
-        name=encoded(spans.column("name")[owner], trace.names),
-    )
+    threads, none = thread[owner[kept]], not_launched(int(np.count_nonzero(kept)))
+    name = encoded(spans.column("name")[owner[kept]], trace.names)
+    lanes = (none.start, threads, none._replace(thread=threads))
+    return activity(starts[kept], ends[kept], *lanes, kind="compute", name=name)
 
 
 def _event_waits(trace: Trace) -> Calls:
@@ -297,13 +284,10 @@ def _event_waits(trace: Trace) -> Calls:
     if recorded or not asked:
         none = np.zeros(0, np.int64)
         return Calls("cuda", none, none, none, none, [_EVENT_WAIT])
-    kinds = ("cuda", "op", "range")
-    calls = [trace.calls(kind, *_HOST_CALLS[kind]) for kind in kinds]
-    start, end, thread, name = (
-        np.concatenate([getattr(host_calls, column) for host_calls in calls])
-        for column in ("start", "end", "thread", "name")
-    )
-    asks = with_names(matching(trace.names, f"^{_EVENT_TIME}"), name)
+    categories = (category for kind in ("cuda", "op", "range") for category in _HOST_CALLS[kind])
+    calls = trace.calls("any", *categories)
+    start, end, thread = calls.start, calls.end, calls.thread
+    asks = matching(trace.names, f"^{_EVENT_TIME}")[calls.name]
     rows = np.isin(thread, thread[asks])
     time, on = np.concatenate((start[rows], end[rows])), np.tile(thread[rows], 2)
     asking = np.concatenate((asks[rows], np.zeros_like(asks[rows])))
@@ -328,8 +312,6 @@ def _step_ends(trace: Trace) -> Ints:
     """Return when the optimizer's steps end: of the optimizer with most of them."""
     spans = trace.spans["user_annotation"]
     codes = spans.column("name")
-    of_optimizer = trace.named("user_annotation", f"^{_OPTIMIZER_STEP}")
-    if not of_optimizer.any():
-        return np.empty(0, np.int64)
-    most = count_by(codes[of_optimizer]).argmax()
-    return np.sort(spans.end[codes == most])
+    of_optimizer = trace.named("user_annotation", r"^Optimizer\.step#")
+    most = count_by(codes[of_optimizer], 1).argmax()
+    return np.sort(spans.end[of_optimizer & (codes == most)])

@@ -26,7 +26,7 @@ from clusterprof.errors import ReportError
 from clusterprof.ingest import other_tools
 from clusterprof.ingest.kineto.json_stream import NotAList, keys_of, pieces
 from clusterprof.ingest.opening import opened, opened_ahead, unreadable
-from clusterprof.ingest.recording import Calls, matching, with_names
+from clusterprof.ingest.recording import Calls, matching
 
 #: microseconds, 127 years: what lies beyond is no time, nor fits 64 bits of nanoseconds
 _FARTHEST_US = 4e15
@@ -46,14 +46,10 @@ _FORMERLY = {
     "Kernel": "kernel", "Memcpy": "gpu_memcpy", "Memset": "gpu_memset", "Runtime": "cuda_runtime",
     "Operator": "cpu_op",
 }  # fmt: skip
-_STEP = "ProfilerStep#"
 #: metadata that name a thread, or a process
 _THREAD_NAME = "thread_name"
 _NAMING = (_THREAD_NAME, "process_name", "process_labels")
 _MOST_PROCESSES, _MOST_RANKS = 256, 1024
-_NUMBER = re.compile(r"\d+")
-#: digits of a rank: more are none's
-_DIGITS = 9
 #: threads that were named and not numbered then get numbers from here on
 _NAMED_THREADS = 1 << 40
 
@@ -61,8 +57,8 @@ _NAMED_THREADS = 1 << 40
 _LEAST_FUNCTION_US = 20.0
 #: how tools that merge ranks' traces label a process with its rank: `[TP02] 4002`
 _OF_RANK = re.compile(r"\[([^\]]*\d[^\]]*)\] ")
-#: how others do in the metadata of a process
-_RANK = re.compile(r"(?i)\brank\W*(\d+)")
+#: how others do in the metadata of a process; more digits are no rank's
+_RANK = re.compile(r"(?i)\brank\W*(\d{1,9})")
 #: what an event raises that is none
 _NO_TRACE = (AttributeError, OverflowError, RecursionError, TypeError, msgspec.ValidationError)
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+(?=>)")
@@ -190,7 +186,7 @@ class Trace:
 
     def by_rank(self) -> dict[int, Trace]:
         """Return the traces of `ranks` by the one number in each label, or else by their order."""
-        labels = {tuple(map(int, _NUMBER.findall(label))): label for label in self.ranks}
+        labels = {tuple(map(int, re.findall(r"\d+", label))): label for label in self.ranks}
         plain = all(len(numbers) == 1 for numbers in labels)
         return {
             numbers[0] if plain else k: self.ranks[labels[numbers]]
@@ -207,7 +203,7 @@ class Trace:
         name = str(args.name or args.labels or "")
         rank = _RANK.search(name)
         if rank and type(event.pid) is int and len(self.labelled) < _MOST_RANKS:
-            self.labelled[event.pid] = int(rank[1][:_DIGITS])
+            self.labelled[event.pid] = int(rank[1])
         if args.name and len(self.processes) < _MOST_PROCESSES:
             self.processes.add(name)
 
@@ -223,7 +219,7 @@ class Trace:
 
     def named(self, category: str, pattern: str) -> Bools:
         """Return for each span of a category whether its name matches a regular expression."""
-        return with_names(matching(self.names, pattern), self.spans[category].column("name"))
+        return matching(self.names, pattern)[self.spans[category].column("name")]
 
     def calls(self, kind: str, *categories: str) -> Calls:
         """Return the spans of some categories as calls of the host."""
@@ -288,10 +284,7 @@ def _damaged(path: Path, why: str) -> ReportError:
 
 
 def _take_ranks(events: list[Event], trace: Trace, codes: dict[str, int]) -> None:
-    """Add a piece's events to the columns of the rank that each is labelled with, if any is.
-
-    Their processes or arguments label them.
-    """
+    """Add events to the columns of the ranks by which their processes or arguments are labelled."""
     matches = [isinstance(event.pid, str) and _OF_RANK.match(event.pid) for event in events]
     labels = [match[1] if match else "" for match in matches]
     if not any(matches):
@@ -299,10 +292,10 @@ def _take_ranks(events: list[Event], trace: Trace, codes: dict[str, int]) -> Non
         labels = [str(rank) if type(rank) is int else "" for rank in ranks]
         if 2 * labels.count("") >= len(labels):
             return _take(events, trace, codes)
-    by_label: dict[str, list[Event]] = {}
+    by_label: dict[str, list[Event]] = {"": []}
     for label, event in zip(labels, events, strict=True):
         by_label.setdefault(label, []).append(event)
-    _take(by_label.pop("", []), trace, codes)
+    _take(by_label.pop(""), trace, codes)
     if len(by_label.keys() | trace.ranks.keys()) > _MOST_RANKS:
         raise ValueError("its events are labelled with more ranks than one trace can hold")
     for label, labelled in by_label.items():
@@ -324,7 +317,7 @@ def _take(events: list[Event], trace: Trace, codes: dict[str, int]) -> None:
         kept = by_category.get(event.cat)
         if kept is None and event.cat in _FORMERLY:
             now = _FORMERLY[event.cat]
-            is_step = now == "cpu_op" and event.name.startswith(_STEP)
+            is_step = now == "cpu_op" and event.name.startswith("ProfilerStep#")
             kept = by_category["user_annotation" if is_step else now]
         if kept is not None:
             kept.append(event)
@@ -371,7 +364,7 @@ def _extend(spans: Spans, events: list[Event], codes: dict[str, int], category: 
     first = len(arrays["ts"])
     arrays["ts"].extend([float(event.ts) for event in events])  # some tools write text
     arrays["dur"].extend([float(event.dur or 0) for event in events])
-    arrays["process"].extend([_process(event.pid) for event in events])
+    arrays["process"].extend(map(_process, map(attrgetter("pid"), events)))
     arrays["thread"].extend(_numbers([event.tid for event in events]))
     arrays["name"].extend([codes.setdefault(event.name, len(codes)) for event in events])
     args = [event.args or NO_ARGUMENTS for event in events]
@@ -380,12 +373,11 @@ def _extend(spans: Spans, events: list[Event], codes: dict[str, int], category: 
         arrays[name].extend([-1 if number is None else number for number in numbers])
     for place, (event, arguments) in enumerate(zip(events, args, strict=True), first):
         if event.name.startswith("gloo:") or arguments.collective is not None:
+            finished = arguments.finished if event.finished is None else event.finished
             # apart from the piece of text that their JSON lies in
+            shapes, types = arguments.shapes.copy(), arguments.types.copy()
             spans.args[place] = msgspec.structs.replace(
-                arguments,
-                finished=arguments.finished if event.finished is None else event.finished,
-                shapes=arguments.shapes.copy(),
-                types=arguments.types.copy(),
+                arguments, finished=finished, shapes=shapes, types=types
             )
 
 

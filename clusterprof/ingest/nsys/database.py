@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -22,12 +23,11 @@ import pyarrow.compute as pc
 import pyarrow.ipc
 
 from clusterprof.agent.contracts import files
-from clusterprof.columns import Ints, places
+from clusterprof.columns import Ints, integers, places
 from clusterprof.errors import ReportError
 from clusterprof.ingest.nsys import schema
 from clusterprof.ingest.nsys.schema import Table
 from clusterprof.ingest.opening import FARTHEST, unreadable
-from clusterprof.ingest.recording import ints
 from clusterprof.unpacking import most
 
 _MAGIC = b"SQLite format 3\x00"
@@ -40,8 +40,6 @@ _PATIENCE_S = 300
 _BETWEEN_LOOKS = 100_000
 #: bytes of one text, of which a loop of pages makes any number
 _LONGEST = 64 << 20
-#: SQLITE_LIMIT_LENGTH of <sqlite3.h>
-_LIMIT_LENGTH = 0
 _TOO_MUCH = "a query gives more than a database of this size holds"
 #: characters; a column added with a default has it in every row that was there before
 _LONGEST_DEFAULT = 64
@@ -68,8 +66,9 @@ class Export:
         self._large: Any = None
         with ExitStack() as stack:
             self._small = stack.enter_context(closing(sqlite3.connect(self._uri, uri=True)))
-            if set_limit := getattr(self._small, "setlimit", None):  # Python 3.11
-                set_limit(_LIMIT_LENGTH, min(self._most, _LONGEST))
+            if sys.version_info >= (3, 11):
+                longest = min(self._most, _LONGEST)
+                self._small.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, longest)
             # Names of other processes need not be UTF-8, and must not stop the reading.
             self._small.text_factory = lambda raw: raw.decode("utf-8", "replace")
             until = time.monotonic() + _PATIENCE_S
@@ -273,7 +272,7 @@ class Export:
             return np.empty(0, np.int64)
         if column.null_count or not pa.types.is_integer(column.type):
             raise self._damaged(f"not every {name} is a whole number")
-        values = ints(result, name)
+        values = integers(result, name)
         if name in ("start", "end") and (values.min() < -FARTHEST or values.max() > FARTHEST):
             raise self._damaged(f"a {name} lies more than a century from the report's beginning")
         return values

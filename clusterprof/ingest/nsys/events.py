@@ -14,15 +14,7 @@ from clusterprof.ingest.nsys import schema
 from clusterprof.ingest.nsys.database import Export
 from clusterprof.ingest.operations import exchanging_names
 from clusterprof.ingest.rank_steps import ends_of_updates, updates
-from clusterprof.ingest.recording import (
-    Calls,
-    Column,
-    Launched,
-    encoded,
-    matching,
-    nullable,
-    with_names,
-)
+from clusterprof.ingest.recording import Calls, Column, Launched, encoded, matching, nullable
 from clusterprof.tables import GRAPH
 
 
@@ -50,6 +42,10 @@ class Ranges:
         columns = ("start", "end", "process", "thread", "domain", "row", "name")
         return replace(self, **{column: getattr(self, column)[chosen] for column in columns})
 
+    def calls(self, kind: Column) -> Calls:
+        """Return the ranges as calls of the host."""
+        return Calls(kind, self.start, self.end, self.thread, self.name, self.names)
+
     def in_domains(self, *wanted: str) -> Bools:
         """Return for each range whether its domain has one of the names."""
         is_wanted = np.zeros(self.start.size, bool)
@@ -60,7 +56,7 @@ class Ranges:
 
     def named(self, pattern: str) -> Bools:
         """Return for each range whether its name has the regular expression `pattern` in it."""
-        return with_names(matching(self.names, pattern), self.name)
+        return matching(self.names, pattern)[self.name]
 
 
 def read_ranges(export: Export) -> Ranges:
@@ -70,7 +66,6 @@ def read_ranges(export: Export) -> Ranges:
         return Ranges(none, none, none, none, none, none, none, [], {})
     has_domains = export.has(schema.NVTX, "domainId")
     domain = 'coalesce(n."domainId", 0)' if has_domains else "0"
-    text, join = export.text(schema.NVTX, "text", "textId")
     # Not joined: each of a million ranges would have its name's text.
     reference = 'coalesce(n."textId", -1)' if export.has(schema.NVTX, "textId") else "-1"
     result = export.arrow(
@@ -86,23 +81,15 @@ def read_ranges(export: Export) -> Ranges:
         for column in ("tid", "start", "end", "domain", "row", "named", "elsewhere")
     )
     name, names = _range_names(export, result.column("name"), np.where(elsewhere, named, -1))
+    text, join = export.text(schema.NVTX, "text", "textId")
     created = export.rows(
         f'SELECT n."globalTid", {domain}, {text} FROM {{0}} n {join}'
         f' WHERE {int(has_domains)} AND n."eventType" = {schema.DOMAIN_CREATE}',
-        schema.NVTX,
-        schema.STRINGS,
+        *(schema.NVTX, schema.STRINGS),
     )
-    return Ranges(
-        start=start,
-        end=end,
-        process=schema.process_of(tid),
-        thread=schema.thread_of(tid),
-        domain=of_domain,
-        row=row,
-        name=name,
-        names=names,
-        domains={(schema.process_of(tid), int(number)): str(name) for tid, number, name in created},
-    )
+    domains = {(schema.process_of(tid), int(number)): str(name) for tid, number, name in created}
+    process, thread = schema.process_of(tid), schema.thread_of(tid)
+    return Ranges(start, end, process, thread, of_domain, row, name, names, domains)
 
 
 def _range_names(export: Export, own: pa.ChunkedArray, ids: Ints) -> tuple[Ints, list[str]]:
@@ -159,13 +146,10 @@ def kernels_by_process(export: Export) -> list[dict[str, int]]:
         return []
     raw = export.kernels
     codes, names = export.names(_kernel_names(raw))
-    columns = {
-        "process": schema.process_of(raw["globalPid"]),
-        "device": raw["deviceId"],
-        "nccl": exchanging_names(names, codes),
-    }
+    process, device = schema.process_of(raw["globalPid"]), raw["deviceId"]
+    columns = {"process": process, "device": device, "nccl": exchanging_names(names, codes)}
     keys = ["process", "device"]
-    kernels = pa.table(columns).filter((raw["globalPid"] >= 0) & (raw["deviceId"] >= 0))
+    kernels = pa.table(columns).filter((raw["globalPid"] >= 0) & (device >= 0))
     counts = kernels.group_by(keys).aggregate([("nccl", "count"), ("nccl", "sum")])
     rows: list[dict[str, int]] = counts.sort_by([(key, "ascending") for key in keys]).to_pylist()
     return rows
@@ -191,7 +175,7 @@ def read_work(export: Export, process: int | None, cuda: Calls) -> Activity:
     is_nccl = exchanging_names(full_names, full)
     kinds = encoded(is_nccl.astype(np.int32), ["compute", "collective"])
     ours = np.flatnonzero(~is_nccl & launched.known)
-    update = with_names(updates(full_names), full)[ours]
+    update = updates(full_names)[full[ours]]
     nccl = np.flatnonzero(is_nccl)
     nccl = nccl[order_by(raw["start"][nccl])]
     begin, end, stream = (raw[name][nccl] for name in ("start", "end", "streamId"))
@@ -225,11 +209,9 @@ def _copies(raw: Mapping[str, Ints], cuda: Calls) -> pa.Table:
     direction = direction_of[np.clip(raw["copyKind"], 0, 63)]
     host_memory = np.select([direction == 1, direction == 2], [raw["srcKind"], raw["dstKind"]], -1)
     stated = (host_memory == schema.PAGEABLE) | (host_memory == schema.PINNED)
-    return _work(
-        raw,
-        cuda,
-        kind="copy",
-        name=encoded(direction, [f"memcpy {label}" for label in schema.DIRECTIONS]),
-        direction=encoded(direction, schema.DIRECTIONS),
-        pageable=nullable(host_memory == schema.PAGEABLE, stated),
-    )
+    columns: dict[str, Column] = {
+        "name": encoded(direction, [f"memcpy {label}" for label in schema.DIRECTIONS]),
+        "direction": encoded(direction, schema.DIRECTIONS),
+        "pageable": nullable(host_memory == schema.PAGEABLE, stated),
+    }
+    return _work(raw, cuda, kind="copy", **columns)

@@ -42,7 +42,6 @@ _NEWER = re.compile(
     r"(?:Version number is invalid: |created in Nsight Systems version \()(\d{4}[@.\d]+)"
 )
 
-
 #: one value for all reports: it is asked only once what it offers
 _known = lru_cache(maxsize=8)(Nsys)
 
@@ -96,7 +95,7 @@ def _read(path: Path, tools: Sequence[Nsys], folder: Path, alone: bool) -> list[
         except ReportError as error:
             errors.append(error)
     else:
-        tried = [f"tried: {', '.join(tool.path for tool in tools)}"] if len(tools) > 1 else []
+        tried = [f"tried: {', '.join(tool.path for tool in tools)}"] * (len(tools) > 1)
         raise ReportError(errors[0].what, *errors[0].details, *tried) from errors[0]
     # A newer nsys may have left them out too, of a report that an older one made.
     beside = JsonBeside(nsys, report, database.with_suffix(".json"))
@@ -105,10 +104,7 @@ def _read(path: Path, tools: Sequence[Nsys], folder: Path, alone: bool) -> list[
 
 
 def _tables(nsys: Nsys, report: Path, path: Path, database: Path) -> dict[str, Path]:
-    """Export a report to the SQLite `database`, and return the tables that are Arrow's beside it.
-
-    Whatever is wrong with an export to Arrow, one to SQLite is made.
-    """
+    """Export a report to the SQLite `database`; the tables that are Arrow's beside it, if any."""
     arrow = database.with_suffix(".arrow")
     if nsys.offers("export", ARROW):
         try:
@@ -122,35 +118,26 @@ def _tables(nsys: Nsys, report: Path, path: Path, database: Path) -> dict[str, P
 
 def export_command(nsys: Nsys, report: Path, target: Path, kind: str = "sqlite") -> list[str]:
     """The command line that exports `report`, with the flags that this nsys has."""
-    return [
-        nsys.path, "export", f"--type={kind}", "--force-overwrite=true",
-        *(payload_flags(nsys) if kind != "json" else ()), f"--output={target}",
-        # nsys takes a leading dash for an option; an absolute path has none
-        os.path.realpath(report),
-    ]  # fmt: skip
-
-
-def payload_flags(nsys: Nsys) -> list[str]:
-    """How it exports NVTX payloads to tables, as bytes or else as text; [] before 2024.6.
-
-    Of advanced NCCL tracing only the text is documented: where it is offered, both.
-    """
-    names = ("--include-blobs", "--include-json")
+    # NVTX payloads come to tables as bytes or else as text, and before 2024.6 not at all
+    names = ("--include-blobs", "--include-json") if kind != "json" else ()
     flags = [f"{flag}=true" for flag in names if nsys.offers("export", flag)]
-    return flags if flags[1:] and nsys.offers("profile", "--nccl-trace") else flags[:1]
+    if not nsys.offers("profile", "--nccl-trace"):
+        del flags[1:]  # of advanced NCCL tracing only the text is documented: there it is both
+    # nsys takes a leading dash for an option; an absolute path has none
+    paths = [f"--output={target}", os.path.realpath(report)]
+    return [nsys.path, "export", f"--type={kind}", "--force-overwrite=true", *flags, *paths]
 
 
 def _imported(nsys: Nsys, path: Path, folder: Path) -> Path:
     """Return the report that nsys's importer makes of a `.qdstrm`."""
-    program = nsys.importer
-    if program is None:
+    if nsys.importer is None:
         raise ReportError(
             f"{path} is not a report yet, and {nsys.path} has no importer to make one of it",
             "import it where nsys was installed whole, and give what that makes:",
             f"QdstrmImporter -i {path}",
         )
     report = folder / f"{path.stem}.nsys-rep"
-    _make([program, "-i", str(path.resolve()), "-o", str(report)], path, report)
+    _make([nsys.importer, "-i", str(path.resolve()), "-o", str(report)], path, report)
     return report
 
 
@@ -177,40 +164,33 @@ class JsonBeside:
             why = "; ".join((error.what, *error.details[:1]))
             self.warnings.append(f"{NO_PAYLOADS}: {why}")
             self.target.unlink(missing_ok=True)
-            return nccl_payloads.nothing()
+            return Payloads.of()
 
 
 def _make(command: list[str], path: Path, target: Path) -> None:
     """Run nsys or its importer, which makes `target` of the report `path`."""
     try:
         done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_DEADLINE_S,
-            check=False,
-        )
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+            timeout=_DEADLINE_S, check=False,
+        )  # fmt: skip
     except subprocess.TimeoutExpired as error:
-        raise ReportError(
-            f"nsys did not finish the export of {path} within {_DEADLINE_S // 60} minutes"
-        ) from error
+        text = f"nsys did not finish the export of {path} within {_DEADLINE_S // 60} minutes"
+        raise ReportError(text) from error
     except OSError as error:
         raise ReportError(f"{command[0]} cannot be started: {error.strerror}") from error
-    made = target.is_dir() or (target.is_file() and target.stat().st_size > 0)
-    if done.returncode != 0 or not made:
-        lines = f"{done.stderr}\n{done.stdout}".replace("\r", "\n").split("\n")
-        printed = (line for line in map(str.strip, lines) if line and "Exporting" not in line)
-        if recorded_by := _NEWER.search(done.stderr + done.stdout):
-            version = recorded_by[1].replace("@", ".")
-            raise ReportError(
-                f"{path} is of nsys {version}, which {command[0]} cannot read",
-                f"install that nsys or a newer one, or name one: {VARIABLE}=PATH",
-            )
+    if done.returncode == 0 and target.exists() and (target.is_dir() or target.stat().st_size):
+        return
+    if recorded_by := _NEWER.search(done.stderr + done.stdout):
+        version = recorded_by[1].replace("@", ".")
         raise ReportError(
-            f"nsys could not export {path} (exit status {done.returncode})",
-            f'nsys printed: "{next(printed, "nothing")}"',
-            "a report of a newer nsys needs that nsys; one cut short must be recorded or copied"
-            " again",
+            f"{path} is of nsys {version}, which {command[0]} cannot read",
+            f"install that nsys or a newer one, or name one: {VARIABLE}=PATH",
         )
+    lines = f"{done.stderr}\n{done.stdout}".replace("\r", "\n").split("\n")
+    printed = (line for line in map(str.strip, lines) if line and "Exporting" not in line)
+    raise ReportError(
+        f"nsys could not export {path} (exit status {done.returncode})",
+        f'nsys printed: "{next(printed, "nothing")}"',
+        "a report of a newer nsys needs that nsys; one cut short must be recorded or copied again",
+    )

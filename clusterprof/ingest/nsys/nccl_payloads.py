@@ -9,8 +9,9 @@ read as the user guide describes them.
 
 from __future__ import annotations
 
+import contextlib
 from binascii import a2b_base64
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,12 @@ import orjson
 import pyarrow as pa
 
 from clusterprof.agent.contracts import files
-from clusterprof.columns import Bools, Ints, row_among, where_known
+from clusterprof.columns import Bools, Ints, integers, row_among, where_known
 from clusterprof.errors import ReportError
 from clusterprof.ingest.nsys import schema
 from clusterprof.ingest.nsys.database import Export
 from clusterprof.ingest.nsys.events import Ranges
 from clusterprof.ingest.opening import unreadable
-from clusterprof.ingest.recording import ints
 
 #: bytes of a JSON export that are read at once
 _PIECE = 8 << 20
@@ -97,8 +97,9 @@ class Payloads:
     present: dict[str, Bools]
 
     @classmethod
-    def of(cls, row: Ints) -> Payloads:
+    def of(cls, row: Ints | Sequence[int] = ()) -> Payloads:
         """Return payloads of these rows in which every field is still missing."""
+        row = np.asarray(row, np.int64)
         names = set(FIELDS.values())
         values = {name: np.zeros(row.size, np.int64) for name in names}
         return cls(row, values, {name: np.zeros(row.size, bool) for name in names})
@@ -121,43 +122,34 @@ class Bodies:
     content: npt.NDArray[np.uint8]
 
 
-def nothing() -> Payloads:
-    """Return no payload at all."""
-    return Payloads.of(np.empty(0, np.int64))
-
-
 def read(export: Export, rows: Ints, *, advanced: bool = False) -> Payloads:
     """Return the payloads of the NVTX rows from the first to the last of `rows`.
 
     `advanced`: of advanced tracing, whose documented form is the text.
     """
     if not rows.size:
-        return nothing()
+        return Payloads.of()
     limits = f"n.rowid BETWEEN {rows.min()} AND {rows.max()}"
     has_text = export.has(schema.NVTX, "jsonText")
-    of_text = _from_json(export, limits) if has_text else nothing()
-    if advanced and of_text.row.size:
+    of_text = _from_json(export, limits) if has_text else Payloads.of()
+    if (advanced and of_text.row.size) or not export.has(schema.NVTX, "binaryData"):
         return of_text
-    if export.has(schema.NVTX, "binaryData"):
-        table = export.arrow(
-            f"SELECT n.rowid AS row, CAST(n.binaryData AS BLOB) AS payload FROM {{0}} n"
-            f" WHERE n.binaryData IS NOT NULL AND {limits} ORDER BY n.rowid",
-            schema.NVTX,
-        )
-        if table.num_rows:
-            rows = table.column("row").to_numpy()
-            return decoded(_bodies(rows, table.column("payload")), _layouts(export))
-    return of_text
+    table = export.arrow(
+        f"SELECT n.rowid AS row, CAST(n.binaryData AS BLOB) AS payload FROM {{0}} n"
+        f" WHERE n.binaryData IS NOT NULL AND {limits} ORDER BY n.rowid",
+        schema.NVTX,
+    )
+    if not table.num_rows:
+        return of_text
+    bodies = _bodies(table.column("row").to_numpy(), table.column("payload"))
+    return decoded(bodies, _layouts(export))
 
 
 def _layouts(export: Export) -> dict[int, Layout]:
     """Return schema id -> the fields we know, from the export's own description."""
-    entries = export.rows(
-        'SELECT "schemaId", name, coalesce("offset", 0), type FROM {0}',
-        schema.PAYLOAD_ENTRIES,
-    )
+    sql = 'SELECT "schemaId", name, coalesce("offset", 0), type FROM {0}'
     layouts: dict[int, Layout] = {}
-    for number, name, offset, kind in entries:
+    for number, name, offset, kind in export.rows(sql, schema.PAYLOAD_ENTRIES):
         if name in FIELDS and kind in _TYPES:
             layouts[number] = (*layouts.get(number, ()), (FIELDS[name], offset, _TYPES[kind]))
     return layouts
@@ -209,10 +201,9 @@ def _known_layout(schema_id: int, length: int) -> Layout:
     followed = number in _FOLLOWED_BY
     size_alone = length == (16 if followed else 8)
     offset = 0 if size_alone and (followed or number in _NOT_FOLLOWED) else 8
-    layout: Layout = (("bytes", offset, "<u8"),)
-    if offset:
-        layout = (("communicator", 0, "<u8"), *layout)
-    last = _FOLLOWED_BY.get(number, "")
+    layout: Layout = (("communicator", 0, "<u8"),) if offset else ()
+    layout = (*layout, ("bytes", offset, "<u8"))
+    last = _FOLLOWED_BY.get(number)
     return (*layout, (last, offset + 8, "<i4")) if last else layout
 
 
@@ -221,10 +212,9 @@ def _from_json(export: Export, limits: str) -> Payloads:
     rows = export.rows(
         f"SELECT n.rowid, {text} FROM {{0}} n {join}"
         f" WHERE {text} IS NOT NULL AND {limits} ORDER BY n.rowid",
-        schema.NVTX,
-        schema.STRINGS,
+        *(schema.NVTX, schema.STRINGS),
     )
-    payloads = Payloads.of(np.array([row for row, _ in rows], np.int64))
+    payloads = Payloads.of([row for row, _ in rows])
     for place, (_, content) in enumerate(rows):
         for name, value in _numbers(content).items():
             payloads.values[name][place] = value
@@ -238,17 +228,15 @@ def _numbers(content: str) -> dict[str, int]:
         payload = orjson.loads(content)
     except orjson.JSONDecodeError:
         return {}
+    payload = payload if isinstance(payload, dict) else {}
     fields = {}
-    for name, value in payload.items() if isinstance(payload, dict) else ():
-        try:
-            # Some versions write large numbers as text, with separators or in hexadecimal.
-            number = int(value) if not isinstance(value, str) else int(value.replace(",", ""), 0)
-        except (ValueError, TypeError):
-            continue
-        if name in FIELDS:
+    for name, value in ((name, payload[name]) for name in payload if name in FIELDS):
+        # Some versions write large numbers as text, with separators or in hexadecimal.
+        with contextlib.suppress(ValueError, TypeError):
+            number = int(value.replace(",", ""), 0) if isinstance(value, str) else int(value)
             fields[FIELDS[name]] = _signed(number)
-    kind = str(payload.get("dataType")).lower() if isinstance(payload, dict) else ""
-    if "count" in fields and (size := _ELEMENT_BYTES.get(kind.removeprefix("nccl"))):
+    size = _ELEMENT_BYTES.get(str(payload.get("dataType")).lower().removeprefix("nccl"))
+    if "count" in fields and size:
         fields["bytes"] = fields["count"] * size
     return fields
 
@@ -271,16 +259,15 @@ def read_json(path: Path, ranges: Ranges) -> Payloads:
     except OSError as error:
         raise unreadable(path, error) from error
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise ReportError(
-            f"{path} is not as nsys writes JSON: {type(error).__name__} {error}"
-        ) from error
+        text = f"{path} is not as nsys writes JSON: {type(error).__name__} {error}"
+        raise ReportError(text) from error
     keys = ["start", "process", "thread", "domain"]
     range_keys = pa.table({name: getattr(ranges, name) for name in (*keys, "row")})
     event_keys = events.select(keys).append_column("place", pa.array(np.arange(events.num_rows)))
     both = range_keys.join(event_keys, keys, join_type="inner")
-    row, once = np.unique(ints(both, "row"), return_index=True)
-    chosen = events.take(pa.array(ints(both, "place")[once]))
-    return decoded(Bodies(row, ints(chosen, "schema"), *_places(chosen["body"])))
+    row, once = np.unique(integers(both, "row"), return_index=True)
+    chosen = events.take(pa.array(integers(both, "place")[once]))
+    return decoded(Bodies(row, integers(chosen, "schema"), *_places(chosen["body"])))
 
 
 def _lines(path: Path) -> Iterator[list[bytes]]:

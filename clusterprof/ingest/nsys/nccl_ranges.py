@@ -47,8 +47,8 @@ from clusterprof.ingest.recording import encoded, fill, joined, nullable, span_a
 #: the payloads of these ranges, out of another file
 Elsewhere = Callable[[Ranges], Payloads]
 
-#: the collectives that NCCL numbers, each function by itself
-FUNCTIONS = ("AllGather", "AllReduce", "Broadcast", "Reduce", "ReduceScatter")
+#: the collectives that NCCL counts each by itself, numbered
+FUNCTIONS = {"AllGather": 0, "AllReduce": 1, "Broadcast": 2, "Reduce": 3, "ReduceScatter": 4}
 
 NO_KERNEL = "no NCCL kernel was launched inside this call's range"
 NO_GROUP_END = "the capture ended before this group was launched"
@@ -98,7 +98,8 @@ def read(
     in_domain = ranges.in_domains(schema.NCCL_DOMAIN)
     ranges = ranges.where(in_domain if in_domain.any() else ranges.named("^nccl[A-Z]"))
     ranges = ranges.where(order_by(ranges.thread, ranges.start))
-    advanced = is_advanced(ranges)
+    is_call = ranges.named(NCCL_CALL)
+    advanced = bool((is_call & ~ranges.named("^nccl")).any())
     payloads = nccl_payloads.read(export, ranges.row, advanced=advanced)
     if ranges.row.size and not payloads.row.size and elsewhere is not None:
         payloads = elsewhere(ranges)
@@ -107,10 +108,11 @@ def read(
         calls = program_calls(ranges, payloads)
         group, closing = api_groups(ranges, calls)
     else:
-        calls = np.flatnonzero(ranges.named(NCCL_CALL))
+        calls = np.flatnonzero(is_call)
         group, closing = _groups(ranges)
     names = np.array([operation(name) for name in ranges.names], object)
-    _, named = payloads.at(ranges.row[calls], "communicator")
+    # the communicator is 0 where there is none
+    communicator, named = payloads.at(ranges.row[calls], "communicator")
     kept, exchanges = _exchanges(names[ranges.name[calls]], group[calls], named)
     calls, exchange = calls[kept], exchanges[kept]
     launcher = np.where((group[calls] >= 0) | (closing[calls] >= 0), closing[calls], calls)
@@ -118,20 +120,12 @@ def read(
     launched = kernels.launched
     inside = range_around(ranges, launchers, launched.thread, launched.start)
     inside = _executing(ranges.row[calls], launcher, inside, kernels, on_device, payloads)
-    # 0 where there is none
-    communicator, _ = payloads.at(ranges.row[calls], "communicator")
-    links = _link(launcher, inside, communicator, kernels)
+    links = _link(launcher, inside, communicator[kept], kernels)
     communicators = _communicators(ranges, payloads)
     operations = np.where(exchange, EXCHANGE, names[ranges.name[calls]])
-    table = _call_table(
-        ranges.where(calls),
-        operations,
-        group[calls],
-        links,
-        payloads,
-        communicators,
-        _ids(ranges.row[calls], operations, on_device, ranges, payloads),
-    )
+    links["operation_id"] = _ids(ranges.row[calls], operations, on_device, ranges, payloads)
+    called = ranges.where(calls)
+    table = _call_table(called, operations, group[calls], links, payloads, communicators)
     # a stream is a communicator's: one that otherwise only exchanges has done so before as well
     only = np.setdiff1d(links["stream"][exchange], links["stream"][~exchange])
     left = np.flatnonzero(inside < 0)
@@ -177,8 +171,7 @@ def _groups(ranges: Ranges) -> tuple[Ints, Ints]:
     `ncclGroupEnd` is not in the capture. `ranges` are sorted by thread, then begin. A thread
     whose first event is a `ncclGroupEnd` was inside a group when the capture began.
     """
-    group = np.full(ranges.thread.size, -1, np.int64)
-    closing = group.copy()
+    group, closing = np.full((2, ranges.thread.size), -1, np.int64)
     opens, closes = ranges.named("^ncclGroupStart$"), ranges.named("^ncclGroupEnd$")
     if not closes.any():
         return group, closing
@@ -241,19 +234,19 @@ def _ids(
     order = order[on_device.known[order]]
     place = np.where(has_api, row_among(on_device.api[order], api), -1)
     device_row = where_known(ranges.row[on_device.first[order]], place, -1)
-    beside = np.where(place >= 0, device_row, rows)
-    ids, present = _of_either(payloads, "operation", rows, beside)
+    # of a call's own payload, else of its part on the GPU
+    own_or_device = np.where(place >= 0, device_row, rows)
+
+    def of_either(name: str) -> tuple[Ints, Bools]:
+        (first, given), (second, present) = (payloads.at(r, name) for r in (rows, own_or_device))
+        return np.where(given, first, second), given | present
+
+    ids, present = of_either("operation")
     if not present.any():
-        ids, present = _of_either(payloads, "sequence", rows, beside)
-        number_of = {function: number for number, function in enumerate(FUNCTIONS)}
-        number = np.array([number_of.get(name, -1) for name in operations.tolist()], np.int64)
+        ids, present = of_either("sequence")
+        number = np.array([FUNCTIONS.get(name, -1) for name in operations.tolist()], np.int64)
         ids, present = ids * len(FUNCTIONS) + number, present & (number >= 0)
     return nullable(ids, present)
-
-
-def _of_either(payloads: Payloads, name: str, rows: Ints, beside: Ints) -> tuple[Ints, Bools]:
-    (first, given), (second, present) = payloads.at(rows, name), payloads.at(beside, name)
-    return np.where(given, first, second), given | present
 
 
 def _link(launcher: Ints, inside: Ints, communicator: Ints, kernels: NcclKernels) -> dict[str, Any]:
@@ -317,8 +310,8 @@ def _call_table(
     links: Mapping[str, Any],
     payloads: Payloads,
     communicators: Communicators,
-    ids: pa.Array,
 ) -> pa.Table:
+    """Return the calls; `links` are their columns of kernels, and their operations' ids."""
     (communicator, has_communicator), (bytes_, has_bytes), (root, has_root), (peer, has_peer) = (
         payloads.at(calls.row, name) for name in ("communicator", "bytes", "root", "peer")
     )
@@ -326,24 +319,20 @@ def _call_table(
     codes = np.where(has_communicator, place, -1)
     names = [f"{number % (1 << 64):#018x}" for number in distinct.tolist()]  # as NCCL prints them
     size = np.array([communicators.known.get(c, (-1, -1))[0] for c in communicator.tolist()], int)
-    return fill(
-        "collective_calls",
-        calls.start.size,
-        {
-            "operation": pa.array(operations, pa.string()).dictionary_encode(),
-            "communicator": encoded(codes, names).cast(pa.string()),
-            "communicator_size": nullable(size.astype(np.int32), size > 0),
-            **links,
-            "message_bytes": nullable(bytes_, has_bytes),
-            "root": nullable(root.astype(np.int32), has_root),
-            "peer": nullable(peer.astype(np.int32), has_peer),
-            "operation_id": ids,
-            "group": nullable(group.astype(np.int32), group >= 0),
-            "issue_start_ns": calls.start,
-            "issue_end_ns": nullable(calls.end, calls.end >= calls.start),
-            "source": encoded(has_bytes.astype(np.int32), ["nvtx_name", "nvtx_payload"]),
-        },
-    )
+    columns = {
+        "operation": pa.array(operations, pa.string()).dictionary_encode(),
+        "communicator": encoded(codes, names).cast(pa.string()),
+        "communicator_size": nullable(size.astype(np.int32), size > 0),
+        **links,
+        "message_bytes": nullable(bytes_, has_bytes),
+        "root": nullable(root.astype(np.int32), has_root),
+        "peer": nullable(peer.astype(np.int32), has_peer),
+        "group": nullable(group.astype(np.int32), group >= 0),
+        "issue_start_ns": calls.start,
+        "issue_end_ns": nullable(calls.end, calls.end >= calls.start),
+        "source": encoded(has_bytes.astype(np.int32), ["nvtx_name", "nvtx_payload"]),
+    }
+    return fill("collective_calls", calls.start.size, columns)
 
 
 def _kernel_table(kernels: NcclKernels, orphans: Ints, exchange: Bools) -> pa.Table:
@@ -352,28 +341,20 @@ def _kernel_table(kernels: NcclKernels, orphans: Ints, exchange: Bools) -> pa.Ta
     codes = kernels.name[orphans]
     sent = np.array([name == "SendRecv" for name in names], bool)[codes] & exchange
     launched = kernels.launched.at(orphans)
-    return fill(
-        "collective_calls",
-        orphans.size,
-        {
-            "operation": encoded(np.where(sent, len(names), codes), [*names, EXCHANGE]),
-            "stream": kernels.stream[orphans],
-            "issue_start_ns": nullable(launched.start, launched.known),
-            "issue_end_ns": nullable(launched.end, launched.known),
-            "start_ns": kernels.start[orphans],
-            "end_ns": kernels.end[orphans],
-            "source": "kernel_name",
-            "reason": NO_CALL,
-        },
-    )
+    columns = {
+        "operation": encoded(np.where(sent, len(names), codes), [*names, EXCHANGE]),
+        "stream": kernels.stream[orphans],
+        "issue_start_ns": nullable(launched.start, launched.known),
+        "issue_end_ns": nullable(launched.end, launched.known),
+        "start_ns": kernels.start[orphans],
+        "end_ns": kernels.end[orphans],
+        "source": "kernel_name",
+        "reason": NO_CALL,
+    }
+    return fill("collective_calls", orphans.size, columns)
 
 
 # -- advanced tracing ----------------------------------------------------------------------------
-
-
-#: ranges of NCCL's own work, in which operations come a second time; the second inside the first
-_SCHEDULING = ("^GroupLaunch$", "^GroupRuntime$")
-_API_GROUP = "^API Group$"
 
 
 @dataclass(frozen=True)
@@ -390,22 +371,15 @@ class DeviceOperations:
     known: Bools
 
 
-def is_advanced(ranges: Ranges) -> bool:
-    """Return whether these ranges of NCCL's domain are those of advanced tracing."""
-    calls = ranges.named(NCCL_CALL)
-    return bool((calls & ~ranges.named("^nccl")).any())
-
-
 def device_operations(ranges: Ranges, payloads: Payloads) -> DeviceOperations:
     """Return the operations on the GPU: the channels of one have one `localId`."""
     number, on_device = payloads.at(ranges.row, "on_device")
     rows = np.flatnonzero(on_device & (ranges.end >= ranges.start))
     _, first, place = np.unique(number[rows], return_index=True, return_inverse=True)
-    first_rows = rows[first]
-    start = least_by(place, ranges.start[rows], ranges.start[first_rows])
-    end = greatest_by(place, ranges.end[rows], ranges.end[first_rows])
-    api, has_api = payloads.at(ranges.row[first_rows], "api")
-    return DeviceOperations(first_rows, start, end, api, has_api)
+    first = rows[first]
+    start = least_by(place, ranges.start[rows], ranges.start[first])
+    end = greatest_by(place, ranges.end[rows], ranges.end[first])
+    return DeviceOperations(first, start, end, *payloads.at(ranges.row[first], "api"))
 
 
 def program_calls(ranges: Ranges, payloads: Payloads) -> Ints:
@@ -415,7 +389,8 @@ def program_calls(ranges: Ranges, payloads: Payloads) -> Ints:
     """
     _, on_device = payloads.at(ranges.row, "on_device")
     is_call = ranges.named(NCCL_CALL) & ~on_device
-    for name in _SCHEDULING:
+    # NCCL's own work, in which operations come a second time; the second inside the first
+    for name in ("^GroupLaunch$", "^GroupRuntime$"):
         outer = np.flatnonzero(ranges.named(name))
         is_call &= range_around(ranges, outer, ranges.thread, ranges.start) < 0
     rows = np.flatnonzero(is_call)
@@ -430,9 +405,8 @@ def api_groups(ranges: Ranges, calls: Ints) -> tuple[Ints, Ints]:
 
     The launching range is the `API Group`; one around a single call is no group.
     """
-    around = range_around(
-        ranges, np.flatnonzero(ranges.named(_API_GROUP)), ranges.thread, ranges.start
-    )
+    api_ranges = np.flatnonzero(ranges.named("^API Group$"))
+    around = range_around(ranges, api_ranges, ranges.thread, ranges.start)
     of_calls, counts = np.unique(around[calls], return_counts=True)
     return row_among(of_calls[(counts > 1) & (of_calls >= 0)], around), around
 

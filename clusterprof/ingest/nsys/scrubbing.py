@@ -13,7 +13,6 @@ import functools
 import re
 import shutil
 import sqlite3
-from collections.abc import Iterable
 from pathlib import Path
 
 from clusterprof import masking
@@ -24,8 +23,6 @@ from clusterprof.ingest.nsys.sqlite import wanted_variables
 
 #: Besides the rank's place: versions, which explain a recording and hold nothing private.
 _KEPT = {"CUDA_VERSION", "NCCL_VERSION", "GROUP_RANK", "LOCAL_WORLD_SIZE", "ROLE_RANK"}
-
-_REMOVED = "removed by clusterprof scrub"
 
 #: marks a copy as ours in SQLite's own field for that ("clsp")
 _MARK = 0x636C7370
@@ -100,25 +97,27 @@ def _clean(database: sqlite3.Connection) -> None:
     for (name,) in tables:
         described = database.execute(f"PRAGMA table_info({_quoted(name.decode())})")
         columns[name.decode()] = [row[1].decode() for row in described]
+    environments = "(name GLOB '*Environment*' OR name GLOB '*ENVIRONMENT_VARIABLE')"
+    kept = "CAST(variables(CAST(value AS BLOB)) AS TEXT)"
     for table in columns.keys() & _FACTS.keys():
         stays = " OR ".join("name GLOB ?" for _ in _FACTS[table])
         database.execute(f"DELETE FROM {table} WHERE NOT ({stays})", _FACTS[table])
-        _keep_variables(database, table)
+        # of environments, one variable or NUL-separated ones, only those that may stay
+        database.execute(f"UPDATE {table} SET value = {kept} WHERE {environments}")
+        database.execute(f"DELETE FROM {table} WHERE value = '' AND {environments}")
     if "ProcessStreams" in columns:
         database.execute("DELETE FROM ProcessStreams")
     _forget_other_processes(database, columns)
     _keep_named_strings(database, columns)
     for table, names in columns.items():
-        if not table.startswith("ENUM_") and table not in _FACTS and table != "StringIds":
-            _mask(database, table, names)
-
-
-def _keep_variables(database: sqlite3.Connection, table: str) -> None:
-    """Of environments, one variable or NUL-separated ones, only those that may stay."""
-    environments = "name GLOB '*Environment*' OR name GLOB '*ENVIRONMENT_VARIABLE'"
-    kept = "CAST(variables(CAST(value AS BLOB)) AS TEXT)"
-    database.execute(f"UPDATE {table} SET value = {kept} WHERE {environments}")
-    database.execute(f"DELETE FROM {table} WHERE value = '' AND ({environments})")
+        if table.startswith("ENUM_") or table in (*_FACTS, "StringIds"):
+            continue
+        for column in map(_quoted, names):  # texts that look like an assignment or a secret
+            masked = f"CAST(masked(CAST({column} AS BLOB)) AS TEXT)"
+            database.execute(
+                f"UPDATE {_quoted(table)} SET {column} = {masked}"
+                f" WHERE typeof({column}) = 'text' AND {column} <> {masked}"
+            )
 
 
 def _variables(value: object) -> bytes:
@@ -149,15 +148,15 @@ def _keep_named_strings(database: sqlite3.Connection, columns: dict[str, list[st
     if "StringIds" not in columns:
         return
     names, symbols = (_ids(database, columns, wanted) for wanted in (_NAMES, _SYMBOLS))
+    named = names | symbols
+    update = "UPDATE StringIds SET value = CAST(? AS TEXT) WHERE id = ?"
     for row, value in database.execute("SELECT id, value FROM StringIds").fetchall():
-        if b"\0" in (value or b"") or row not in names | symbols:
-            kept = _variables(value) or _REMOVED.encode()
+        if b"\0" in (value or b"") or row not in named:
+            kept = _variables(value) or b"removed by clusterprof scrub"
         else:
             kept = value if row not in names else _masked(value)
         if kept != value:
-            database.execute(
-                "UPDATE StringIds SET value = CAST(? AS TEXT) WHERE id = ?", (kept, row)
-            )
+            database.execute(update, (kept, row))
 
 
 def _ids(
@@ -172,16 +171,6 @@ def _ids(
         for (row,) in database.execute(f"SELECT DISTINCT {column} FROM {_quoted(table)}")
         if isinstance(row, int)
     }
-
-
-def _mask(database: sqlite3.Connection, table: str, names: Iterable[str]) -> None:
-    """Mask what looks like an assignment or a secret in every text of a table."""
-    for column in map(_quoted, names):
-        masked = f"CAST(masked(CAST({column} AS BLOB)) AS TEXT)"
-        database.execute(
-            f"UPDATE {_quoted(table)} SET {column} = {masked}"
-            f" WHERE typeof({column}) = 'text' AND {column} <> {masked}"
-        )
 
 
 def _quoted(name: str) -> str:

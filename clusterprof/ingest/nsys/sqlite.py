@@ -21,7 +21,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
 from clusterprof import words
 from clusterprof.agent.contracts import identity as identities
@@ -33,8 +32,8 @@ from clusterprof.ingest.nsys.events import Activity, Ranges
 from clusterprof.ingest.nsys.nccl_ranges import Communicators, Elsewhere
 from clusterprof.ingest.opening import opened, unreadable
 from clusterprof.ingest.operations import without_nccl
-from clusterprof.ingest.rank_steps import names_steps
-from clusterprof.ingest.recording import Calls, Recording, encoded, with_names
+from clusterprof.ingest.rank_steps import step_numbers
+from clusterprof.ingest.recording import Calls, Recording, encoded
 from clusterprof.results import NODES
 from clusterprof.tables import ReportInfo
 
@@ -42,8 +41,6 @@ from clusterprof.tables import ReportInfo
 _BOILERPLATE = re.compile(
     r"^(Not all .* might have been collected|Scheduling information is absent)"
 )
-
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 #: Equal on every rank of one job, different between jobs. SLURM_STEP_ID is not among them:
 #: a job is often started as one step per node. A heterogeneous job has one id per component,
@@ -83,21 +80,20 @@ def read(
         ranges = events.read_ranges(export)
         info, who = report_info(export)
         processes = rank_processes(export, ranges, who, alone=alone)
-        read = [
-            _read_process(export, info, process, processes, ranges, elsewhere, alone)
-            for process in processes
-        ]
-    recordings = [recording for recording, _ in read]
-    if len(read) == 1:
+        recordings, communicators = [], []
+        for process in processes:
+            others = [other for other in processes if other != process]
+            of_process = _read_process(export, info, process, others, ranges, elsewhere, alone)
+            recordings.append(of_process[0])
+            communicators.append(of_process[1])
+    if len(recordings) == 1:
         return recordings
     # the environment is of the command that started them all: it names none of them
-    communicators = [of_process for _, of_process in read]
     ranks, world, doubts = numbered(communicators, who, processes)
-    several = []
     for local, (recording, rank) in enumerate(zip(recordings, ranks, strict=True)):
         info = replace(recording.info, rank=rank, world_size=world, local_rank=local)
-        several.append(replace(recording, info=info).warned(*doubts))
-    return sorted(several, key=lambda recording: recording.info.rank or 0)
+        recordings[local] = replace(recording, info=info.warned(*doubts))
+    return sorted(recordings, key=lambda recording: recording.info.rank or 0)
 
 
 @contextmanager
@@ -116,7 +112,7 @@ def _unpacked(path: Path) -> Iterator[Path]:
             again = "export or copy it again, and compare the sizes"
             raise ReportError(f"{path} is {damage}", again) from error
         except OSError as error:
-            if error.errno not in _DISK_FULL:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise unreadable(path, error) from error
             raise ReportError(
                 f"{path} cannot be unpacked into {folder}: {error.strerror}",
@@ -126,41 +122,31 @@ def _unpacked(path: Path) -> Iterator[Path]:
 
 
 def _read_process(
-    export: Export,
-    info: ReportInfo,
-    process: int | None,
-    processes: Sequence[int | None],
-    ranges: Ranges,
-    elsewhere: Elsewhere | None,
-    alone: bool,
-) -> tuple[Recording, Communicators]:
+    export: Export, info: ReportInfo, process: int | None, others: Sequence[int | None],
+    ranges: Ranges, elsewhere: Elsewhere | None, alone: bool,
+) -> tuple[Recording, Communicators]:  # fmt: skip
     if process is not None:
         ranges = ranges.where(ranges.process == process)
     cuda, of_the_system = _calls(export, process)
     work = events.read_work(export, process, cuda)
     odd = list(_odd_work(export, work, alone))
     collectives, communicators, on_device = nccl_ranges.read(export, ranges, work.nccl, elsewhere)
-    others = [other for other in processes if other != process]
+    others_kernels = without_nccl([work.nccl.names[code] for code in work.nccl.name.tolist()])
     info = replace(
-        info.warned(
-            *odd,
-            *without_nccl([work.nccl.names[code] for code in work.nccl.name.tolist()]),
-            *_diagnostics(export, process, others),
-        ),
+        info.warned(*odd, *others_kernels, *_diagnostics(export, process, others)),
         rank=communicators.world_rank(None) if info.rank is None else info.rank,
         backend="nccl" if collectives.num_rows else "",
     )
     gpus = export.rows("SELECT id, name FROM {0}", schema.GPUS)
     closed = ranges.where((ranges.end >= ranges.start) & ~np.isin(ranges.row, on_device))
-    gil = encoded(closed.in_domains(schema.GIL_DOMAIN).astype(np.int32), ["range", "python"])
-    in_ranges = Calls(gil, closed.start, closed.end, closed.thread, closed.name, closed.names)
+    kinds = encoded(closed.in_domains(schema.GIL_DOMAIN).astype(np.int32), ["range", "python"])
     marks = ranges.where(~ranges.in_domains(schema.NCCL_DOMAIN, schema.GIL_DOMAIN))
     recording = Recording(
         info=info,
         work=work.work,
-        calls=[cuda, of_the_system, in_ranges],
+        calls=[cuda, of_the_system, closed.calls(kinds)],
         collectives=collectives,
-        marks=Calls("range", marks.start, marks.end, marks.thread, marks.name, marks.names),
+        marks=marks.calls("range"),
         marked_by="nvtx",
         step_ends=work.step_ends,
         devices={number: str(name) for number, name in gpus},
@@ -194,7 +180,10 @@ def _odd_work(export: Export, work: Activity, alone: bool) -> Iterator[str]:
     Raises ReportError for several GPUs of a report that is not known to be of one rank (`alone`).
     """
     kernels, graphs, *_ = work.work
-    gpus = driven(kernels)
+    numbers, counts = np.unique(kernels["device"].to_numpy(), return_counts=True)
+    # it does not drive one of which it uses a little
+    often = counts >= _LEAST_WORK * counts.max(initial=0)
+    gpus = numbers[often & (numbers >= 0)].tolist()
     if len(gpus) > 1:
         text = f"one process drives {len(gpus)} GPUs ({words.numbers(gpus)})"
         if not alone:
@@ -323,52 +312,41 @@ def rank_processes(
     other ranks among its children, nor has one of which it is known (`alone`). A list of None
     where no process does anything.
     """
-    work = events.kernels_by_process(export)
+    # the last row of a process, and of a GPU, is that with most kernels
+    busiest_last = sorted(
+        events.kernels_by_process(export),
+        key=lambda row: (row["nccl_count"], -row["process"], -row["device"]),
+    )
+    device_of = {row["process"]: row["device"] for row in busiest_last}
     calls = ranges.process[ranges.named("^nccl[A-Z]") | ranges.in_domains(schema.NCCL_DOMAIN)]
-    steps = ranges.process[with_names(names_steps(ranges.names), ranges.name)]
+    steps = ranges.process[step_numbers(ranges.names)[ranges.name] >= 0]
     inner = {launcher.name for launcher in identities.LAUNCHERS if launcher.inner}
     is_rank = who is not None and who.source in inner and (who.world_size or 1) > 1
     for candidates in (
-        {row["process"] for row in work if row["nccl_sum"]} | set(calls.tolist()),
-        _busiest_of_gpus(work),
-        set() if work else set(steps.tolist()),
+        {row["process"] for row in busiest_last if row["nccl_sum"]} | set(calls.tolist()),
+        _busiest_of_gpus(busiest_last),
+        set() if busiest_last else set(steps.tolist()),
     ):
+        if candidates and (alone or is_rank):
+            return [min(candidates)]  # a rank's children come after it
         if candidates:
-            ordered = sorted(candidates, key=lambda process: (_device(work, process), process))
-            # a rank's children come after it
-            return [min(candidates)] if alone or is_rank else list(ordered)
+            return sorted(candidates, key=lambda process: (device_of.get(process, -1), process))
     return [_busiest(export, ranges)]
 
 
-def _busiest_of_gpus(work: Sequence[Mapping[str, int]]) -> set[int]:
-    """The busiest process of each GPU."""
-    busiest_last = sorted(work, key=lambda row: (row["nccl_count"], -row["process"]))
-    most = busiest_last[-1]["nccl_count"] if work else 0
-    of_device = {row["device"]: row for row in busiest_last}
-    return {row["process"] for row in of_device.values() if row["nccl_count"] >= _LEAST_WORK * most}
-
-
-def driven(kernels: pa.Table) -> list[int]:
-    """Return the GPUs that a process drives, by its kernels: none of which it uses a little."""
-    gpus, count = np.unique(kernels["device"].to_numpy(), return_counts=True)
-    return [int(gpu) for gpu in gpus[count >= _LEAST_WORK * count.max(initial=0)] if gpu >= 0]
-
-
-def _device(work: Sequence[Mapping[str, int]], process: int) -> int:
-    rows = [row for row in work if row["process"] == process]
-    return max(rows, key=lambda row: row["nccl_count"])["device"] if rows else -1
+def _busiest_of_gpus(busiest_last: Sequence[Mapping[str, int]]) -> set[int]:
+    busiest = {row["device"]: row for row in busiest_last}.values()
+    least = _LEAST_WORK * max((row["nccl_count"] for row in busiest), default=0)
+    return {row["process"] for row in busiest if row["nccl_count"] >= least}
 
 
 def _busiest(export: Export, ranges: Ranges) -> int | None:
     """Return the process with most GPU work, else most ranges, else most OS calls."""
     tables = (schema.KERNEL, schema.GRAPH, schema.MEMCPY, schema.RUNTIME, None, schema.OS_RUNTIME)
     for table in tables:
-        if table is None:
-            processes = ranges.process
-        elif export.has(table.name, table.owner):
+        processes = ranges.process if table is None else np.empty(0, np.int64)
+        if table is not None and export.has(table.name, table.owner):
             processes = schema.process_of(export.numbers(table, columns=[table.owner])[table.owner])
-        else:
-            continue
         if processes.size:
             distinct, counts = np.unique(processes, return_counts=True)
             return int(distinct[np.argmax(counts)])
@@ -376,9 +354,7 @@ def _busiest(export: Export, ranges: Ranges) -> int | None:
 
 
 def numbered(
-    communicators: Sequence[Communicators],
-    who: Identity | None,
-    processes: Sequence[int | None],
+    communicators: Sequence[Communicators], who: Identity | None, processes: Sequence[int | None]
 ) -> tuple[list[int], int | None, list[str]]:
     """Return the ranks of several processes, their world's size, and warnings.
 
