@@ -15,7 +15,7 @@ EXAMPLES = (
 
 
 def job(line: CommandLine) -> Job:
-    """See `clusterprof.launchers.Launcher`."""
+    """The job that starts the program as it is; `run` itself has no options. Raises UsageError."""
     if line.options:
         raise UsageError(
             f"run has no option {line.options[0]}",
@@ -23,4 +23,7 @@ def job(line: CommandLine) -> Job:
         )
     identity = whose_ranks(line.program, ALONE)
     # What starts the processes tells their number to them alone: the world's size is not known.
-    return Job("run", tuple(line.program), None, "", identity, mount_remarks(line))
+    return Job(
+        "run", tuple(line.program), world_size=None, size_source="", identity=identity,
+        remarks=mount_remarks(line),
+    )  # fmt: skip

@@ -90,11 +90,13 @@ def collect_attempts(
     finishing_s: float = FINISHING_S,
     write: bool = True,
 ) -> tuple[Window, list[Outcome]]:
-    """The outcomes in the attempt that is to be merged, and that attempt; `write` as in `collect`.
+    """The attempt that is to be merged, and its ranks' outcomes.
+
+    `expected` and `write` as in `collect`.
 
     An elastic launcher starts all ranks over when one has failed. Reports of two attempts do not
     belong together: the attempt with most whole windows is taken, then that with most reports,
-    then the last. The reason of a rank that has a report in another attempt only names that.
+    then the last. A rank that has a report in another attempt only says so in its reason.
     """
     attempts, outcomes_of = run.attempts(), {}
     reported_in: dict[int, int] = {}

@@ -146,7 +146,7 @@ class Hung:
             self.clock.sleep(0)
 
     def end(self) -> None:
-        self.hanging.own.interrupt()
+        self.hanging.stop()
         self.outbox.finish()
         self.clock.sleep(0)
         assert not self.beside.writer.peers

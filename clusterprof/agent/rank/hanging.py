@@ -37,6 +37,7 @@ class Hanging:
         self.recorder = recorder
         self.counter = counter
         #: the thread's own way to the writer
+        #: the thread's own way to the writer
         self.own = Outbox(None)
         #: held while dumping: no process group is destroyed meanwhile
         self.dumping = _thread.allocate_lock()
@@ -69,6 +70,10 @@ class Hanging:
             with contextlib.suppress(Exception):
                 if self.own.wait("hangs", _DAY_S):
                     self.own.say("hangs", **self.answer())
+
+    def stop(self) -> None:
+        """Have the thread wait for the writer no more: it ends with the program."""
+        self.own.interrupt()
 
     def answer(self) -> Dict[str, Any]:
         """Hand over the dump; which step hangs, since when and where, and why there is no dump."""

@@ -333,12 +333,13 @@ class Rank:
         A rank that captured no window has counted its steps only (COUNTED); but one that was picked
         for the first window has said why it has none.
         """
-        if os.getpid() != self.pid:
+        if os.getpid() != self.pid:  # a child of the rank's, or what it has done already
             return
         self.pid = 0
         counter.flush()
         if self.hanging is not None:
-            self.hanging.own.interrupt()  # its thread ends with the program
+            self.hanging.stop()
+        # the latest window first: it may be open
         for recorder in reversed(self.recorders):
             if recorder.window is not None:
                 recorder.window.finish()

@@ -174,13 +174,17 @@ def _least(enough: Callable[[float], bool], low: float, high: float, within: flo
 def _overhead(job: Replay, usual_ns: int, slow: float, fast: float) -> tuple[int, int]:
     """What tracing adds to each moment of a host (ns) where GPUs are as fast as in the window.
 
-    The least with which a step takes as long as it usually does; and what is typical if it then
-    does, else the middle of all with which it does.
+    `slow` and `fast` are what a step takes (ns) as recorded, and if tracing had added all that it
+    may (`limits.PAUSE_NS`). Returns the least without which a step takes what it usually does; and
+    what is typical if it then does, else the middle of all without which it does.
     """
+    resolution_ns = 200
 
     def first(step_ns: float) -> float:
         """The least overhead without which a step takes no longer than this."""
-        return _least(lambda ns: _made(job, int(ns)).pace() <= step_ns, 0, limits.PAUSE_NS, 200)
+        return _least(
+            lambda ns: _made(job, int(ns)).pace() <= step_ns, 0, limits.PAUSE_NS, resolution_ns
+        )
 
     long, short = usual_ns * (1 + limits.VARIES_FRAC), usual_ns * (1 - limits.VARIES_FRAC)
     least = 0 if slow <= long else first(long)

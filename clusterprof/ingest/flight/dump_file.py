@@ -198,9 +198,10 @@ def _check(
 
 
 def as_version_2(path: Path, document: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
-    """Return a dump as version 2 would have it, and warnings.
+    """Return a dump as version 2 would have it, and warnings: each call with its group's name, its
+    time in ns, whether it is a Send or Recv, and its number.
 
-    Raises ReportError where its recorder has dropped what the calls' numbers could be counted by.
+    Raises ReportError where its recorder has dropped calls that the numbers are counted from.
     """
     entries = [{"record_id": place, **entry} for place, entry in enumerate(document["entries"])]
     if all("process_group" in entry for entry in entries):
@@ -217,7 +218,7 @@ def as_version_2(path: Path, document: Mapping[str, Any]) -> tuple[Mapping[str, 
         by_group.setdefault(entry["pg_id"], []).append(entry)
         made.append(entry)
     for calls in by_group.values():
-        _count(path, calls)
+        _number(path, calls)
     listed = {
         name: {"name": name, "desc": text, "ranks": ranks} for name, text, ranks in groups.values()
     }
@@ -241,8 +242,8 @@ def _groups(ranks: Mapping[int, list[int]]) -> dict[int, tuple[str, str, list[in
     return described
 
 
-def _count(path: Path, entries: Sequence[dict[str, Any]]) -> None:
-    """Number the collectives of one group, and apart from them its sends and receives."""
+def _number(path: Path, entries: Sequence[dict[str, Any]]) -> None:
+    """Set `collective_seq_id` and `p2p_seq_id` of one group's calls: each kind is counted apart."""
     numbers = np.array([entry["seq_id"] for entry in entries], np.int64)
     directed = np.array([entry["is_p2p"] for entry in entries], bool)
     # what ends a batch has the number of its parts

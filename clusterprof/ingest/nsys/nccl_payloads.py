@@ -207,11 +207,12 @@ def _known_layout(schema_id: int, length: int) -> Layout:
     return (*layout, (last, offset + 8, "<i4")) if last else layout
 
 
-def _from_json(export: Export, limits: str) -> Payloads:
+def _from_json(export: Export, condition: str) -> Payloads:
+    """The payloads that nsys writes as text (2024.6 on), of ranges that meet a condition of SQL."""
     text, join = export.text(schema.NVTX, "jsonText", "jsonTextId")
     rows = export.rows(
         f"SELECT n.rowid, {text} FROM {{0}} n {join}"
-        f" WHERE {text} IS NOT NULL AND {limits} ORDER BY n.rowid",
+        f" WHERE {text} IS NOT NULL AND {condition} ORDER BY n.rowid",
         *(schema.NVTX, schema.STRINGS),
     )
     payloads = Payloads.of([row for row, _ in rows])
