@@ -15,7 +15,7 @@ way which of the others' communicators they are of: operations and sizes agree i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
 
@@ -253,11 +253,10 @@ def named_alike(calls: Sequence[Calls]) -> tuple[list[Calls], dict[str, float]]:
     together with none of the others' keeps its name, and all do where there are too many. Names
     that did not have to be inferred are not in the second.
     """
-    kinds = {c.rank: _usual_kind(c.communicator.tolist()) for c in calls if len(c)}
-    counted = Counter(kind for kind in kinds.values() if kind)
+    kinds = {c.rank: _usual(map(_kind, c.communicator.tolist())) for c in calls if len(c)}
     if len(set(kinds.values())) < 2:
         return list(calls), {}
-    leading = max(counted, key=lambda kind: (counted[kind], kind == "nccl"))
+    leading = _usual(filter(None, kinds.values()))
     communicators = _members([c for c in calls if kinds.get(c.rank) == leading])
     others = [c for c in calls if kinds.get(c.rank, leading) != leading]
     if sum(np.unique(c.stream).size for c in others) * len(communicators) > _MOST_COMPARISONS:
@@ -275,11 +274,14 @@ def named_alike(calls: Sequence[Calls]) -> tuple[list[Calls], dict[str, float]]:
     return alike, confidence
 
 
-def _usual_kind(names: Sequence[str | None]) -> str:
-    """What most of a rank's names are: NCCL's ids, names of process groups, or none (empty)."""
-    counted = Counter(
-        "" if name is None else "nccl" if name.startswith("0x") else "group" for name in names
-    )
+def _kind(name: str | None) -> str:
+    """NCCL's id, the name of a process group, or none (empty)."""
+    return "" if name is None else "nccl" if name.startswith("0x") else "group"
+
+
+def _usual(kinds: Iterable[str]) -> str:
+    """The kind that most have; of several NCCL's ids, then groups."""
+    counted = Counter(kinds)
     return max(counted, key=lambda kind: (counted[kind], kind))
 
 

@@ -48,35 +48,26 @@ def match(ranks: Sequence[RankTables]) -> pa.Table:
     """
     rows, clocks = MatchedRows(), KnownOffsets()
     calls, confidence = named_alike([read(t) for t in sorted(ranks, key=lambda r: r.rank)])
-    sizes = {t.info.world_size for t in ranks if t.info.world_size is not None}
+    sizes = {t.info.world_size for t in ranks} - {None}
     world = sizes.pop() if len(sizes) == 1 else None
-    named: dict[str, list[Calls]] = {}
-    nameless: list[Calls] = []
-    for own in calls:
-        by_name = own.by("communicator")
-        nameless += [by_name.pop(None, own.take(slice(0)))]
-        for name, member in by_name.items():
-            named.setdefault(name, []).append(member)
+    named, nameless = _by_name(calls)
     # streams of all ranks of a job, and nothing else: its communicators divide them evenly
-    whole = not named and len(calls) == world and all(len(own) for own in calls)
+    whole = not named and len(calls) == world and all(map(len, calls))
     # NCCL's own ids are the same on all members
     ids = any(name.startswith("0x") for name in named)
     unprofiled = math.inf if ids or world is None else max(world - len(ranks), 0)
-    undecided: list[_Communicator] = []
-    directed: dict[str, list[Calls]] = {}
+    communicators, directed = [], []
     for name, of_name in named.items():
         members, sends = _split(of_name)
         if _share_no_name(members, unprofiled):
             nameless += members
             members = []
-        communicator = _Communicator(rows, name, members, confidence.get(name, 1.0))
-        if not communicator.match(clocks):
-            undecided.append(communicator)
-        if sends:
-            directed[name] = sends
+        communicators.append(_Communicator(rows, name, members, confidence.get(name, 1.0)))
+        directed.append((name, sends))
+    undecided = [communicator for communicator in communicators if not communicator.match(clocks)]
     for communicator in undecided:
         communicator.match(clocks, final=True)
-    for name, sends in directed.items():
+    for name, sends in directed:
         pair_by_id(rows, name, sends, world, clocks)
     within = _nameless(rows, nameless, whole=whole)
     metadata = {TOLERANCE: str(round(within)), CONTRADICTED: json.dumps(rows.contradicted)}
@@ -94,6 +85,18 @@ def contradicted(matched: pa.Table) -> dict[str, str]:
     """Return the communicators whose operations' ids contradict each other, and how."""
     reasons: dict[str, str] = json.loads((matched.schema.metadata or {}).get(CONTRADICTED, b"{}"))
     return reasons
+
+
+def _by_name(calls: Sequence[Calls]) -> tuple[dict[str, list[Calls]], list[Calls]]:
+    """The ranks' calls of each communicator, and of each rank those without one."""
+    named: dict[str, list[Calls]] = {}
+    nameless = []
+    for own in calls:
+        by_name = own.by("communicator")
+        nameless.append(by_name.pop(None, own.take(slice(0))))
+        for name, member in by_name.items():
+            named.setdefault(name, []).append(member)
+    return named, nameless
 
 
 def _share_no_name(members: Sequence[Calls], unprofiled: float) -> bool:
@@ -153,51 +156,48 @@ class _Communicator:
             self._unmatched(self.members, "single member profiled")
             return True
         longest = max(self.members, key=len)
-        shifts = self._shifts(longest, clocks)
-        fitting = [shift for shift in shifts if shift is not None]
-        if any(shift.paired is not None for shift in fitting):
-            self._by_ids([shift.offset_ns for shift in fitting])
+        by_id = self._identified(longest)
+        if all(by_id) and any(shift.paired for shift in by_id if shift):
+            self._by_ids([shift.offset_ns for shift in by_id if shift])
             return True
+        shifts = [
+            (shift if shift and not shift.paired else None)
+            or find_shift(longest, calls, expected_ns=clocks.between(longest.rank, calls.rank))
+            for calls, shift in zip(self.members, by_id, strict=True)
+        ]
         for calls, shift in zip(self.members, shifts, strict=True):
             if shift is not None and shift.confidence >= CERTAIN:
                 clocks.add(longest.rank, calls.rank, shift.offset_ns)
-        if not final and any(shift.confidence < CERTAIN for shift in fitting):
+        return self._in_order(longest, shifts, final=final)
+
+    def _in_order(self, longest: Calls, shifts: Sequence[Shift | None], *, final: bool) -> bool:
+        """As `match`, each member displaced against the longest by its shift, where it has one."""
+        fitting = [shift for shift in shifts if shift is not None]
+        confidence = min(shift.confidence for shift in fitting)
+        if confidence < CERTAIN and not final:
             return False
-        if len(fitting) == len(shifts):
-            least = min(shift.by for shift in fitting)
-            order = [
-                np.arange(len(calls)) + shift.by - least
-                for calls, shift in zip(self.members, fitting, strict=True)
-            ]
-            self._add(order, min(shift.confidence for shift in fitting))
-        else:
+        if len(fitting) < len(shifts):
             self._where_some_do_not_fit(longest, [shift is not None for shift in shifts])
+            return True
+        least = min(shift.by for shift in fitting)
+        by = [shift.by - least for shift in fitting]
+        self._add(
+            [np.arange(len(m)) + k for m, k in zip(self.members, by, strict=True)], confidence
+        )
         return True
 
     def _unmatched(self, members: Sequence[Calls], reason: str) -> None:
         for calls in members:
             self.rows.unmatched(calls, self.name, reason)
 
-    def _shifts(self, longest: Calls, clocks: KnownOffsets) -> list[Shift | None]:
-        """How each member is displaced against the longest: by ids, else by steps and times.
-
-        With gaps (`Shift.paired`) only where all have ids.
-        """
-        itself = Shift(0, 1.0, 0, by_id=True)
-        shifts: list[Shift | None] = [itself if m is longest else None for m in self.members]
+    def _identified(self, longest: Calls) -> list[Shift | None]:
+        """How each member is displaced against the longest by the ids of operations."""
+        itself = Shift(0, 1.0, 0)
         try:
-            by_id = [itself if m is longest else identified(longest, m) for m in self.members]
+            return [itself if m is longest else identified(longest, m) for m in self.members]
         except ContradictoryIdsError as error:
             self.rows.contradicted[self.name] = str(error)
-        else:
-            if all(by_id):
-                return by_id
-            shifts = [shift if shift and shift.paired is None else None for shift in by_id]
-        return [
-            shift
-            or find_shift(longest, calls, expected_ns=clocks.between(longest.rank, calls.rank))
-            for calls, shift in zip(self.members, shifts, strict=True)
-        ]
+        return [itself if m is longest else None for m in self.members]
 
     def _by_ids(self, offsets_ns: Sequence[int]) -> None:
         """Match by the ids of operations alone, where calls were lost on the way.

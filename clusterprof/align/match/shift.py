@@ -32,8 +32,6 @@ _GLANCES = (32, 512)
 _REGULAR, _FINEST_NS, _FEW = 3.0, 3_000.0, 3
 #: of directed calls this part was waited for: a Recv that waits ends as soon as its Send
 _WAITED = 0.25
-#: an expected offset says nothing beyond this
-_NEAR_NS = 1_000_000_000
 #: from this confidence on a displacement determines the clock offset
 CERTAIN = 0.9
 
@@ -45,8 +43,6 @@ class Shift:
     by: int
     confidence: float
     offset_ns: int
-    #: by the profiler's ids of operations
-    by_id: bool = False
     #: where calls were lost on the way: which of a are which of b, both ascending, whatever `by`
     paired: tuple[Ints, Ints] | None = None
 
@@ -115,7 +111,7 @@ def identified(a: Calls, b: Calls, *, directed: bool = False) -> Shift | None:
     offset = offset_between(a, in_a, b, in_b, directed=directed)
     if offset is None:
         raise ContradictoryIdsError(f"{ranks} have one id on calls that cannot be the same")
-    shift = Shift(int(in_a[0] - in_b[0]), 1.0, offset, by_id=True)
+    shift = Shift(int(in_a[0] - in_b[0]), 1.0, offset)
     beside_a, beside_b = shift.overlap(a, b)
     one_by = (in_a - in_b == shift.by).all()
     if one_by and _alike(a.identity[beside_a], b.identity[beside_b], UNKNOWN).all():
@@ -261,25 +257,15 @@ def find_shift(
         if trial is not None and trial.steps > 0.99:
             return replace(trial, confidence=1.0 if trial.agreement == 1.0 else 0.8)
     possible = _possible(a, b, by_steps or 0, directed)
-    if not possible:
-        return None
-    best = max(possible, key=lambda t: (t.steps, t.overlapping))
-    if best.steps > 0.5:
-        return replace(best, confidence=0.9)
-    # where less than half of the shorter window overlaps, calls soon agree by chance
-    half, most = min(len(a), len(b)) / 2, max(t.timed for t in possible)
-    wide = [t for t in possible if t.overlapping >= half and t.timed * 2 >= most]
-    single = wide[0] if len(wide) == 1 and wide[0].overlapping > 2 else None
-    regular = single or _regular(a, b, wide, directed)
+    best = max(possible, key=lambda t: (t.steps, t.overlapping), default=None)
+    if best is None or best.steps > 0.5:
+        return best and replace(best, confidence=0.9)
+    regular = _regular(a, b, possible, directed)
     if regular is not None:
         return replace(regular, confidence=0.9)
-    if expected_ns is None and not _at_one_time(a, b):
-        return None
-    off = [abs(t.offset_ns - (expected_ns or 0)) for t in possible]
-    if min(off) < _NEAR_NS:
-        confidence = BY_WALL_CLOCK if expected_ns is None else 0.8
-        return replace(possible[off.index(min(off))], confidence=confidence)
-    return replace(max(possible, key=lambda t: t.overlapping), confidence=BY_WALL_CLOCK)
+    if expected_ns is not None:
+        return _nearest(possible, expected_ns, 0.8)
+    return _nearest(possible, 0, BY_WALL_CLOCK) if _at_one_time(a, b) else None
 
 
 def _possible(a: Calls, b: Calls, around: int, directed: bool) -> list[_Trial]:
@@ -305,8 +291,13 @@ def _at_one_time(a: Calls, b: Calls) -> bool:
     return bool(max(begins) <= min(ends))
 
 
-def _regular(a: Calls, b: Calls, trials: list[_Trial], directed: bool) -> _Trial | None:
-    """The one trial in whose rhythm the calls fit; None where several fit as well."""
+def _regular(a: Calls, b: Calls, possible: list[_Trial], directed: bool) -> _Trial | None:
+    """The only trial, or the one in whose rhythm the calls fit; None where several fit as well."""
+    # where less than half of the shorter window overlaps, calls soon agree by chance
+    half, most = min(len(a), len(b)) / 2, max(t.timed for t in possible)
+    trials = [t for t in possible if t.overlapping >= half and t.timed * 2 >= most]
+    if len(trials) == 1 and trials[0].overlapping > 2:
+        return trials[0]
     if not trials or min(trial.timed for trial in trials) < _FEW:
         return None
     rhythms: list[tuple[float, _Trial]] = []
@@ -335,3 +326,13 @@ def unevenness(apart: Floats, time: Floats) -> float:
     limit = DRIFT_LIMIT_PPM * 1e-6
     rest = apart - min(max(slope, -limit), limit) * time
     return float(np.quantile(np.abs(rest - np.median(rest)), 0.8))
+
+
+def _nearest(possible: list[_Trial], expected_ns: int, confidence: float) -> Shift:
+    """The trial whose clocks are nearest to what is expected; where none is within a second of it,
+    the one that overlaps most, as sure as by the wall clocks.
+    """
+    nearest = min(possible, key=lambda t: abs(t.offset_ns - expected_ns))
+    if abs(nearest.offset_ns - expected_ns) < 1_000_000_000:
+        return replace(nearest, confidence=confidence)
+    return replace(max(possible, key=lambda t: t.overlapping), confidence=BY_WALL_CLOCK)
