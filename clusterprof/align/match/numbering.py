@@ -149,14 +149,18 @@ def _recounted(ranks: Sequence[RankTables]) -> list[RankTables]:
         return [doubtful.get(r.rank, r) for r in ranks]
     most = Counter(map(round, lead.values())).most_common(1)[0][0]
     base = next(r for r in stepping if round(lead[r.rank]) == most)
-    calls = _in_steps(ranks, [r.rank for r in ranks])
-    sharing = [r.rank for r in ranks if _one_host(r, base)]
-    sharing += whole if base.rank in whole else ()
-    certain = calls["confidence"].to_numpy() >= CERTAIN
-    calls = calls.filter(certain | np.isin(integers(calls, "rank"), sharing))
+    calls = _trusted(ranks, base, whole if base.rank in whole else ())
     by_calls = _by_calls(calls, {base.rank: 0}, set(lead) - {base.rank})
     recounted = {r.rank: _counted_as(base, r, lead, by_calls.get(r.rank)) for r in stepping}
     return [recounted.get(r.rank, r) for r in ranks]
+
+
+def _trusted(ranks: Sequence[RankTables], base: RankTables, one_clock: Collection[int]) -> pa.Table:
+    """The calls (`_in_steps`) that match for certain, and those of ranks on the clock of `base`."""
+    sharing = [*one_clock, *(r.rank for r in ranks if _one_host(r, base))]
+    calls = _in_steps(ranks, [r.rank for r in ranks])
+    certain = calls["confidence"].to_numpy() >= CERTAIN
+    return calls.filter(certain | np.isin(integers(calls, "rank"), sharing))
 
 
 def _one_host(tables: RankTables, base: RankTables) -> bool:
