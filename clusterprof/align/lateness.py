@@ -78,8 +78,13 @@ def shallow(
     clock may be wrong by more than `sure_ns` a call has no time.
     """
     entries, rank = calls.entries, integers(calls.entries, "rank")
-    aligned, uncertainty, placed = _placed(integers(entries, "enqueue_ns"), rank, clock)
-    placed = placed & (uncertainty <= sure_ns)
+    wall = integers(entries, "enqueue_ns")
+    aligned, uncertainty = wall.copy(), np.zeros(wall.size, np.int64)
+    placed = np.isin(rank, clock.ranks) if clock is not None else np.zeros(wall.size, bool)
+    if clock is not None and placed.any():
+        aligned[placed] = clock.align(rank[placed], wall[placed])
+        uncertainty[placed] = clock.uncertainty_ns[row_of(clock.ranks, rank[placed])]
+    placed &= uncertainty <= sure_ns
     duration = integers(entries, "duration_ns", -1)
     by_duration = _of_all(calls, duration >= 0)
     # NCCL's calls start when their stream comes to them, long after a host enqueued them
@@ -93,12 +98,12 @@ def shallow(
     lateness = np.where(by_duration, longest - duration, np.where(by_clock, aligned - first, 0))
     bound = np.where(by_clock & (aligned != first), uncertainty + widest, 0)
     determined = by_duration | by_clock
-    names = pa.array(
-        [words.group(group.name, group.description) for group in calls.flight.groups], pa.string()
-    )
+    groups = [words.group(group.name, group.description) for group in calls.flight.groups]
     columns = {
         "rank": entries["rank"],
-        "group": names.dictionary_encode().take(entries["group"].combine_chunks()),
+        "group": pa.array(groups, pa.string())
+        .dictionary_encode()
+        .take(entries["group"].combine_chunks()),
         "sequence": entries["sequence"],
         "operation": entries["operation"],
         "bytes": entries["bytes"],
@@ -107,11 +112,11 @@ def shallow(
         "lateness_ns": pa.array(lateness, mask=~determined),
         "bound_ns": pa.array(bound, mask=~determined),
         "call": pa.array(call),
-        "step": _steps(integers(entries, "enqueue_ns"), rank, steps or {}),
+        "step": _steps(wall, rank, steps or {}),
         "line": entries["frame"],
         "collective": pa.nulls(entries.num_rows, pa.int64()),
     }
-    return pa.table([columns[name] for name in SHALLOW.names], names=SHALLOW.names).cast(SHALLOW)
+    return pa.table(columns).select(SHALLOW.names).cast(SHALLOW)
 
 
 def joined(table: pa.Table, called_ns: Ints, placed: pa.Table) -> pa.Table:
@@ -139,7 +144,7 @@ def joined(table: pa.Table, called_ns: Ints, placed: pa.Table) -> pa.Table:
         recorded, reported = shallow_of[rank], deep_of[rank]
         recorded = recorded[~np.isin(operations[0][recorded], ("Send", "Recv"))]
         reported = reported[usable[reported]]
-        for name in set(communicator[reported].tolist()):
+        for name in dict.fromkeys(communicator[reported].tolist()):
             deep = reported[communicator[reported] == name]
             deep = deep[order_by(turns[deep])]
             best: list[tuple[float, str, int]] = []
@@ -227,24 +232,13 @@ def host_clock(flight: Flight, readings: Mapping[int, RankReadings], probe: obje
         if stepped(readings[rank].readings) is None
     }
     tables = [
-        _bare(rank, readings[rank].machine, [spans[peer] for peer in first[rank]]) for rank in valid
+        _bare(rank, own.machine, [spans[peer] for peer in first[rank]])
+        for rank, own in valid.items()
     ]
     clock = align(tables, MATCHED.empty_table(), pair_bounds(valid, probe))
-    bounded = [
-        (rank, place)
-        for place, reader in enumerate(clock.ranks)
-        if clock.uncertainty_ns[place] < UNBOUNDED_NS
-        for rank in first[reader]
-    ]
-    ranks = tuple(rank for rank, _ in sorted(bounded))
-    places = np.array([place for _, place in sorted(bounded)], np.int64)
-    return replace(
-        clock,
-        ranks=ranks,
-        offset_ns=clock.offset_ns[places],
-        drift_ppm=clock.drift_ppm[places],
-        uncertainty_ns=clock.uncertainty_ns[places],
-    )
+    bounded = np.flatnonzero(clock.uncertainty_ns < UNBOUNDED_NS).tolist()
+    places = sorted((rank, place) for place in bounded for rank in first[clock.ranks[place]])
+    return clock.of([place for _, place in places], tuple(rank for rank, _ in places))
 
 
 def _bare(rank: int, machine: str, spans: list[tuple[int, int]]) -> RankTables:
@@ -262,17 +256,6 @@ def _steps(enqueue: Ints, rank: Ints, steps: Mapping[int, pa.Table]) -> pa.Array
         if number in steps:
             step_of_row[rows] = steps_of(steps[number], enqueue[rows])
     return pa.array(step_of_row, mask=step_of_row < 0)
-
-
-def _placed(wall: Ints, rank: Ints, clock: Clock | None) -> tuple[Ints, Ints, Bools]:
-    """Return aligned times, their uncertainty, and which rows a clock is known of."""
-    aligned, uncertainty = wall.copy(), np.zeros(wall.size, np.int64)
-    placed = np.zeros(wall.size, bool)
-    if clock is not None and clock.ranks:
-        placed = np.isin(rank, clock.ranks)
-        aligned[placed] = clock.align(rank[placed], wall[placed])
-        uncertainty[placed] = clock.uncertainty_ns[row_of(clock.ranks, rank[placed])]
-    return aligned, uncertainty, placed
 
 
 def _of_all(calls: FlightCalls, rows: Bools) -> Bools:

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from clusterprof.align.match import PLACED
 from clusterprof.align.time_stamps import timed
-from clusterprof.columns import Stretches, integers, order_by, rows_by, texts
+from clusterprof.columns import Stretches, integers, order_by, texts
 
 if TYPE_CHECKING:
     from clusterprof.align.clock import Clock
@@ -26,9 +26,7 @@ def place(matched: pa.Table, clock: Clock) -> pa.Table:
     """
     collective, rank = integers(matched, "collective"), integers(matched, "rank")
     has = timed(matched)
-    start, end = integers(matched, "start_ns").copy(), integers(matched, "end_ns").copy()
-    for member, rows in rows_by(rank).items():
-        start[rows], end[rows] = clock.align(member, start[rows]), clock.align(member, end[rows])
+    start, end = (clock.align(rank, integers(matched, name)) for name in ("start_ns", "end_ns"))
     whole = (texts(matched, "state") == "matched") & has
     columns = _arrivals(collective, rank, start, end, whole)
     columns |= {"aligned_start_ns": start, "aligned_end_ns": end}

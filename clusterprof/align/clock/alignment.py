@@ -51,6 +51,8 @@ _CONTRADICTING = (
     "excluded from the clock alignment, because the times contradict those of the other ranks' "
     "collectives (a clock that jumped, a drift beyond 150 ppm, or a wrong match)"
 )
+#: of a `Clock`, one value for each rank
+_COLUMNS = ("offset_ns", "drift_ppm", "uncertainty_ns")
 #: an offset of zero on one host is contradicted by an estimate this many errors away
 _ERRORS = 4.0
 #: the bounds' half-width is so many standard errors of their middle
@@ -105,16 +107,17 @@ class Clock:
         """Return the bound on the error of this rank's aligned times (ns)."""
         return int(self.uncertainty_ns[self._place[rank]])
 
+    def of(self, places: Sequence[int], ranks: tuple[int, ...]) -> Clock:
+        """Return the clock of `ranks`, each of which reads the clock of the rank at its place."""
+        columns = {name: getattr(self, name)[np.array(places, np.intp)] for name in _COLUMNS}
+        return replace(self, ranks=ranks, **columns)
+
     def entry(self) -> ClockEntry:
         """Return the clock as it stands in results.json."""
+        columns = (getattr(self, name).tolist() for name in _COLUMNS)
         ranks: list[RankClock] = [
-            {
-                "rank": rank,
-                "offset_ns": int(self.offset_ns[k]),
-                "drift_ppm": float(self.drift_ppm[k]),
-                "uncertainty_ns": int(self.uncertainty_ns[k]),
-            }
-            for k, rank in enumerate(self.ranks)
+            {"rank": rank, "offset_ns": offset, "drift_ppm": drift, "uncertainty_ns": bound}
+            for rank, offset, drift, bound in zip(self.ranks, *columns, strict=True)
         ]
         return {
             "reference_rank": self.reference_rank,
@@ -197,7 +200,13 @@ class _Ranks:
     @classmethod
     def of(cls, tables: Sequence[RankTables], base: Ints, reference: int) -> _Ranks:
         """Return the ranks of these tables, which are in ascending order."""
-        spans = [_span(t) for t in tables]
+        # what ran on the device; without any, the capture's own limits
+        spans = [
+            (pc.min(t.activity["start_ns"]).as_py(), pc.max(t.activity["end_ns"]).as_py())
+            if t.activity.num_rows
+            else (t.info.begin_ns, t.info.end_ns)
+            for t in tables
+        ]
         begin, end = spans[reference]
         if end <= begin or abs(begin - int(base[reference])) > LONGEST_NS:
             begin = end = int(base[reference])
@@ -248,16 +257,19 @@ def _aligned(
         )
     if odd:
         warnings.append(f"{words.ranks(numbers[k] for k in odd)}: {_CONTRADICTING}")
-    of_report = [pair.source == "report" for pair in measured]
-    methods = {
-        BY_CALLS: bool(calls) or not measured,
-        BY_REPORT: any(of_report),
-        BY_PROBE: not all(of_report),
-    }
-    method = words.listed(name for name, used in methods.items() if used)
-    if not calls and not pairs:
-        method = BY_WALL_CLOCKS
+    method = _method(measured, calls, pairs)
     return replace(clock, method=method, warnings=(*warnings, *clock.warnings)), consistent
+
+
+def _method(measured: Sequence[PairBound], calls: list[Block], pairs: list[Block]) -> str:
+    """What a clock of these measurements and calls rests on."""
+    if not calls and not pairs:
+        return BY_WALL_CLOCKS
+    by_report = {pair.source == "report" for pair in measured}
+    methods = [BY_CALLS] if calls or not measured else []
+    methods += [BY_REPORT] if True in by_report else []
+    methods += [BY_PROBE] if False in by_report else []
+    return words.listed(methods)
 
 
 def _without(blocks_: list[Block], odd: Sequence[int]) -> list[Block]:
@@ -266,14 +278,6 @@ def _without(blocks_: list[Block], odd: Sequence[int]) -> list[Block]:
         return blocks_
     left = [np.flatnonzero(~np.isin(block.members, odd)) for block in blocks_]
     return [block.of(some) for block, some in zip(blocks_, left, strict=True) if len(some) >= 2]
-
-
-def _span(tables: RankTables) -> tuple[int, int]:
-    """Begin and end of what ran on the device; without any, the capture's own limits."""
-    if not tables.activity.num_rows:
-        return tables.info.begin_ns, tables.info.end_ns
-    ends = pc.max(tables.activity["end_ns"]).as_py()
-    return int(pc.min(tables.activity["start_ns"]).as_py()), int(ends)
 
 
 def _refined(

@@ -18,7 +18,7 @@ in. It is bounded by three sources, each with what it rests on:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from typing import Any
@@ -292,29 +292,34 @@ def pair_bounds(readings: Mapping[int, RankReadings], probe: object = None) -> l
             machines.setdefault(own.machine, []).append(rank)
     # a machine's ranks against its first, at each reading of that one: one wall clock, always
     bounds = [
-        (rank, first, reading.wall_ns, 0, 0, "machine")
+        PairBound(rank, first, reading.wall_ns, 0, 0, "machine")
         for first, *others in machines.values()
         for rank in others
         for reading in sound[first].readings
         if reading.event != "start"
     ]
+    first_of = {machine: ranks[0] for machine, ranks in machines.items()}
+    pairs = []
+    for pair in (*bounds, *_exchanged(probe, first_of)):
+        # report + a = wall and report' + a' = wall', hence report - report' = wall - wall' + a' - a
+        own, theirs = sound[pair.rank], sound[pair.other]
+        low = pair.low_ns + theirs.anchors[0] - own.anchors[1]
+        high = pair.high_ns + theirs.anchors[1] - own.anchors[0]
+        assumed = own.anchor is None or theirs.anchor is None
+        pairs.append(replace(pair, low_ns=low, high_ns=high, assumed=assumed))
+    return pairs
+
+
+def _exchanged(probe: object, first_of: Mapping[str, int]) -> Iterator[PairBound]:
+    """What exchanges of messages bound, by the first rank of each of two machines."""
     exchanged = probe.get("bounds") if isinstance(probe, Mapping) else None
     for row in rows(exchanged, "at_ns", "low_ns", "high_ns"):
         machine, other = (str(row.get(name, "")) for name in ("machine", "other_machine"))
         low, high = row["low_ns"], row["high_ns"]
-        possible = machine != other and {machine, other} <= machines.keys()
+        possible = machine != other and {machine, other} <= first_of.keys()
         if possible and -APART_NS <= low <= high <= APART_NS:
-            pair = machines[machine][0], machines[other][0]
-            bounds.append((*pair, row["at_ns"], low - STAMP_NS, high + STAMP_NS, "probe"))
-    pairs = []
-    for rank, reference, ns, low, high, source in bounds:
-        # report + a = wall and report' + a' = wall', hence report - report' = wall - wall' + a' - a
-        own, theirs = sound[rank], sound[reference]
-        low += theirs.anchors[0] - own.anchors[1]
-        high += theirs.anchors[1] - own.anchors[0]
-        assumed = own.anchor is None or theirs.anchor is None
-        pairs.append(PairBound(rank, reference, ns, low, high, source, assumed))
-    return pairs
+            pair = first_of[machine], first_of[other]
+            yield PairBound(*pair, row["at_ns"], low - STAMP_NS, high + STAMP_NS, "probe")
 
 
 def as_blocks(bounds: Iterable[PairBound], ranks: Sequence[int], base: Ints) -> list[Block]:

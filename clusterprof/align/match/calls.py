@@ -37,7 +37,6 @@ UNKNOWN = -1
 
 #: operations whose message size may differ between the members of one call
 _UNEVEN = ("AllToAll", "Gather", "Scatter", "SendRecv", "Barrier")
-_POINT_TO_POINT = ("Send", "Recv")
 
 
 @dataclass(frozen=True)
@@ -76,15 +75,29 @@ class Calls:
     def __len__(self) -> int:
         return len(self.call)
 
-    def take(self, rows: Ints | Bools) -> Calls:
-        """Return the calls of `rows` (indices or a mask), in that order."""
+    def take(self, rows: Ints | Bools | slice) -> Calls:
+        """Return some of the calls, in the order of `rows`."""
         names = [name for name in self.__dataclass_fields__ if name != "rank"]
         return Calls(rank=self.rank, **{name: getattr(self, name)[rows] for name in names})
 
-    @property
-    def every(self) -> Part:
-        """The part with all calls."""
-        return Part(self, np.arange(len(self)))
+    def without(self, rows: Ints | slice) -> Calls:
+        """Return the calls but those of `rows`."""
+        return self.take(np.delete(np.arange(len(self)), rows))
+
+    def by(self, name: str) -> dict[Any, Calls]:
+        """Return the calls of each value of a column, in order of appearance."""
+        values = getattr(self, name)
+        return {value: self.take(values == value) for value in dict.fromkeys(values.tolist())}
+
+    def streams(self) -> list[Calls]:
+        """Return the calls of each stream, the lowest first."""
+        return [calls for _, calls in sorted(self.by("stream").items())]
+
+    @cached_property
+    def most_members(self) -> float:
+        """How many members the communicator of these calls has at most; infinite if none tells."""
+        stated = int(self.count.max(initial=UNKNOWN))
+        return stated if stated > 0 else math.inf
 
     @cached_property
     def synchronising(self) -> Bools:
@@ -94,52 +107,7 @@ class Calls:
     @cached_property
     def directed(self) -> Bools:
         """Which calls are sends and receives."""
-        return np.isin(self.operation, _POINT_TO_POINT)
-
-
-@dataclass(frozen=True)
-class Part:
-    """Some calls (`rows`) of one rank: of one communicator, stream or direction."""
-
-    whole: Calls
-    rows: Ints
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @property
-    def rank(self) -> int:
-        """The rank whose calls they are."""
-        return self.whole.rank
-
-    @cached_property
-    def calls(self) -> Calls:
-        """The calls themselves."""
-        return self.whole.take(self.rows)
-
-    def some(self, which: Bools | Ints | slice) -> Part:
-        """Return the part of some of its rows."""
-        return Part(self.whole, self.rows[which])
-
-    def split(self) -> tuple[Part, Part]:
-        """Return the collectives, and the sends and receives."""
-        directed = self.whole.directed[self.rows]
-        return self.some(~directed), self.some(directed)
-
-    def by(self, name: str) -> dict[Any, Part]:
-        """Return the rows of each value of a column of `Calls`, in order of appearance."""
-        values = getattr(self.whole, name)[self.rows]
-        return {value: self.some(values == value) for value in dict.fromkeys(values.tolist())}
-
-    @cached_property
-    def most_members(self) -> float:
-        """How many members its communicator has at most: infinite where no call tells."""
-        stated = int(self.whole.count[self.rows].max(initial=UNKNOWN))
-        return stated if stated > 0 else math.inf
-
-    def streams(self) -> list[Part]:
-        """Return the rows of each stream."""
-        return [calls for _, calls in sorted(self.by("stream").items())]
+        return np.isin(self.operation, ("Send", "Recv"))
 
 
 def steps_of(steps: pa.Table, times: Ints) -> Ints:
@@ -182,30 +150,25 @@ def read(tables: RankTables) -> Calls:
         # a process group's name ("1") may mean other ranks elsewhere: its members identify it
         if not (communicator[k] is None or listed is None or "[" in communicator[k]):
             communicator[k] += str(sorted(listed))
-    count = integers(table, "communicator_size", UNKNOWN)
     operation, step = texts(table, "operation"), steps_of(tables.steps, issue)
-    columns: dict[str, Any] = {
-        **{n: integers(table, n, UNKNOWN) for n in ("call", "root", "peer", "group")},
-        **{n: texts(table, n) for n in ("source", "reason")},
-        "identity": integers(table, "operation_id", UNKNOWN),
-        "size": np.where(
-            np.isin(operation, _UNEVEN), UNKNOWN, integers(table, "message_bytes", -1)
-        ),
-        "end": integers(table, "end_ns"),
-        "marked": np.full(len(step), UNKNOWN) if is_counted(tables) else step,
-    }
     calls = Calls(
         rank=tables.rank,
         operation=operation,
         communicator=communicator,
         members=members,
-        count=count,
+        count=integers(table, "communicator_size", UNKNOWN),
         stream=stream,
+        size=np.where(np.isin(operation, _UNEVEN), UNKNOWN, integers(table, "message_bytes", -1)),
+        identity=integers(table, "operation_id", UNKNOWN),
         issue=issue,
         start=start,
+        end=integers(table, "end_ns"),
         has=timed(table),
         step=step,
-        **columns,
+        marked=np.full(len(step), UNKNOWN) if is_counted(tables) else step,
+        source=texts(table, "source"),
+        reason=texts(table, "reason"),
+        **{name: integers(table, name, UNKNOWN) for name in ("call", "root", "peer", "group")},
     )
     return calls.take(order_by(issue, start))
 
@@ -273,7 +236,7 @@ class MatchedRows:
     """Collects the rows of a matched table; every call of every rank goes in exactly once."""
 
     def __init__(self) -> None:
-        self._parts: list[tuple[Part, dict[str, Any]]] = []
+        self._added: list[tuple[Calls, dict[str, Any]]] = []
         self._next = 0
         #: the communicators whose operations' ids contradict each other, and how
         self.contradicted: dict[str, str] = {}
@@ -282,36 +245,42 @@ class MatchedRows:
         self._next += count
         return np.arange(self._next - count, self._next)
 
-    def _add(
-        self, calls: Part, name: str, collective: Ints, order: Ints, cells: dict[str, Any]
-    ) -> None:
+    def _add(self, calls: Calls, name: str, collective: Ints, order: Ints, **cells: Any) -> None:
         """Add calls with their `cells`: by column of MATCHED an array, or one value for all."""
         if len(calls):
             names = np.asarray(name, dtype=object)
             own = {"communicator": names, "collective": collective, "order": order}
-            self._parts.append((calls, {"rank": calls.rank, **own, **cells}))
+            self._added.append((calls, {"rank": calls.rank, **own, **cells}))
 
-    def unmatched(self, calls: Part, name: str, reason: str) -> None:
+    def unmatched(self, calls: Calls, name: str, reason: str) -> None:
         """Add calls that are matched with no other rank's, with the reason."""
-        own = calls.whole.reason[calls.rows]
-        reasons = np.where(own == None, reason, own)  # noqa: E711  (elementwise)
-        cells = {"state": "unmatched", "reason": reasons, "confidence": 0.0, "role": "none"}
-        self._add(calls, name, self._fresh(len(calls)), np.arange(len(calls)), cells)
+        own = calls.reason
+        self._add(
+            calls,
+            name,
+            self._fresh(len(calls)),
+            np.arange(len(calls)),
+            state="unmatched",
+            reason=np.where(own == None, reason, own),  # noqa: E711  (elementwise)
+            confidence=0.0,
+            role="none",
+        )
 
-    def pairs(self, name: str, send: Part, recv: Part, confidence: float) -> None:
+    def pairs(self, name: str, send: Calls, recv: Calls, confidence: float) -> None:
         """Add Sends with the Recvs of another rank, one to one."""
-        fresh, order = self._fresh(len(send)), np.arange(len(send))
-        whole = send.whole.has[send.rows] & recv.whole.has[recv.rows]
-        state = np.where(whole, "matched", "incomplete")
-        reason = np.where(whole, None, "one side has no device kernel")  # type: ignore[call-overload]
+        fresh, order, whole = self._fresh(len(send)), np.arange(len(send)), send.has & recv.has
+        cells = {
+            "state": np.where(whole, "matched", "incomplete"),
+            "reason": np.where(whole, None, "one side has no device kernel"),  # type: ignore[call-overload]
+            "confidence": confidence,
+        }
         for calls, role in ((send, "source"), (recv, "sink")):
-            cells = {"state": state, "reason": reason, "confidence": confidence, "role": role}
-            self._add(calls, name, fresh, order, cells)
+            self._add(calls, name, fresh, order, role=role, **cells)
 
     def collectives(
         self,
         name: str,
-        parts: Sequence[Part],
+        members: Sequence[Calls],
         order: Sequence[Ints],
         confidence: float,
         roots: dict[int, int],
@@ -321,29 +290,29 @@ class MatchedRows:
         `roots` turns the communicator's rank of a root into a global rank.
         """
         length = 1 + max((int(o.max()) for o in order if len(o)), default=-1)
-        present, kernel = np.zeros((2, len(parts), length), dtype=bool)
-        for m, (calls, o) in enumerate(zip(parts, order, strict=True)):
-            present[m, o], kernel[m, o] = True, calls.whole.has[calls.rows]
+        present, kernel = np.zeros((2, len(members), length), dtype=bool)
+        for m, (calls, o) in enumerate(zip(members, order, strict=True)):
+            present[m, o], kernel[m, o] = True, calls.has
         whole = kernel.all(axis=0)
         # a call that only one of several members has cannot be compared with anything
         single = present.sum(axis=0) == 1
         state = np.where(whole, "matched", np.where(single, "unmatched", "incomplete"))
         reason = np.full(length, None, dtype=object)
-        ranks = np.asarray([calls.rank for calls in parts])
+        ranks = np.asarray([calls.rank for calls in members])
         for k in np.flatnonzero(~whole):
             absent = ranks[~present[:, k]].tolist()
             problem = "not captured on" if absent else "no device kernel on"
             reason[k] = f"{problem} {words.ranks(absent or ranks[~kernel[:, k]].tolist())}"
         fresh = self._fresh(length)
-        for calls, o in zip(parts, order, strict=True):
+        for calls, o in zip(members, order, strict=True):
             role = _roles(calls, roots)
             role[state[o] == "unmatched"] = "none"
             cells = {"state": state[o], "reason": reason[o], "confidence": confidence, "role": role}
-            self._add(calls, name, fresh[o], o, cells)
+            self._add(calls, name, fresh[o], o, **cells)
 
     def table(self) -> pa.Table:
         """Return everything collected so far, schema `MATCHED`, sorted by collective and rank."""
-        if not self._parts:
+        if not self._added:
             return MATCHED.empty_table()
         table = pa.table({name: self._column(name) for name in MATCHED.names}, schema=MATCHED)
         order = order_by(table["collective"].to_numpy(), table["rank"].to_numpy())
@@ -353,10 +322,10 @@ class MatchedRows:
         field = MATCHED.field(name)
         values = np.concatenate(
             [
-                np.broadcast_to(cells[name], calls.rows.shape)
+                np.broadcast_to(cells[name], calls.call.shape)
                 if name in cells
-                else getattr(calls.whole, _FIELDS.get(name, name))[calls.rows]
-                for calls, cells in self._parts
+                else getattr(calls, _FIELDS.get(name, name))
+                for calls, cells in self._added
             ]
         )
         if values.dtype.kind in "OU":
@@ -364,17 +333,16 @@ class MatchedRows:
             return plain.dictionary_encode() if pa.types.is_dictionary(field.type) else plain
         mask = (values == UNKNOWN) & field.nullable
         if name in ("start_ns", "end_ns"):
-            mask = ~np.concatenate([calls.whole.has[calls.rows] for calls, _ in self._parts])
+            mask = ~np.concatenate([calls.has for calls, _ in self._added])
         return pa.array(values, field.type, mask=mask)
 
 
-def _roles(calls: Part, roots: dict[int, int]) -> Objects:
+def _roles(calls: Calls, roots: dict[int, int]) -> Objects:
     """What each call's data dependency is: see `MATCHED`."""
-    operation, call_root = calls.whole.operation[calls.rows], calls.whole.root[calls.rows]
-    role = np.where(np.isin(operation, SYNCHRONISING), "both", "none").astype(object)
+    role = np.where(calls.synchronising, "both", "none").astype(object)
     for name, (at_root, elsewhere) in _ROOTED.items():
-        for root in np.unique(call_root[operation == name]).tolist():
+        for root in np.unique(calls.root[calls.operation == name]).tolist():
             if root in roots:
-                of_root = (operation == name) & (call_root == root)
+                of_root = (calls.operation == name) & (calls.root == root)
                 role[of_root] = at_root if roots[root] == calls.rank else elsewhere
     return role

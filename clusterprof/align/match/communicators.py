@@ -15,15 +15,15 @@ way which of the others' communicators they are of: operations and sizes agree i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations, product
 
 import numpy as np
 
-from clusterprof.align.match.calls import UNKNOWN, Calls, Part
+from clusterprof.align.match.calls import UNKNOWN, Calls
 from clusterprof.align.match.shift import Shift, find_shift
 from clusterprof.columns import (
-    Bools,
     Floats,
     Ints,
     Stretches,
@@ -76,24 +76,24 @@ class Fit:
         return max(self.spread_ns, _FINEST_NS) * max(self.apart_ns, _FINEST_NS)
 
 
-def fit(a: Part, b: Part, slack: float = 1.0, tolerance_ns: float = _END_SPREAD_NS) -> Fit | None:
+def fit(a: Calls, b: Calls, slack: float = 1.0, tolerance_ns: float = _END_SPREAD_NS) -> Fit | None:
     """Return how well two streams go together; None if they cannot be of one communicator.
 
     Ends may scatter by `slack` times what is usual among members, `tolerance_ns` or a part of the
     call's length.
     """
-    shift = find_shift(a.calls, b.calls)
+    shift = find_shift(a, b)
     if shift is None:
         return None
     in_a, in_b = shift.overlap(a, b)
-    timed = a.calls.has[in_a] & b.calls.has[in_b]
+    timed = a.has[in_a] & b.has[in_b]
     if not timed.any():
         return None
     # a Broadcast may end long before its other members begin it
-    synchronising = timed & a.calls.synchronising[in_a] & b.calls.synchronising[in_b]
+    synchronising = timed & a.synchronising[in_a] & b.synchronising[in_b]
     timed = synchronising if synchronising.any() else timed
     (start_a, end_a), (start_b, end_b) = (
-        (stream.calls.start[inside][timed], stream.calls.end[inside][timed])
+        (stream.start[inside][timed], stream.end[inside][timed])
         for stream, inside in ((a, in_a), (b, in_b))
     )
     length = np.minimum(end_a - start_a, end_b - start_b).astype(np.float64)
@@ -138,7 +138,7 @@ def _width(apart: Floats) -> float:
     return 2 * float(np.quantile(np.abs(apart), _MOST_CALLS_FRAC))
 
 
-def infer(nodes: Sequence[Part], *, whole: bool = False) -> tuple[list[Group], float]:
+def infer(nodes: Sequence[Calls], *, whole: bool = False) -> tuple[list[Group], float]:
     """Group streams of different ranks into communicators: indices into `nodes`, confidence.
 
     `whole`: these are all collectives of all ranks of a job. Such a job's communicators connect its
@@ -160,7 +160,7 @@ def infer(nodes: Sequence[Part], *, whole: bool = False) -> tuple[list[Group], f
     return next((more for more in tried if _plausible(nodes, more[0])), first)
 
 
-def _plausible(nodes: Sequence[Part], groups: Sequence[Group]) -> bool:
+def _plausible(nodes: Sequence[Calls], groups: Sequence[Group]) -> bool:
     """Whether groups lead from each rank to each other one, those of a size dividing all evenly."""
     sizes = [len(members) for members, _ in groups]
     of_members = np.array([nodes[k].rank for members, _ in groups for k in members], np.int64)
@@ -170,7 +170,7 @@ def _plausible(nodes: Sequence[Part], groups: Sequence[Group]) -> bool:
 
 
 def _linked(
-    nodes: Sequence[Part], pairs: Mapping[tuple[int, int], Fit], most: float
+    nodes: Sequence[Calls], pairs: Mapping[tuple[int, int], Fit], most: float
 ) -> list[Group]:
     """Complete linkage, tightest pair first: each member must go together with each other one.
 
@@ -181,32 +181,34 @@ def _linked(
     for i, j in sorted(pairs, key=lambda pair: pairs[pair].doubt):
         first, second = group[i], group[j]
         ranks = {nodes[k].rank for k in first + second}
-        linked = all((min(k, m), max(k, m)) in pairs for k in first for m in second)
-        linked = linked and len(ranks) <= nodes[i].most_members
-        if first is not second and linked and len(ranks) == len(first) + len(second):
+        fits = len(ranks) == len(first) + len(second) <= nodes[i].most_members
+        if (
+            first is not second
+            and fits
+            and all((min(k), max(k)) in pairs for k in product(first, second))
+        ):
             first.extend(second)
             group |= dict.fromkeys(second, first)
     groups: list[Group] = []
     for i, members in group.items():
         if members[0] == i:
-            scores = [pairs[p].confidence for p in pairs if p[0] in members and p[1] in members]
+            scores = [pairs[pair].confidence for pair in combinations(sorted(members), 2)]
             groups.append((sorted(members, key=lambda k: nodes[k].rank), min(scores, default=0.0)))
     return groups
 
 
-def _pairs(nodes: Sequence[Part]) -> dict[tuple[int, int], Fit]:
+def _pairs(nodes: Sequence[Calls]) -> dict[tuple[int, int], Fit]:
     """Every two streams that may go together at the widest tolerance."""
     return {
         (i, j): fitted
-        for i in range(len(nodes))
-        for j in range(i + 1, len(nodes))
+        for i, j in combinations(range(len(nodes)), 2)
         if nodes[i].rank != nodes[j].rank
         and nodes[i].most_members == nodes[j].most_members
         and (fitted := fit(nodes[i], nodes[j], tolerance_ns=_WIDEST_NS)) is not None
     }
 
 
-def _infer_many(nodes: Sequence[Part], most: float) -> list[Group]:
+def _infer_many(nodes: Sequence[Calls], most: float) -> list[Group]:
     """As `infer`: each stream joins the group whose first member it goes with most tightly."""
     groups: list[Group] = []
     for i, node in enumerate(nodes):
@@ -231,7 +233,7 @@ def _infer_many(nodes: Sequence[Part], most: float) -> list[Group]:
 # -- one name for a communicator -----------------------------------------------------------------
 
 #: (name of a communicator, its stream or `_WHOLE`) -> its members' calls
-Known = dict[tuple[str, int], list[Part]]
+Members = dict[tuple[str, int], list[Calls]]
 _WHOLE = UNKNOWN - 1
 
 #: ends may scatter by more than where all communicators are inferred: there are few to choose from.
@@ -251,99 +253,93 @@ def named_alike(calls: Sequence[Calls]) -> tuple[list[Calls], dict[str, float]]:
     together with none of the others' keeps its name, and all do where there are too many. Names
     that did not have to be inferred are not in the second.
     """
-    kinds = {c.rank: _usual_kind(c.communicator.tolist()) for c in calls if len(c)}
-    counted = Counter(kind for kind in kinds.values() if kind)
+    kinds = {c.rank: _usual(map(_kind, c.communicator.tolist())) for c in calls if len(c)}
     if len(set(kinds.values())) < 2:
         return list(calls), {}
-    leading = max(counted, key=lambda kind: (counted[kind], kind == "nccl"))
-    communicators = _known([c for c in calls if kinds.get(c.rank) == leading])
+    leading = _usual(filter(None, kinds.values()))
+    communicators = _members([c for c in calls if kinds.get(c.rank) == leading])
     others = [c for c in calls if kinds.get(c.rank, leading) != leading]
-    if sum(len(set(c.stream.tolist())) for c in others) * len(communicators) > _MOST_COMPARISONS:
+    if sum(np.unique(c.stream).size for c in others) * len(communicators) > _MOST_COMPARISONS:
         return list(calls), {}
     confidence: dict[str, float] = {}
     renamed = {c.rank: _adopted(c, communicators, confidence) for c in others}
     alike = [renamed.get(c.rank, c) for c in calls]
     named = {name for name, _ in communicators}
-    if all(set(c.communicator[c.directed].tolist()) <= named for c in renamed.values()):
-        return alike, confidence
-    # sends that have no name on one side are paired by time, which takes none on the other
-    return [_without(c, c.directed) for c in alike], confidence
+    if not all(set(c.communicator[c.directed].tolist()) <= named for c in renamed.values()):
+        # sends that have no name on one side are paired by time, which takes none on the other
+        alike = [
+            replace(c, communicator=np.where(c.directed, None, c.communicator))  # type: ignore[call-overload]
+            for c in alike
+        ]
+    return alike, confidence
 
 
-def _usual_kind(names: Sequence[str | None]) -> str:
-    """What most of a rank's names are: NCCL's ids, names of process groups, or none (empty)."""
-    kinds = ("" if n is None else "nccl" if n.startswith("0x") else "group" for n in names)
+def _kind(name: str | None) -> str:
+    """NCCL's id, the name of a process group, or none (empty)."""
+    return "" if name is None else "nccl" if name.startswith("0x") else "group"
+
+
+def _usual(kinds: Iterable[str]) -> str:
+    """The kind that most have; of several NCCL's ids, then groups."""
     counted = Counter(kinds)
     return max(counted, key=lambda kind: (counted[kind], kind))
 
 
-def _without(calls: Calls, rows: Bools) -> Calls:
-    names = calls.communicator.copy()
-    names[rows] = None
-    return replace(calls, communicator=names)
-
-
-def _collectives(calls: Calls) -> dict[str | None, Part]:
-    """A rank's collectives by the name of their communicator."""
-    return calls.every.split()[0].by("communicator")
-
-
-def _known(calls: Sequence[Calls]) -> Known:
+def _members(calls: Sequence[Calls]) -> Members:
     """Every communicator's members, as a whole; and by stream, where it has several."""
-    named: Known = {}
+    members: Members = {}
     for c in calls:
-        for name, member in _collectives(c).items():
+        for name, member in c.take(~c.directed).by("communicator").items():
             if name is not None:
-                named.setdefault((name, _WHOLE), []).append(member)
+                members.setdefault((name, _WHOLE), []).append(member)
                 streams = member.by("stream")
                 streams.pop(UNKNOWN, None)  # calls whose kernels the capture did not see
                 for stream in sorted(streams) if len(streams) > 1 else ():
-                    named.setdefault((name, stream), []).append(streams[stream])
-    return named
+                    members.setdefault((name, stream), []).append(streams[stream])
+    return members
 
 
-def _adopted(calls: Calls, named: Known, confidence: dict[str, float]) -> Calls:
-    """Return one rank's calls under the names of `named` that they go together with."""
-    own = _collectives(calls)
+def _adopted(calls: Calls, members: Members, confidence: dict[str, float]) -> Calls:
+    """Return one rank's calls under the names of `members` that they go together with."""
+    own = calls.take(~calls.directed).by("communicator")
     nameless = own.pop(None, None)
-    whole = {key: members for key, members in named.items() if key[1] == _WHOLE}
+    whole = {key: named for key, named in members.items() if key[1] == _WHOLE}
     assigned = _assigned(list(own.values()), whole, confidence)
     names = calls.communicator.copy()
     for k, (name, _) in assigned.items():
         # with the sends and receives under that name
         names[calls.communicator == list(own)[k]] = name
     if nameless is not None:
-        for stream, name in _nameless(nameless, named, whole, confidence):
-            names[stream.rows] = name
+        for stream, name in _nameless(nameless, members, whole, confidence):
+            names[np.isin(calls.call, stream.call)] = name
     return replace(calls, communicator=names)
 
 
 def _nameless(
-    calls: Part, named: Known, whole: Known, confidence: dict[str, float]
-) -> list[tuple[Part, str]]:
+    calls: Calls, members: Members, whole: Members, confidence: dict[str, float]
+) -> list[tuple[Calls, str]]:
     """Calls without a name: all of one communicator, or each stream of one or of half of one."""
     at_once = _assigned([calls], whole, confidence)
     if at_once:
         return [(calls, at_once[0][0])]
-    several = {name for name, stream in named if stream != _WHOLE}
-    parts = calls.streams()
-    single = {key: named[key] for key in named if (key[1] != _WHOLE) == (key[0] in several)}
-    assigned = _assigned(parts, single, confidence)
+    several = {name for name, stream in members if stream != _WHOLE}
+    streams = calls.streams()
+    single = {key: members[key] for key in members if (key[1] != _WHOLE) == (key[0] in several)}
+    assigned = _assigned(streams, single, confidence)
     # half of a communicator's calls would put all the others' out of order
-    taken = set(assigned.values())
-    missing = {name for name, stream in single if (name, stream) not in taken}
-    return [(parts[k], name) for k, (name, _) in assigned.items() if name not in missing]
+    missing = {name for name, _ in single.keys() - set(assigned.values())}
+    return [(streams[k], name) for k, (name, _) in assigned.items() if name not in missing]
 
 
 def _assigned(
-    parts: Sequence[Part], named: Known, confidence: dict[str, float]
+    own: Sequence[Calls], members: Members, confidence: dict[str, float]
 ) -> dict[int, tuple[str, int]]:
-    """Return place in `parts` -> the one of `named` that it goes with best; each is taken once."""
+    """Return place in `own` -> the one of `members` that it goes with best; each is taken once."""
     fits = [
         (*fit, key, k)
-        for k, calls in enumerate(parts)
-        for key, members in named.items()
-        if (fit := _fit_with_members(calls, members)) is not None
+        for k, calls in enumerate(own)
+        for key, named in members.items()
+        if (fit := _fit_with_members(calls, named)) is not None
     ]
     assigned: dict[int, tuple[str, int]] = {}
     for _, doubt, key, k in sorted(fits):
@@ -353,24 +349,16 @@ def _assigned(
     return assigned
 
 
-def _fit_with_members(calls: Part, members: Sequence[Part]) -> tuple[float, float] | None:
+def _fit_with_members(calls: Calls, members: Sequence[Calls]) -> tuple[float, float] | None:
     """How far apart the ends lie (ns) and 1 - confidence, at worst; None if they do not fit.
 
     Compared are the first members and the last, not all: they agree among themselves.
     """
-    some = [*members[: _COMPARED - 1], *members[_COMPARED - 1 :][-1:]]
-    fits = [
-        fit(member, calls, _SLACK, _WIDEST_NS)
-        if _lists(calls, member.rank) or _lists(member, calls.rank)
-        else fit(member, calls, _SLACK)
-        for member in some
-    ]
-    pairs = [pair for pair in fits if pair is not None]
-    if len(pairs) < len(fits):
-        return None
+    pairs = []
+    for member in (*members[: _COMPARED - 1], *members[_COMPARED - 1 :][-1:]):
+        listed = member.rank in (calls.members[0] or ()) or calls.rank in (member.members[0] or ())
+        pair = fit(member, calls, _SLACK, _WIDEST_NS if listed else _END_SPREAD_NS)
+        if pair is None:
+            return None
+        pairs.append(pair)
     return max(pair.spread_ns for pair in pairs), 1.0 - min(pair.confidence for pair in pairs)
-
-
-def _lists(part: Part, rank: int) -> bool:
-    """Whether the report lists this rank among the communicator's members."""
-    return any(rank in listed for listed in part.whole.members[part.rows[:1]] if listed is not None)

@@ -8,6 +8,7 @@ begins is left out: there it cannot be told who lacks a call.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,19 +16,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from clusterprof.columns import (
     Bools,
     Ints,
     Stretches,
     begins,
+    combined,
     first_of,
     integers,
     least_by,
     order_by,
     places,
     sum_by,
+    texts,
 )
 from clusterprof.ingest.flight.all_dumps import Flight
 
@@ -78,11 +80,9 @@ def match(flight: Flight) -> FlightCalls:
     lane = _Lanes.of(flight)
     kept = np.flatnonzero(lane.known())
     sequence, part_number = (integers(flight.entries, name)[kept] for name in ("sequence", "part"))
-    p2p = np.asarray(flight.entries["p2p"].to_numpy(), bool)[kept]
-    lanes = lane.lane[kept]
+    p2p, lanes = lane.p2p[kept], lane.lane[kept]
     pair, turn, tag = _pairs(flight, kept, lanes, p2p, lane.truncated)
-    first = np.where(p2p, pair, sequence)
-    second = np.where(p2p, turn, part_number)
+    first, second = np.where(p2p, pair, sequence), np.where(p2p, turn, part_number)
     call = _as_one(lanes, p2p, first, second, tag)
     # entries are by rank and record
     order = order_by(call)
@@ -94,13 +94,13 @@ def match(flight: Flight) -> FlightCalls:
     return FlightCalls(
         flight,
         entries,
-        first_row,
-        group,
-        integers(entries, "restarts")[first_row],
-        sequence[order][first_row],
-        direct,
-        np.where(direct, 2, sizes[group]) if group.size else group,
-        lane.unknown(),
+        begins=first_row,
+        group=group,
+        restarts=integers(entries, "restarts")[first_row],
+        sequence=sequence[order][first_row],
+        p2p=direct,
+        expected=np.where(direct, 2, sizes[group]) if group.size else group,
+        unknown=lane.unknown(),
     )
 
 
@@ -125,48 +125,48 @@ def _as_one(*keys: npt.NDArray[Any]) -> Ints:
 class _Lanes:
     """A lane is a group since its numbers last began anew; each rank's stretch of it."""
 
-    flight: Flight
     lane: Ints
+    #: of each lane its group and how often its numbers began anew
     names: list[tuple[int, int]]
+    rank: Ints
+    sequence: Ints
+    p2p: Bools
     #: which ranks' recorders have dropped entries, by rank
     truncated: Bools
 
     @classmethod
     def of(cls, flight: Flight) -> _Lanes:
-        entries = flight.entries
-        group, restarts = integers(entries, "group"), integers(entries, "restarts")
+        group, restarts, rank, record, sequence = (
+            integers(flight.entries, name)
+            for name in ("group", "restarts", "rank", "record", "sequence")
+        )
         span = int(restarts.max(initial=0)) + 1
         names, lane = places(group * span + restarts)
         truncated = np.zeros(max(flight.ranks, default=-1) + 1, bool)
-        first = entries.group_by("rank").aggregate([("record", "min")])
-        late = pc.greater(first["record_min"], 0)
-        truncated[integers(first.filter(late), "rank")] = True
+        by_rank = Stretches.of(rank)
+        truncated[rank[by_rank.first]] = by_rank.least(record) > 0
+        p2p = np.asarray(flight.entries["p2p"].to_numpy(), bool)
         pairs = [divmod(name, span) for name in names.tolist()]
-        return cls(flight, lane, pairs, truncated)
+        return cls(lane, pairs, rank, sequence, p2p, truncated)
 
     def known(self) -> Bools:
         """Return which entries are not before the first of a recorder that dropped some."""
-        entries = self.flight.entries
-        rank, sequence = integers(entries, "rank"), integers(entries, "sequence")
-        collective = ~np.asarray(entries["p2p"].to_numpy(), bool)
-        none = np.full(len(self.names) * self.truncated.size, np.iinfo(np.int64).max)
-        place = self.lane * self.truncated.size + rank
-        chosen = collective & self.truncated[rank] if rank.size else collective
-        first = least_by(place[chosen], sequence[chosen], none)
-        per_lane = first.reshape(len(self.names), self.truncated.size)
-        start = np.where(per_lane == np.iinfo(np.int64).max, 0, per_lane).max(axis=1, initial=0)
-        late: Bools = sequence >= start[self.lane]
-        return ~collective | late
+        shape, never = (len(self.names), self.truncated.size), np.iinfo(np.int64).max
+        chosen = np.flatnonzero(~self.p2p)
+        chosen = chosen[self.truncated[self.rank[chosen]]]
+        place = self.lane[chosen] * self.truncated.size + self.rank[chosen]
+        first = least_by(place, self.sequence[chosen], np.full(math.prod(shape), never))
+        start = np.where(first == never, 0, first).reshape(shape).max(axis=1, initial=0)
+        return np.asarray(self.p2p | (self.sequence >= start[self.lane]))
 
     def unknown(self) -> dict[tuple[int, int], frozenset[int]]:
         """Return of each lane the ranks whose recorders would not show what they called in it."""
-        entries = self.flight.entries
         has_calls = np.zeros((len(self.names), self.truncated.size), bool)
-        has_calls[self.lane, integers(entries, "rank")] = True
+        has_calls[self.lane, self.rank] = True
         silent = ~has_calls & self.truncated
         return {
-            name: frozenset(np.flatnonzero(silent[place]).tolist())
-            for place, name in enumerate(self.names)
+            name: frozenset(np.flatnonzero(ranks).tolist())
+            for name, ranks in zip(self.names, silent, strict=True)
         }
 
 
@@ -179,18 +179,14 @@ def _pairs(
     side's recorder has dropped some, from the last that both have ended. The third is 0, or of
     what has no other side an own number.
     """
-    pair, turn, tag = (np.zeros(p2p.size, np.int64) for _ in range(3))
+    pair, turn, tag = np.zeros((3, p2p.size), np.int64)
     rows = np.flatnonzero(p2p)
-    if not rows.size:
-        return pair, turn, tag
     some = flight.entries.take(pa.array(kept[rows]))
     own, peer = integers(some, "rank"), integers(some, "peer", -1)
     peer = _global_ranks(flight, integers(some, "group"), peer)
-    send = np.asarray(pc.equal(some["operation"].cast(pa.string()), "Send").to_numpy(False), bool)
+    send = texts(some, "operation") == "Send"
     source, target = np.where(send, own, peer), np.where(send, peer, own)
-    size = integers(some, "bytes", -1)
-    _, kind = np.unique(np.stack([lanes[rows], source, target, size]), axis=1, return_inverse=True)
-    kind = kind.reshape(-1)
+    kind = combined(lanes[rows], source, target, integers(some, "bytes", -1))
     order = order_by(kind, send, integers(some, "record"))
     side = (kind * 2 + send)[order]
     place = np.arange(side.size) - first_of(begins(side))

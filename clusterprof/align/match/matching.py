@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -13,13 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof import words
-from clusterprof.align.match.calls import UNKNOWN, MatchedRows, Part, read
+from clusterprof.align.match.calls import UNKNOWN, Calls, MatchedRows, read
 from clusterprof.align.match.communicators import infer, named_alike
 from clusterprof.align.match.point_to_point import pair_by_id, pair_by_time
 from clusterprof.align.match.shift import (
     CERTAIN,
     ContradictoryIdsError,
-    Identified,
     KnownOffsets,
     Shift,
     agree,
@@ -48,35 +48,28 @@ def match(ranks: Sequence[RankTables]) -> pa.Table:
     """
     rows, clocks = MatchedRows(), KnownOffsets()
     calls, confidence = named_alike([read(t) for t in sorted(ranks, key=lambda r: r.rank)])
-    sizes = {t.info.world_size for t in ranks if t.info.world_size is not None}
+    sizes = {t.info.world_size for t in ranks} - {None}
     world = sizes.pop() if len(sizes) == 1 else None
-    named: dict[str, list[Part]] = {}
-    nameless: list[Part] = []
-    for c in calls:
-        parts = c.every.by("communicator")
-        nameless.append(parts.pop(None, c.every.some(slice(0))))
-        for name, member in parts.items():
-            named.setdefault(name, []).append(member)
+    named, nameless = _by_name(calls)
+    # streams of all ranks of a job, and nothing else: its communicators divide them evenly
+    whole = not named and len(calls) == world and all(map(len, calls))
     # NCCL's own ids are the same on all members
     ids = any(name.startswith("0x") for name in named)
     unprofiled = math.inf if ids or world is None else max(world - len(ranks), 0)
-    undecided: list[_Communicator] = []
-    directed: dict[str, list[Part]] = {}
+    communicators, directed = [], []
     for name, of_name in named.items():
-        collectives, sends = _split(of_name)
-        if _share_no_name(collectives, unprofiled):
-            nameless += collectives
-            collectives = []
-        communicator = _Communicator(rows, name, collectives, confidence.get(name, 1.0))
-        if not communicator.match(clocks):
-            undecided.append(communicator)
-        if sends:
-            directed[name] = sends
+        members, sends = _split(of_name)
+        if _share_no_name(members, unprofiled):
+            nameless += members
+            members = []
+        communicators.append(_Communicator(rows, name, members, confidence.get(name, 1.0)))
+        directed.append((name, sends))
+    undecided = [communicator for communicator in communicators if not communicator.match(clocks)]
     for communicator in undecided:
         communicator.match(clocks, final=True)
-    for name, sends in directed.items():
+    for name, sends in directed:
         pair_by_id(rows, name, sends, world, clocks)
-    within = _nameless(rows, nameless, world)
+    within = _nameless(rows, nameless, whole=whole)
     metadata = {TOLERANCE: str(round(within)), CONTRADICTED: json.dumps(rows.contradicted)}
     return rows.table().replace_schema_metadata(metadata)
 
@@ -94,40 +87,53 @@ def contradicted(matched: pa.Table) -> dict[str, str]:
     return reasons
 
 
-def _share_no_name(parts: Sequence[Part], unprofiled: float) -> bool:
+def _by_name(calls: Sequence[Calls]) -> tuple[dict[str, list[Calls]], list[Calls]]:
+    """The ranks' calls of each communicator, and of each rank those without one."""
+    named: dict[str, list[Calls]] = {}
+    nameless = []
+    for own in calls:
+        by_name = own.by("communicator")
+        nameless.append(by_name.pop(None, own.take(slice(0))))
+        for name, member in by_name.items():
+            named.setdefault(name, []).append(member)
+    return named, nameless
+
+
+def _share_no_name(members: Sequence[Calls], unprofiled: float) -> bool:
     """Whether the members of a communicator, of one name, cannot be those of one communicator.
 
     They are more than it has members, or fewer than it has among the profiled ranks: several
     communicators have one name, or one has several. Those of a list of ranks are what it says.
     """
-    most = min((member.most_members for member in parts), default=0)
-    listed = any(member.whole.members[member.rows[0]] is not None for member in parts)
-    fewer = most < math.inf and not listed and most - len(parts) > unprofiled
-    return len(parts) > most or fewer
+    most = min((calls.most_members for calls in members), default=0)
+    listed = any(calls.members[0] is not None for calls in members)
+    fewer = most < math.inf and not listed and most - len(members) > unprofiled
+    return len(members) > most or fewer
 
 
-def _split(parts: Sequence[Part]) -> tuple[list[Part], list[Part]]:
+def _split(members: Sequence[Calls]) -> tuple[list[Calls], list[Calls]]:
     """The ranks' collectives, and their sends and receives: of those that have any."""
-    both = [member.split() for member in parts]
-    return [c for c, _ in both if len(c)], [s for _, s in both if len(s)]
+    collectives = [calls.take(~calls.directed) for calls in members if not calls.directed.all()]
+    return collectives, [calls.take(calls.directed) for calls in members if calls.directed.any()]
 
 
-def _nameless(rows: MatchedRows, parts: Sequence[Part], world: int | None) -> float:
-    """Match calls of inferred communicators; returns within what their members end (ns)."""
-    collectives, sends = _split(parts)
+def _nameless(rows: MatchedRows, members: Sequence[Calls], *, whole: bool) -> float:
+    """Match calls of inferred communicators; returns within what their members end (ns).
+
+    `whole`: they are all calls of all ranks.
+    """
+    collectives, sends = _split(members)
     if sends:
         pair_by_time(rows, sends)
     nodes = [stream for calls in collectives for stream in calls.streams()]
-    used: dict[str, int] = {}
-    alone = not sends and all(len(calls) == len(calls.whole) > 0 for calls in parts)
-    inferred, within = infer(nodes, whole=alone and len(parts) == world)
+    used: Counter[str] = Counter()
+    inferred, within = infer(nodes, whole=whole and not sends)
     for group, confidence in inferred:
         name = "inferred:" + ",".join(str(nodes[k].rank) for k in group)
-        used[name] = used.get(name, 0) + 1
-        if used[name] > 1:
-            name += f"#{used[name]}"
-        members = [nodes[k] for k in group]
-        _Communicator(rows, name, members, confidence).match(KnownOffsets(), final=True)
+        used[name] += 1
+        unique = name if used[name] == 1 else f"{name}#{used[name]}"
+        communicator = _Communicator(rows, unique, [nodes[k] for k in group], confidence)
+        communicator.match(KnownOffsets(), final=True)
     return within
 
 
@@ -137,7 +143,7 @@ class _Communicator:
 
     rows: MatchedRows
     name: str
-    parts: Sequence[Part]
+    members: Sequence[Calls]
     confidence: float
 
     def match(self, clocks: KnownOffsets, *, final: bool = False) -> bool:
@@ -146,71 +152,69 @@ class _Communicator:
         False, and nothing is done, where `clocks` may come to know what would decide it; never
         with `final`.
         """
-        if len(self.parts) < 2:
-            self._unmatched(self.parts, "single member profiled")
+        if len(self.members) < 2:
+            self._unmatched(self.members, "single member profiled")
             return True
-        longest = max(self.parts, key=len)
-        same = self._identified(longest)
-        if all(same) and not all(identity and identity.shift for identity in same):
-            self._by_ids([identity.offset_ns for identity in same if identity])
+        longest = max(self.members, key=len)
+        by_id = self._identified(longest)
+        if all(by_id) and any(shift.paired for shift in by_id if shift):
+            self._by_ids([shift.offset_ns for shift in by_id if shift])
             return True
         shifts = [
-            (identity and identity.shift)
-            or find_shift(
-                longest.calls, member.calls, expected_ns=clocks.between(longest.rank, member.rank)
-            )
-            for member, identity in zip(self.parts, same, strict=True)
+            (shift if shift and not shift.paired else None)
+            or find_shift(longest, calls, expected_ns=clocks.between(longest.rank, calls.rank))
+            for calls, shift in zip(self.members, by_id, strict=True)
         ]
-        fitting = [s for s in shifts if s is not None]
-        for member, s in zip(self.parts, shifts, strict=True):
-            if s is not None and s.confidence >= CERTAIN:
-                clocks.add(longest.rank, member.rank, s.offset_ns)
-        if not final and any(s.confidence < CERTAIN for s in fitting):
+        for calls, shift in zip(self.members, shifts, strict=True):
+            if shift is not None and shift.confidence >= CERTAIN:
+                clocks.add(longest.rank, calls.rank, shift.offset_ns)
+        return self._in_order(longest, shifts, final=final)
+
+    def _in_order(self, longest: Calls, shifts: Sequence[Shift | None], *, final: bool) -> bool:
+        """As `match`, each member displaced against the longest by its shift, where it has one."""
+        fitting = [shift for shift in shifts if shift is not None]
+        confidence = min(shift.confidence for shift in fitting)
+        if confidence < CERTAIN and not final:
             return False
-        if len(fitting) == len(shifts):
-            by = [s.by for s in fitting]
-            order = [np.arange(len(p)) + k - min(by) for p, k in zip(self.parts, by, strict=True)]
-            self._add(order, min(s.confidence for s in fitting))
+        if len(fitting) < len(shifts):
+            self._where_some_do_not_fit(longest, [shift is not None for shift in shifts])
             return True
-        fits = [s is not None for s in shifts]
-        common: Ints = reduce(np.intersect1d, [p.whole.marked[p.rows] for p in self.parts])
-        if (common != UNKNOWN).any():
-            self._step_by_step(common[common != UNKNOWN], longest, fits)
-        else:
-            self._without_other_windows(longest, fits)
+        least = min(shift.by for shift in fitting)
+        by = [shift.by - least for shift in fitting]
+        self._add(
+            [np.arange(len(m)) + k for m, k in zip(self.members, by, strict=True)], confidence
+        )
         return True
 
-    def _unmatched(self, parts: Sequence[Part], reason: str) -> None:
-        for member in parts:
-            self.rows.unmatched(member, self.name, reason)
+    def _unmatched(self, members: Sequence[Calls], reason: str) -> None:
+        for calls in members:
+            self.rows.unmatched(calls, self.name, reason)
 
-    def _identified(self, longest: Part) -> list[Identified | None]:
-        """What the ids of operations say of each member beside the longest: None without ids."""
-        calls = longest.calls
-        itself = Identified(longest.rows[:0], longest.rows[:0], 0, Shift(0, 1.0, 0))
+    def _identified(self, longest: Calls) -> list[Shift | None]:
+        """How each member is displaced against the longest by the ids of operations."""
+        itself = Shift(0, 1.0, 0)
         try:
-            return [
-                itself if part is longest else identified(calls, part.calls) for part in self.parts
-            ]
+            return [itself if m is longest else identified(longest, m) for m in self.members]
         except ContradictoryIdsError as error:
             self.rows.contradicted[self.name] = str(error)
-        return [itself if member is longest else None for member in self.parts]
+        return [itself if m is longest else None for m in self.members]
 
     def _by_ids(self, offsets_ns: Sequence[int]) -> None:
         """Match by the ids of operations alone, where calls were lost on the way.
 
         `offsets_ns`: the longest member's clock minus each one's, which gives the calls' order.
         """
-        with_ids = [member.some(member.calls.identity != UNKNOWN) for member in self.parts]
-        ids = np.concatenate([member.calls.identity for member in with_ids])
-        issued = [member.calls.issue + by for member, by in zip(with_ids, offsets_ns, strict=True)]
+        has_id = [calls.identity != UNKNOWN for calls in self.members]
+        with_ids = [calls.take(has) for calls, has in zip(self.members, has_id, strict=True)]
+        ids = np.concatenate([calls.identity for calls in with_ids])
+        issued = [calls.issue + by for calls, by in zip(with_ids, offsets_ns, strict=True)]
         distinct, place = places(ids)
         last = np.full(len(distinct), np.iinfo(np.int64).max)
         first_issued = least_by(place, np.concatenate(issued), last)
         order = inverse(order_by(first_issued))[place]
-        of_members = np.split(order, np.cumsum([len(member) for member in with_ids])[:-1])
-        replace(self, parts=with_ids)._add(of_members, 1.0)
-        rest = [member.some(member.calls.identity == UNKNOWN) for member in self.parts]
+        of_members = np.split(order, np.cumsum([len(calls) for calls in with_ids])[:-1])
+        replace(self, members=with_ids)._add(of_members, 1.0)
+        rest = [calls.take(~has) for calls, has in zip(self.members, has_id, strict=True)]
         self._unmatched(rest, "it has no id, and the order of those that have one has gaps")
 
     def _add(self, order: Sequence[Ints], confidence: float) -> None:
@@ -219,60 +223,61 @@ class _Communicator:
         Not those that stand opposite another operation somewhere: they are unmatched.
         """
         good = np.ones(1 + max(int(o.max()) for o in order), dtype=bool)
-        first = self.parts[0]
+        first = self.members[0]
         row_at = np.full(len(good), UNKNOWN, dtype=np.int64)
-        row_at[order[0]] = first.rows
-        for member, o in zip(self.parts[1:], order[1:], strict=True):
-            both = row_at[o] >= 0
-            good[o[both]] &= agree(first.whole, row_at[o][both], member.whole, member.rows[both])
-        members = [(member, o, good[o]) for member, o in zip(self.parts, order, strict=True)]
-        odd = [member.some(~kept) for member, _, kept in members]
+        row_at[order[0]] = np.arange(len(first))
+        for calls, o in zip(self.members[1:], order[1:], strict=True):
+            both = np.flatnonzero(row_at[o] >= 0)
+            good[o[both]] &= agree(first, row_at[o[both]], calls, both)
+        members = [(calls, good[o]) for calls, o in zip(self.members, order, strict=True)]
+        odd = [calls.take(~kept) for calls, kept in members]
         self._unmatched(odd, "operations or sizes disagree at this place")
         # global ranks of the communicator's ranks, where they can be known
-        roots = [m for p in self.parts for m in p.whole.members[p.rows[:1]] if m is not None]
-        ranks = sorted(member.rank for member in self.parts)
+        listed = [calls.members[0] for calls in self.members if calls.members[0] is not None]
+        ranks = sorted(calls.rank for calls in self.members)
         if ranks == list(range(len(ranks))):
-            roots.append(ranks)
+            listed.append(ranks)
         self.rows.collectives(
             self.name,
-            [member.some(kept) for member, _, kept in members],
-            [o[kept] for _, o, kept in members],
+            [calls.take(kept) for calls, kept in members],
+            [o[good[o]] for o in order],
             self.confidence * confidence,
-            dict(enumerate(roots[0] if roots else ())),
+            dict(enumerate(listed[0] if listed else ())),
         )
 
-    def _step_by_step(self, steps: Ints, longest: Part, fits: Sequence[bool]) -> None:
+    def _where_some_do_not_fit(self, longest: Calls, fits: Sequence[bool]) -> None:
         """Match where no single displacement holds (a call was lost on the way): step by step.
 
         Members without steps, and steps in which the members differ in number or kind of calls,
-        are left unmatched: better unmatched than misaligned by one.
+        are left unmatched: better unmatched than misaligned by one. Where the members have no step
+        in common those are matched that fit each other.
         """
-        place = next(k for k, member in enumerate(self.parts) if member is longest)
-        matched: list[list[Ints]] = [[] for _ in self.parts]
-        for step in steps:
-            inside = [calls.some(calls.whole.marked[calls.rows] == step) for calls in self.parts]
-            whole = inside[place]
-            if all(
-                len(calls) == len(whole)
-                and agree(whole.whole, whole.rows, calls.whole, calls.rows).all()
-                for calls in inside
-            ):
-                replace(self, parts=inside)._add([np.arange(len(p)) for p in inside], _STEP_BY_STEP)
-                for rows, calls in zip(matched, inside, strict=True):
-                    rows.append(calls.rows)
-        odd = words.ranks(p.rank for p, good in zip(self.parts, fits, strict=True) if not good)
-        rest = [
-            member.some(~np.isin(member.rows, np.concatenate([member.rows[:0], *rows])))
-            for member, rows in zip(self.parts, matched, strict=True)
-        ]
-        self._unmatched(rest, f"order and times do not fit those of {odd}")
+        steps: Ints = reduce(np.intersect1d, [calls.marked for calls in self.members])
+        steps = steps[steps != UNKNOWN]
+        if not len(steps):
+            if 2 * sum(fits) < len(fits):  # the longest is the one that fits none
+                fits = [calls is not longest for calls in self.members]
+            odd = [calls for calls, fit in zip(self.members, fits, strict=True) if not fit]
+            self._unmatched(odd, "its window has no step in common with the others'")
+            rest = [calls for calls, fit in zip(self.members, fits, strict=True) if fit]
+            replace(self, members=rest).match(KnownOffsets(), final=True)
+            return
+        good = [step for step in steps.tolist() if self._in_step(step, longest)]
+        odd_ranks = words.ranks(
+            c.rank for c, fit in zip(self.members, fits, strict=True) if not fit
+        )
+        rest = [calls.take(~np.isin(calls.marked, good)) for calls in self.members]
+        self._unmatched(rest, f"order and times do not fit those of {odd_ranks}")
 
-    def _without_other_windows(self, longest: Part, fits: Sequence[bool]) -> None:
-        """Match members that fit each other; those whose window has nothing in common are not."""
-        if 2 * sum(fits) < len(fits):  # the longest is the one that fits none
-            fits = [member is not longest for member in self.parts]
-        members = list(zip(self.parts, fits, strict=True))
-        reason = "its window has no step in common with the others'"
-        self._unmatched([member for member, good in members if not good], reason)
-        rest = replace(self, parts=[member for member, good in members if good])
-        rest.match(KnownOffsets(), final=True)
+    def _in_step(self, step: int, longest: Calls) -> bool:
+        """Match the calls of one step, if the members have the same ones in it."""
+        inside = [calls.take(calls.marked == step) for calls in self.members]
+        whole = longest.take(longest.marked == step)
+        alike = all(
+            len(calls) == len(whole) and agree(whole, slice(None), calls, slice(None)).all()
+            for calls in inside
+        )
+        if alike:
+            order = [np.arange(len(whole)) for _ in inside]
+            replace(self, members=inside)._add(order, _STEP_BY_STEP)
+        return alike

@@ -145,41 +145,47 @@ def _recounted(ranks: Sequence[RankTables]) -> list[RankTables]:
     beside = [r for r in stepping if abs(lead[r.rank]) > _BESIDE]
     # a clock that is off is no other number: the same step ends at once, but for a constant
     if all(r.rank not in whole and _ends_alike(_ends(stepping[0]), _ends(r)) for r in beside):
-        doubtful = [r.rank for r in beside]
-        return [_doubted(r, stepping[0], lead[r.rank]) if r.rank in doubtful else r for r in ranks]
-    near = {rank: round(ahead) for rank, ahead in lead.items()}
-    most = Counter(near.values()).most_common(1)[0][0]
-    base = next(r for r in stepping if near[r.rank] == most)
-    calls = _in_steps(ranks, [r.rank for r in ranks])
-    neighbours = {r.rank for r in ranks if r.info.host and r.info.host == base.info.host}
-    sharing = [*neighbours, *(whole if base.rank in whole else ())]
-    certain = calls["confidence"].to_numpy() >= CERTAIN
-    calls = calls.filter(certain | np.isin(integers(calls, "rank"), sharing))
+        doubtful = {r.rank: _doubted(r, stepping[0], lead[r.rank]) for r in beside}
+        return [doubtful.get(r.rank, r) for r in ranks]
+    most = Counter(map(round, lead.values())).most_common(1)[0][0]
+    base = next(r for r in stepping if round(lead[r.rank]) == most)
+    calls = _trusted(ranks, base, whole if base.rank in whole else ())
     by_calls = _by_calls(calls, {base.rank: 0}, set(lead) - {base.rank})
-    recounted = []
-    for r in ranks:
-        by = 0
-        if r.rank in lead and r is not base and _at_one_time(r, base):
-            by = _chosen(r, base, lead[base.rank] - lead[r.rank], by_calls.get(r.rank))
-        if by:
-            r = _moved(r, by).warned(_warning(r, by, base))
-        elif near.get(r.rank, most) != most and _at_one_time(r, base) and not _common(r, base):
-            r = r.warned(_undecided(r, base))
-        recounted.append(r)
-    return recounted
+    recounted = {r.rank: _counted_as(base, r, lead, by_calls.get(r.rank)) for r in stepping}
+    return [recounted.get(r.rank, r) for r in ranks]
 
 
-def _chosen(tables: RankTables, base: RankTables, by_clock: float, by_calls: int | None) -> int:
-    """What to add to a rank's numbers, by its calls and by its host's clock.
+def _trusted(ranks: Sequence[RankTables], base: RankTables, one_clock: Collection[int]) -> pa.Table:
+    """The calls (`_in_steps`) that match for certain, and those of ranks on the clock of `base`."""
+    sharing = [*one_clock, *(r.rank for r in ranks if _one_host(r, base))]
+    calls = _in_steps(ranks, [r.rank for r in ranks])
+    certain = calls["confidence"].to_numpy() >= CERTAIN
+    return calls.filter(certain | np.isin(integers(calls, "rank"), sharing))
 
-    Ranks of one host share its clock: where the calls contradict it that is chance, as where the
-    windows have nothing in common.
+
+def _one_host(tables: RankTables, base: RankTables) -> bool:
+    return bool(base.info.host) and tables.info.host == base.info.host
+
+
+def _counted_as(
+    base: RankTables, tables: RankTables, lead: Mapping[int, float], by_calls: int | None
+) -> RankTables:
+    """A rank with the numbers of `base`, by its calls and by its host's clock, and a warning.
+
+    `lead` as of `_lead`. Ranks of one host share its clock: where the calls contradict it that is
+    chance, as where the windows have nothing in common.
     """
-    one_clock = bool(base.info.host) and tables.info.host == base.info.host
-    if by_calls is not None and not (one_clock and abs(by_calls - by_clock) > _BESIDE):
-        return by_calls
-    steps = max(_ends(tables)[1].size, _ends(base)[1].size)
-    return round(by_clock) if one_clock and abs(by_clock) > steps - 1 else 0
+    if tables is base or not _at_one_time(tables, base):
+        return tables
+    one_clock, by_clock = _one_host(tables, base), lead[base.rank] - lead[tables.rank]
+    by = by_calls or 0
+    if by_calls is None or (one_clock and abs(by_calls - by_clock) > _BESIDE):
+        steps = max(_ends(tables)[1].size, _ends(base)[1].size)
+        by = round(by_clock) if one_clock and abs(by_clock) > steps - 1 else 0
+    if by:
+        return _moved(tables, by).warned(_warning(tables, by, base))
+    alike = round(lead[tables.rank]) == round(lead[base.rank]) or _common(tables, base)
+    return tables if alike else tables.warned(_undecided(tables, base))
 
 
 def _warning(tables: RankTables, by: int, base: RankTables) -> str:

@@ -13,13 +13,13 @@ hundred times; the three were sends that did not wait.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from clusterprof.align.match.calls import UNKNOWN, Calls, Part
+from clusterprof.align.match.calls import UNKNOWN, Calls
 from clusterprof.align.time_stamps import BY_WALL_CLOCK, DRIFT_LIMIT_PPM, STAMP_ERROR_NS
 from clusterprof.columns import Bools, Floats, Ints, order_by
 
@@ -43,9 +43,13 @@ class Shift:
     by: int
     confidence: float
     offset_ns: int
+    #: where calls were lost on the way: which of a are which of b, both ascending, whatever `by`
+    paired: tuple[Ints, Ints] | None = None
 
-    def overlap(self, a: Part | Calls, b: Part | Calls) -> tuple[slice, slice]:
+    def overlap(self, a: Calls, b: Calls) -> tuple[Ints | slice, Ints | slice]:
         """Return which of the calls `a` and `b` stand side by side."""
+        if self.paired is not None:
+            return self.paired
         first, last = max(0, -self.by), min(len(b), len(a) - self.by)
         return slice(first + self.by, last + self.by), slice(first, last)
 
@@ -77,26 +81,12 @@ class KnownOffsets:
         return rank, ahead
 
 
-@dataclass(frozen=True)
-class Identified:
-    """Calls `in_a` of a are the calls `in_b` of b, both ascending, by the profiler's own ids.
-
-    `offset_ns` is a's clock minus b's, roughly. `shift` is the displacement, where one holds for
-    all: None where calls were lost on the way.
-    """
-
-    in_a: Ints
-    in_b: Ints
-    offset_ns: int
-    shift: Shift | None
-
-
 class ContradictoryIdsError(Exception):
     """Why the ids of operations cannot be right."""
 
 
-def identified(a: Calls, b: Calls, *, directed: bool = False) -> Identified | None:
-    """Return which calls of two ranks are the same operation by their ids; None without such ids.
+def identified(a: Calls, b: Calls, *, directed: bool = False) -> Shift | None:
+    """Return how two ranks' calls are displaced by their operations' ids; None without such ids.
 
     Ids of two profilers mean nothing to each other. Raises ContradictoryIdsError where ids call
     two operations one: an id twice on a rank, another order on the other rank, another kind or
@@ -109,9 +99,8 @@ def identified(a: Calls, b: Calls, *, directed: bool = False) -> Identified | No
         if len(np.unique(calls.identity[rows])) < len(rows):
             raise ContradictoryIdsError(f"rank {calls.rank} has one id on two calls")
     _, at_a, at_b = np.intersect1d(a.identity[rows_a], b.identity[rows_b], return_indices=True)
-    in_a, in_b = rows_a[at_a], rows_b[at_b]
-    order = order_by(in_a)
-    in_a, in_b = in_a[order], in_b[order]
+    order = order_by(rows_a[at_a])
+    in_a, in_b = rows_a[at_a][order], rows_b[at_b][order]
     if not len(in_a):
         return None
     ranks = f"ranks {a.rank} and {b.rank}"
@@ -123,23 +112,23 @@ def identified(a: Calls, b: Calls, *, directed: bool = False) -> Identified | No
     if offset is None:
         raise ContradictoryIdsError(f"{ranks} have one id on calls that cannot be the same")
     shift = Shift(int(in_a[0] - in_b[0]), 1.0, offset)
-    ids_a, ids_b = (
-        calls.identity[side] for calls, side in zip((a, b), shift.overlap(a, b), strict=True)
-    )
-    whole = bool(_alike(ids_a, ids_b, UNKNOWN).all()) and bool((in_a - in_b == shift.by).all())
-    return Identified(in_a, in_b, offset, shift if whole else None)
+    beside_a, beside_b = shift.overlap(a, b)
+    one_by = (in_a - in_b == shift.by).all()
+    if one_by and _alike(a.identity[beside_a], b.identity[beside_b], UNKNOWN).all():
+        return shift
+    return replace(shift, paired=(in_a, in_b))
 
 
 @dataclass(frozen=True)
 class _Trial(Shift):
     """A displacement that is possible; its confidence is not known yet."""
 
-    overlapping: int
+    overlapping: int = 0
     #: calls side by side that have times on both
-    timed: int
+    timed: int = 0
     #: parts of the calls side by side that agree in kind, and in step (-1: steps are unknown)
-    agreement: float
-    steps: float
+    agreement: float = 1.0
+    steps: float = -1.0
 
 
 def agree(
@@ -174,7 +163,10 @@ def _try(a: Calls, b: Calls, by: int, directed: bool) -> _Trial | None:
     offset = offset_between(a, in_a, b, in_b, directed=directed)
     if offset is None:
         return None
-    return _Trial(by, 0.0, offset, len(timed), int(timed.sum()), agreement, steps)
+    return _Trial(
+        by, 0.0, offset,
+        overlapping=len(timed), timed=int(timed.sum()), agreement=agreement, steps=steps,
+    )  # fmt: skip
 
 
 def offset_between(
@@ -263,11 +255,23 @@ def find_shift(
     if by_steps is not None:
         trial = _try(a, b, by_steps, directed)
         if trial is not None and trial.steps > 0.99:
-            return Shift(by_steps, 1.0 if trial.agreement == 1.0 else 0.8, trial.offset_ns)
-    around = by_steps or 0
-    shorter = min(len(a), len(b))
+            return replace(trial, confidence=1.0 if trial.agreement == 1.0 else 0.8)
+    possible = _possible(a, b, by_steps or 0, directed)
+    best = max(possible, key=lambda t: (t.steps, t.overlapping), default=None)
+    if best is None or best.steps > 0.5:
+        return best and replace(best, confidence=0.9)
+    regular = _regular(a, b, possible, directed)
+    if regular is not None:
+        return replace(regular, confidence=0.9)
+    if expected_ns is not None:
+        return _nearest(possible, expected_ns, 0.8)
+    return _nearest(possible, 0, BY_WALL_CLOCK) if _at_one_time(a, b) else None
+
+
+def _possible(a: Calls, b: Calls, around: int, directed: bool) -> list[_Trial]:
+    """The displacements that are possible, `around` and the ends of the windows being tried."""
     # at least a quarter of the shorter window's calls stand beside one of the other's
-    least = -(-shorter // 4)
+    least = -(-min(len(a), len(b)) // 4)
     low = max(least - len(b), min(around, len(a) - len(b)) - _REACH)
     high = min(len(a) - least, max(around, len(a) - len(b)) + _REACH)
     within = np.arange(low, high + 1)
@@ -276,22 +280,7 @@ def find_shift(
     possible = [trial for trial in trials if trial is not None]
     # calls without a kernel (the capture ended before it) agree with anything: times must decide
     most = max((t.timed for t in possible), default=0)
-    possible = [t for t in possible if t.timed * 4 >= most]
-    if not possible:
-        return None
-    best = max(possible, key=lambda t: (t.steps, t.overlapping))
-    if best.steps > 0.5:
-        return Shift(best.by, 0.9, best.offset_ns)
-    # where less than half of the shorter window overlaps, calls soon agree by chance
-    wide = [t for t in possible if t.overlapping * 2 >= shorter and t.timed * 2 >= most]
-    if len(wide) == 1 and wide[0].overlapping > 2:
-        return Shift(wide[0].by, 0.9, wide[0].offset_ns)
-    regular = _regular(a, b, wide, directed)
-    if regular is not None:
-        return Shift(regular.by, 0.9, regular.offset_ns)
-    if expected_ns is not None:
-        return _nearest(possible, expected_ns, 0.8)
-    return _nearest(possible, 0, BY_WALL_CLOCK) if _at_one_time(a, b) else None
+    return [t for t in possible if t.timed * 4 >= most]
 
 
 def _at_one_time(a: Calls, b: Calls) -> bool:
@@ -302,8 +291,13 @@ def _at_one_time(a: Calls, b: Calls) -> bool:
     return bool(max(begins) <= min(ends))
 
 
-def _regular(a: Calls, b: Calls, trials: list[_Trial], directed: bool) -> _Trial | None:
-    """The one trial in whose rhythm the calls fit; None where several fit as well."""
+def _regular(a: Calls, b: Calls, possible: list[_Trial], directed: bool) -> _Trial | None:
+    """The only trial, or the one in whose rhythm the calls fit; None where several fit as well."""
+    # where less than half of the shorter window overlaps, calls soon agree by chance
+    half, most = min(len(a), len(b)) / 2, max(t.timed for t in possible)
+    trials = [t for t in possible if t.overlapping >= half and t.timed * 2 >= most]
+    if len(trials) == 1 and trials[0].overlapping > 2:
+        return trials[0]
     if not trials or min(trial.timed for trial in trials) < _FEW:
         return None
     rhythms: list[tuple[float, _Trial]] = []
@@ -338,9 +332,7 @@ def _nearest(possible: list[_Trial], expected_ns: int, confidence: float) -> Shi
     """The trial whose clocks are nearest to what is expected; where none is within a second of it,
     the one that overlaps most, as sure as by the wall clocks.
     """
-    near = [t for t in possible if abs(t.offset_ns - expected_ns) < 1_000_000_000]
-    if near:
-        best = min(near, key=lambda t: abs(t.offset_ns - expected_ns))
-        return Shift(best.by, confidence, best.offset_ns)
-    best = max(possible, key=lambda t: t.overlapping)
-    return Shift(best.by, BY_WALL_CLOCK, best.offset_ns)
+    nearest = min(possible, key=lambda t: abs(t.offset_ns - expected_ns))
+    if abs(nearest.offset_ns - expected_ns) < 1_000_000_000:
+        return replace(nearest, confidence=confidence)
+    return replace(max(possible, key=lambda t: t.overlapping), confidence=BY_WALL_CLOCK)
