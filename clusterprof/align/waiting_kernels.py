@@ -74,24 +74,28 @@ def waiting_kernels(ranks: Sequence[RankTables], clock: Clock) -> set[str]:
 
 
 def _varying(ranks: Sequence[RankTables]) -> list[str]:
-    """The names of kernels of which some take longer than others by as much as a wait."""
+    """The names of kernels of which some take longer than others by as much as a wait: one that
+    always takes as long has waited for nothing.
+    """
     lengths: dict[str, tuple[int, int]] = {}
     for tables in ranks:
-        names, name, rows = _unclear(tables)
+        names, code, rows = _unclear(tables)
         table = tables.activity
         length = (integers(table, "end_ns") - integers(table, "start_ns"))[rows]
-        order = order_by(name, length)
-        name, length = name[order], length[order]
-        of_name = Stretches.of(name)
-        shortest, longest = length[of_name.first].tolist(), length[of_name.last].tolist()
-        for code, low, high in zip(name[of_name.first], shortest, longest, strict=True):
-            extremes = lengths.get(names[code], (low, high))
-            lengths[names[code]] = min(extremes[0], low), max(extremes[1], high)
+        order = order_by(code, length)
+        code, length = code[order], length[order]
+        kernels = Stretches.of(code)
+        shortest, longest = length[kernels.first].tolist(), length[kernels.last].tolist()
+        for name, low, high in zip(names[code[kernels.first]], shortest, longest, strict=True):
+            extremes = lengths.get(name, (low, high))
+            lengths[name] = min(extremes[0], low), max(extremes[1], high)
     return [name for name, (low, high) in lengths.items() if high - low > _WAITS * _END_SPREAD_NS]
 
 
 def _unclear(tables: RankTables) -> tuple[Objects, Ints, Ints]:
-    """The names of a rank's activities, and of its kernels that may wait the name and the row."""
+    """The names of a rank's activities; of its kernels that may wait or compute, each one's name
+    as a place among those, and its row.
+    """
     table = tables.activity
     names, name = coded(table, "name")
     kinds, kind = coded(table, "kind")

@@ -133,8 +133,10 @@ def _further_down(folder: Path) -> list[str]:
     if runs or reports:
         example = shlex.quote(str(min(runs or reports)))
         return [*lines, f"merge one of them: clusterprof merge {example}"]
-    shown = (shlex.quote(str(run)) for run in sorted(results)[:1])
-    return [f"a merge has left its results there: clusterprof report {run}" for run in shown]
+    if results:
+        run = shlex.quote(str(min(results)))
+        return [f"a merge has left its results there: clusterprof report {run}"]
+    return []
 
 
 def _walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:

@@ -96,11 +96,12 @@ def _pair(
 ) -> bool:
     """Pair one rank's Sends with another's Recvs, both in order of issue, as communicator `name`.
 
-    By the profiler's ids where both have them; else by the one displacement of either side that
-    sizes, steps and clocks allow. `clocks` are the offsets between ranks (ns) known so far: they
-    decide between several displacements, and learn from those that are CERTAIN. Returns False where
-    the displacement is not and no offset is known, which other pairs may yet tell; `final`: pair
-    them all the same. What has no other side is unmatched, with a reason.
+    By the profiler's ids where both have them; else by the one shift that sizes, steps and clocks
+    allow: by how many calls one side's recording begins after the other's. `clocks` are the offsets
+    between ranks (ns) known so far: they decide between several shifts, and learn from those that
+    are CERTAIN. Returns True when all calls are in `rows`, what has no other side as unmatched with
+    a reason; and False, with no row written, where the shift is not certain and no offset is known,
+    which other pairs may yet tell. `final`: they are paired all the same.
     """
     if not len(send) and not len(recv):
         return True
