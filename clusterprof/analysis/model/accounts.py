@@ -96,7 +96,7 @@ def accounts(d: Timelines, ranks: Sequence[int], placed: pa.Table, clock: Clock)
         "aligned_begin_ns": clock.align(numbers[d.rank], begin),
         **{name: np.concatenate([part[name] for part in parts]) for name in parts[0]},
     }
-    return pa.table(columns).cast(ACCOUNTS)
+    return pa.table(columns).select(ACCOUNTS.names).cast(ACCOUNTS)
 
 
 def compute_absent(dataset: Dataset) -> list[ComputeAbsent]:
