@@ -34,7 +34,7 @@ _NUMBERS = dict.fromkeys(
 )
 _WORDS = ("when", "machine", "other_machine")
 #: what each rank wrote of its clocks, by what `clusterprof.align.clock.measured.parsed` calls it
-_FILES = {"clock": paths.CLOCK, "state": paths.STATE}
+_FILES = {"clock": paths.CLOCK, "state": paths.STATE, "probe": paths.PROBE}
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,22 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from clusterprof import words
 from clusterprof.align.clock.alignment import Clock, align
-from clusterprof.align.clock.measured import RankReadings, pair_bounds, stepped
+from clusterprof.align.clock.measured import (
+    LOOK,
+    RankReadings,
+    interpolated,
+    machine_spans,
+    nearest,
+    pair_bounds,
+    stepped,
+)
 from clusterprof.align.match import MATCHED
 from clusterprof.align.match.calls import steps_of
 from clusterprof.align.match.flight_calls import FlightCalls
@@ -209,8 +218,9 @@ def _last_places(numbers: Ints, wanted: Ints) -> Ints:
 def host_clock(flight: Flight, readings: Mapping[int, RankReadings], probe: object = None) -> Clock:
     """Return one clock for the ranks whose machines' clocks are known to each other.
 
-    `readings` are of each rank, `probe` is clock_probe.json as parsed. Ranks of one machine read
-    one wall clock; without a measurement there is a clock for the ranks of one machine alone.
+    `readings` are of each rank, `probe` is clock_probe.json as parsed, of which the measurements
+    nearest in time to the calls count. Ranks of one machine read one wall clock; without a
+    measurement there is a clock for the ranks of one machine alone.
     """
     enqueue = integers(flight.entries, "enqueue_ns")
     spans = {
@@ -235,10 +245,29 @@ def host_clock(flight: Flight, readings: Mapping[int, RankReadings], probe: obje
         _bare(rank, own.machine, [spans[peer] for peer in first[rank]])
         for rank, own in valid.items()
     ]
-    clock = align(tables, MATCHED.empty_table(), pair_bounds(valid, probe))
+    bounds = pair_bounds(valid, _measured(probe, machine_spans(readings, spans)))
+    clock = align(tables, MATCHED.empty_table(), bounds)
     bounded = np.flatnonzero(clock.uncertainty_ns < UNBOUNDED_NS).tolist()
     places = sorted((rank, place) for place in bounded for rank in first[clock.ranks[place]])
     return clock.of([place for _, place in places], tuple(rank for rank, _ in places))
+
+
+def _measured(probe: object, spans: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
+    """What was measured of the machines' clocks, for these spans of theirs (ns): between two looks
+    at a running job as it follows from the measurements at both.
+    """
+    near = nearest(probe, spans)
+    if not any(row.get("when") == LOOK for row in near):
+        return {"bounds": near}
+    longest = max(end - begin for begin, end in spans.values())
+    pairs: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in near:
+        pairs.setdefault((str(row.get("machine")), str(row["other_machine"])), []).append(row)
+    bounds = []
+    for (_, other), measured in pairs.items():
+        begin = sum(spans[other]) // 2 - longest // 2
+        bounds += interpolated(measured, begin, begin + longest)
+    return {"bounds": bounds}
 
 
 def _bare(rank: int, machine: str, spans: list[tuple[int, int]]) -> RankTables:

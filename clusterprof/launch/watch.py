@@ -53,6 +53,8 @@ LEAST = 50
 #: So long after the first new dump the others' are waited for, and after the latest that a first
 #: window leaves.
 PATIENCE_S = 10.0
+#: So long what the nodes' probers measure at a look is waited for: they are asked as the dumps are.
+MEASURED_S = 3.0
 #: How often it is looked whether ranks hang.
 HANG_LOOK_S = 5.0
 
@@ -199,6 +201,7 @@ def watch_lateness(
     while True:
         clock.sleep(every_s - clock.wall_ns() / 1e9 % every_s)
         now = live_windows.current(run)
+        measured = _written(now, paths.PROBE)
         before, newest = newest, wait_for_dumps(now, newest, every_s, clock)
         if newest == before:
             # it may be that ranks hang, and no step ends
@@ -213,6 +216,7 @@ def watch_lateness(
             say(f"{words.ranks(lacked)} left no flight recorder for two looks: groups with them "
                 "cannot be compared")  # fmt: skip
         late = watched.lateness(rows)
+        wait_for_clocks(now, measured, clock)
         try:
             added = look(now, clock.wall_ns(), rows)
         except (ClusterprofError, OSError) as error:
@@ -258,6 +262,25 @@ def wait_for_dumps(
         new = sum(before.get(rank) != time_ns for rank, time_ns in saved.items())
         if new >= len(ranks) or clock.now() > began_s + min(PATIENCE_S + wait_s, every_s / 2):
             return saved if new else dict(before)
+
+
+def wait_for_clocks(run: Window, before: Mapping[int, int], clock: Clock = REAL) -> None:
+    """Wait until the nodes' clocks have been measured anew, where they were `before` (ns)."""
+    wait_s, until_s = plans.look_s(len(before)), clock.now() + MEASURED_S
+    while clock.now() < until_s:
+        measured = _written(run, paths.PROBE)
+        if all(measured.get(rank) != time_ns for rank, time_ns in before.items()):
+            return
+        clock.sleep(min(wait_s, MEASURED_S / 6))
+
+
+def _written(run: Window, name: str) -> dict[int, int]:
+    """When this file of each rank that has one was written (ns)."""
+    times = dict[int, int]()
+    for rank in run.ranks():
+        with contextlib.suppress(OSError):
+            times[rank] = (run.rank(rank) / name).stat().st_mtime_ns
+    return times
 
 
 def _dumps(run: Window) -> list[tuple[Path, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pytest
 from lab.clock import ManualClock
 from simulate import Cause, Job
-from simulate.flight import leave, recorded
+from simulate.flight import leave, measured, recorded
 
 from clusterprof import run_directory, watched
 from clusterprof.agent.contracts import paths, states
@@ -134,6 +135,53 @@ def test_hosts_whose_clocks_are_not_known_are_not_compared_by_them(tmp_path: Pat
     # durations need no clock; whether a lead is carried on is then told by the pace
     (row,) = watch.look(run_of(tmp_path / "nccl", apart), 1)
     assert (row.rank, row.since_step, row.delays) == (5, 150, 1)
+
+
+#: on processors, each node's clock is off and gains on the others'
+APART = replace(
+    LATE, dp=8, ranks_per_host=2, on_host=True, offset_ns=(0, 0, 7, 7, -900 * MS, -900 * MS, 5, 5),
+    drift_ppm=(0.0, 0.0, 20.0, 20.0, -35.0, -35.0, 4.0, 4.0),
+)  # fmt: skip
+
+
+def left_with(folder: Path, seconds: dict[int, tuple[float, ...]], **changed: int) -> Window:
+    """A run whose nodes' clocks were measured at looks so many seconds from the steps' middle, by
+    their first ranks; `changed` of what rank 4's prober read.
+    """
+    made = recorded(APART, durations=False)
+    run = run_directory.create(folder / "run")
+    run.directory.write_manifest({"schema_version": 1, "window": [10, 15]})
+    leave(run, made, watched=True)
+    for rank, at in seconds.items():
+        document = measured(made, rank, at, **(changed if rank == 4 else {}))
+        (run.rank(rank) / paths.PROBE).write_text(json.dumps(document))
+    return run
+
+
+def test_clocks_that_drift_apart_are_those_of_the_measurements_around_a_look(
+    tmp_path: Path,
+) -> None:
+    times = -1_200.0, -600.0, 1.0
+    (row,) = watch.look(left_with(tmp_path, dict.fromkeys((2, 4, 6), times)), 1)
+    assert (row.rank, row.since_step, row.delays) == (5, 150, 1)
+    assert row.lateness_ns == pytest.approx(1.0 * MS, abs=row.bound_ns)
+    assert row.bound_ns < 0.4 * MS
+
+
+def test_clocks_measured_long_before_a_look_or_by_a_prober_that_was_lost_tell_nothing(
+    tmp_path: Path,
+) -> None:
+    times = -1_200.0, -600.0, 1.0
+    before = left_with(tmp_path / "before", dict.fromkeys((2, 4, 6), times[:2]))
+    assert watch.look(before, 1) == []
+    lost = left_with(tmp_path / "lost", {2: times, 4: times[:2], 6: times})
+    assert watch.look(lost, 1) == []
+
+
+def test_a_clock_that_was_set_between_two_looks_tells_nothing(tmp_path: Path) -> None:
+    """By no more than clocks may drift apart in that time: its own readings show it."""
+    at = dict.fromkeys((2, 4, 6), (-1_200.0, -600.0, 1.0))
+    assert watch.look(left_with(tmp_path, at, wall_ns=40 * MS), 1) == []
 
 
 def test_dumps_that_are_damaged_make_no_row(tmp_path: Path) -> None:

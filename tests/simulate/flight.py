@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,8 @@ class Recorded:
     readings: dict[int, RankReadings]
     #: what was measured of the nodes' clocks, as in clock_probe.json
     probe: dict[str, Any]
+    #: of each rank how far its clock is off (ns), by how much it gains (ppm), and since when (ns)
+    clocks: tuple[Sequence[int], Sequence[float], int]
 
 
 def recorded(job: Job, *, past: int = 0, durations: bool = True) -> Recorded:
@@ -61,7 +63,31 @@ def recorded(job: Job, *, past: int = 0, durations: bool = True) -> Recorded:
     steps = {rank: _log(machine, rank, clocks) for rank in range(job.world)}
     blocks = list(enumerate(machine.calls))
     flight = _flight(job, blocks, opened if durations else len(blocks), clocks)
-    return Recorded(flight, steps, *_clocks(job, clocks))
+    return Recorded(flight, steps, *_clocks(job, clocks), clocks)
+
+
+def measured(made: Recorded, rank: int, seconds: Sequence[float], **changed: int) -> dict[str, Any]:
+    """What a prober beside this rank has written of looks at such times, from the steps' middle on.
+
+    `changed` is added to what it read (ns): `wall_ns`, as of a clock that was set.
+    """
+    times = [made.clocks[2] + round(each * 1e9) for each in seconds]
+    machine = made.readings[rank].machine
+    bounds: list[dict[str, Any]] = []
+    readings: list[dict[str, Any]] = []
+    for at in times:
+        own, other = (int(_wall(at, r, made.clocks)) for r in (rank, 0))
+        readings.append(
+            {"event": "look", "wall_ns": own + changed.get("wall_ns", 0) * (at == times[-1]),
+             "monotonic_ns": own, "gap_ns": 1_000}
+        )  # fmt: skip
+        bounds.append(
+            {"rank": rank, "other": 0, "machine": f"boot {machine}", "other_machine": "boot node0",
+             "at_ns": other, "low_ns": own - other - _PROBED_NS // 2,
+             "high_ns": own - other + _PROBED_NS // 3, "round_trip_ns": _PROBED_NS,
+             "exchanges": 400, "when": "look"}
+        )  # fmt: skip
+    return {"schema_version": 1, "bounds": bounds, "notes": [], "readings": readings}
 
 
 def _wall(times: Any, rank: int, clocks: Any) -> Any:

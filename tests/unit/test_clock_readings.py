@@ -311,6 +311,132 @@ def test_a_prober_writes_what_it_measured_before_its_rank_has_a_folder(
     assert [row["when"] for row in found["bounds"]] == ["open", "close"]
 
 
+def announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A reference rank's prober that has announced itself; the name of our rank's own prober."""
+    monkeypatch.setattr(exchange, "measure", lambda endpoint, to, clock: [Exchange(NOW, -10, 10)])
+    monkeypatch.setenv(PLAN, "/nowhere/plan.json")
+    name = f"clusterprof-{tmp_path}"[-90:]
+    identity.set_field(os.environ, identity.PROBE, name)
+    reference = {"address": "127.0.0.1", "port": 9, "secret": "73" * 32, "machine": "another"}
+    (tmp_path / "ranks" / "00000").mkdir(parents=True)
+    address = tmp_path / "ranks" / "00000" / "probe-address.json"
+    files.write_json(str(address), reference, mode=0o600)
+    return name
+
+
+def test_a_prober_measures_at_every_look_until_its_rank_ends_and_keeps_the_latest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, clock = announced(tmp_path, monkeypatch), ManualClock()
+    looks = prober.MOST_LOOKS + 3
+    owner, rank = os.pipe()
+    for at_s, event in enumerate(["open", "close", *["look"] * looks]):
+        clock.plan(at_s + 1, lambda event=event: clocks.notify_prober(event))
+    clock.plan(looks + 100, lambda: os.close(rank))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as pipe:
+        pipe.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        pipe.bind("\0" + name)
+        prober.Prober(pipe, str(tmp_path), 1, 0, owner, clock, watched=True).ask()
+    os.close(owner)
+    written = json.loads((tmp_path / "ranks" / "00001" / "probe.json").read_text())
+    when = [row["when"] for row in written["bounds"]]
+    assert when == ["open", "close", *["look"] * prober.MOST_LOOKS]
+    assert len(written["readings"]) == prober.MOST_LOOKS
+    assert written["notes"] == []
+
+
+def test_a_prober_measures_at_the_next_look_what_it_could_not_at_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reference rank's host is not reached, the disk is full."""
+    name, clock = announced(tmp_path, monkeypatch), ManualClock()
+    answers = iter([[]] * prober.TRIES + [[Exchange(NOW, -10, 10)]])
+    monkeypatch.setattr(exchange, "measure", lambda endpoint, to, clock: next(answers))
+    (tmp_path / "ranks" / "00001").touch()
+    owner, rank = os.pipe()
+    clock.plan(1, lambda: clocks.notify_prober("look"))
+    clock.plan(2, (tmp_path / "ranks" / "00001").unlink)
+    clock.plan(3, lambda: clocks.notify_prober("look"))
+    clock.plan(4, lambda: os.close(rank))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as pipe:
+        pipe.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        pipe.bind("\0" + name)
+        prober.Prober(pipe, str(tmp_path), 1, 0, owner, clock, watched=True).ask()
+    os.close(owner)
+    written = json.loads((tmp_path / "ranks" / "00001" / "probe.json").read_text())
+    assert len(written["bounds"]) == 1
+    assert len(written["readings"]) == 2
+    assert written["notes"] == ["rank 0's host did not answer at a look (UDP 127.0.0.1:9)"]
+
+
+# --- measurements around a span of time
+
+SECOND = 10**9
+
+
+def look_at(seconds: float, low: int, high: int) -> dict[str, Any]:
+    return {
+        "machine": "b", "other_machine": "a", "when": "look",
+        "at_ns": NOW + round(seconds * SECOND), "low_ns": low, "high_ns": high,
+    }  # fmt: skip
+
+
+@given(
+    offset=st.integers(-(10**9), 10**9),
+    ppm=st.floats(-100, 100),
+    wander=st.floats(-0.5, 0.5),
+    errors=st.lists(st.tuples(delays, delays), min_size=1, max_size=5),
+    within=st.tuples(st.floats(-0.5, 4.5), st.floats(0.001, 1.0)),
+)
+def test_between_measurements_the_clocks_are_within_what_follows_from_them(
+    offset: int, ppm: float, wander: float, errors: list[tuple[int, int]],
+    within: tuple[float, float],
+) -> None:  # fmt: skip
+    """The rate is another one in every other interval of 600 s, by what it may change."""
+    every_s = 600.0
+
+    def truth(seconds: float) -> float:
+        changed = sum(
+            wander * (1 if k % 2 else -1) * min(max(seconds - k * every_s, 0.0), every_s)
+            for k in range(-1, 8)
+        )
+        return offset + ppm * 1e3 * seconds + changed * 1e3
+
+    rows = [
+        look_at(
+            k * every_s, int(truth(k * every_s)) - below - 1, int(truth(k * every_s)) + above + 1
+        )
+        for k, (below, above) in enumerate(errors)
+    ]
+    begin, length = within[0] * every_s, within[1] * every_s
+    first, last = measured.interpolated(
+        rows, NOW + round(begin * SECOND), NOW + round((begin + length) * SECOND)
+    )
+    for part in np.linspace(0, 1, 11).tolist():
+        line_low, line_high = (
+            first[name] + part * (last[name] - first[name]) for name in ("low_ns", "high_ns")
+        )
+        assert line_low - 2 <= truth(begin + part * length) <= line_high + 2
+
+
+def test_measurements_that_no_rate_goes_with_tell_nothing() -> None:
+    """A clock that a daemon slewed by 5 ms between the last two."""
+    rows = [look_at(600 * k, 0, 100_000) for k in range(3)]
+    rows.append(look_at(1_800, 5_000_000, 5_100_000))
+    assert measured.interpolated(rows[:3], NOW + SECOND, NOW + 2 * SECOND)
+    assert measured.interpolated(rows, NOW + SECOND, NOW + 2 * SECOND) == []
+
+
+def test_of_many_measurements_those_around_a_span_are_taken() -> None:
+    rows = [look_at(600 * k, 0, 1_000) for k in range(10)]
+    rows += [look_at(2_450, 0, 1_000), {"at_ns": "x"}, look_at(2_400, 5, 4)]
+    spans = {"a": (NOW + 2_500 * SECOND, NOW + 2_990 * SECOND), "b": (0, 1)}
+    near = measured.nearest({"bounds": rows}, spans)
+    assert [(row["at_ns"] - NOW) // SECOND for row in near] == [2_400, 2_450, 3_000, 3_600]
+    assert measured.nearest({"bounds": rows}, {"b": (0, 1)}) == []
+    assert measured.nearest(None, spans) == []
+
+
 # --- measurements
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import fcntl
+import json
 import os
 import re
 import signal
@@ -195,6 +196,28 @@ def test_the_reference_rank_s_prober_answers_for_a_while_after_its_window_or_its
         made.answer()
         assert clock.now() - began == pytest.approx(1000 + lasts_s)
     os.close(owner)
+
+
+def test_with_looks_the_reference_rank_s_prober_answers_until_its_rank_ends(
+    clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"clusterprof-{tmp_path}"[-90:]
+    monkeypatch.setenv(PLAN, f"/nowhere/plan.json;probe={name.replace('/', '%2F')}")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    owner, rank = os.pipe()
+    clock.plan(10, partial(clocks.notify_prober, "close"))
+    for look in range(2):
+        clock.plan(600 * (look + 1), partial(clocks.notify_prober, clocks.LOOK))
+    clock.plan(10_000, partial(os.close, rank))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as pipe:
+        pipe.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        pipe.bind(f"\0{name}")
+        began = clock.now()
+        prober.Prober(pipe, str(tmp_path), 0, 0, owner, clock, watched=True).answer()
+        assert clock.now() - began == pytest.approx(10_000 + prober.QUIET_S)
+    os.close(owner)
+    written = json.loads((tmp_path / "ranks" / "00000" / "probe.json").read_text())
+    assert [reading["event"] for reading in written["readings"]] == ["look", "look"]
 
 
 # --- the launching host

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from lab.clock import ManualClock
 
 from clusterprof import merge_run, run_directory
-from clusterprof.agent.contracts import plan as plans, states
+from clusterprof.agent.contracts import paths, plan as plans, states
 from clusterprof.agent.contracts.identity import Identity
 from clusterprof.agent.contracts.plan import NsysPlan, Plan, Selection
 from clusterprof.agent.guard.step_log import StepLog
@@ -198,6 +199,27 @@ def test_ranks_that_leave_their_recorders_one_after_the_other_are_waited_for(
     assert len(run.ranks()) == 3
     waited_s = clock.now() - began
     assert 27 + watch.PATIENCE_S < waited_s < 30 + watch.PATIENCE_S
+
+
+def test_clocks_that_the_probers_measure_are_waited_for_as_long_as_they_may_come(
+    run: Window,
+) -> None:
+    clock, probes = ManualClock(), [run.rank(rank) / paths.PROBE for rank in (0, 2)]
+    watch.wait_for_clocks(run, {}, clock)
+    assert clock.slept == []
+    for path in probes:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.utime(path.parent)
+        path.write_text("{}")
+        os.utime(path, ns=(1, 1))
+    began = clock.now()
+    watch.wait_for_clocks(run, {0: 1, 2: 1}, clock)
+    assert clock.now() - began == pytest.approx(watch.MEASURED_S, abs=0.6)
+    for path, in_s in zip(probes, (0.2, 1.0), strict=True):
+        clock.plan(in_s, lambda path=path: os.utime(path, ns=(2, 2)))
+    began = clock.now()
+    watch.wait_for_clocks(run, {0: 1, 2: 1}, clock)
+    assert 1.0 <= clock.now() - began < 2.0
 
 
 def test_a_rank_whose_nsys_has_captured_is_no_peer_of_a_later_order() -> None:

@@ -21,6 +21,8 @@ from .plan import Plan
 
 #: a range of this name, and a number, stands in the report where a clock was read
 MARK = "clusterprof:clock:"
+#: what a rank announces to its prober when it saves its flight recorder for `--watch`
+LOOK = "look"
 
 
 def kernel() -> Optional[Dict[str, Any]]:
@@ -129,7 +131,7 @@ def start_prober(plan: Plan, me: identity.Identity) -> None:
     if me.rank != reference and not is_first:
         return
     name = "clusterprof-" + os.urandom(16).hex()
-    facts = os.path.abspath(plan.run), me.rank, reference, os.getpid()
+    facts = os.path.abspath(plan.run), me.rank, reference, os.getpid(), int(plan.watch_s > 0)
     with contextlib.closing(_socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM)) as pipe:
         try:
             # By now: a window may open before the prober listens.
@@ -143,7 +145,9 @@ def start_prober(plan: Plan, me: identity.Identity) -> None:
 
 
 def notify_prober(event: str) -> None:
-    """Announce to our prober, if there is one, that the window opens or closes; never waits."""
+    """Announce to our prober, if there is one, that the window opens or closes, or a look; never
+    waits.
+    """
     name = identity.fields(os.environ).get(identity.PROBE)
     if name is not None:
         with contextlib.suppress(OSError):

@@ -322,6 +322,7 @@ class Watching:
     def save(self) -> None:
         """Hand over the dump and the latest steps. Raises UnavailableError, and what torch does."""
         source = self.recorders[0].find(stacks=False)
+        clocks.notify_prober(clocks.LOOK)
         self.counter.flush()
         hand_over(source, (paths.WATCH, paths.WATCH_PICKLE), members(), self.outbox)
         self.outbox.say("latest_steps")

@@ -1,14 +1,16 @@
-"""A process on each node of the job that measures the hosts' clocks around the window.
+"""A process on each node of the job that measures the hosts' clocks: around the window, and with
+`--watch` at each look.
 
 It stands beside the node's first rank and beside the reference rank, the lowest profiled one (rank
 0 where none is), and ends with its rank, which announces the ends of its window by a datagram to a
 Unix socket without a file: that obeys its own user only and never answers. The reference rank's
 prober answers on UDP, on the job's own network and only to those that know a secret; one prober of
-every other machine asks it for a third of a second, at both ends of the window. Address and secret
-stand in a file of the run directory that only its owner can read. Hosts that share no folder
-(`clusterprof ssh`) get a secret, and each other's names, with the plan.
+every other machine asks it for a third of a second, at both ends of the window and at each look of
+`--watch`. At a look all of these note what their own clocks say, too: one that was set shows.
+Address and secret stand in a file of the run directory that only its owner can read. Hosts that
+share no folder (`clusterprof ssh`) get a secret, and each other's names, with the plan.
 
-Arguments: FD RUN RANK REFERENCE OWNER.
+Arguments: FD RUN RANK REFERENCE OWNER WATCHED, the last 1 with `--watch`, else 0.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ QUIET_S = 1.0
 #: So often it is asked at each end of the window: its machine may stall for longer than one
 #: measurement waits, and no process waits for this one.
 TRIES = 3
+#: Of so many looks, the latest, what was measured is kept: as many as a look may go back.
+MOST_LOOKS = 64
 
 
 class Prober:
@@ -40,9 +44,11 @@ class Prober:
 
     def __init__(
         self, pipe: socket.socket, run: str, rank: int, against: int, owner: int,
-        clock: Clock = REAL,
+        clock: Clock = REAL, watched: bool = False,
     ) -> None:  # fmt: skip
+        """`watched`: the rank announces looks as well, until it ends."""
         self.run = run
+        self.watched = watched
         self.clock = clock
         self.rank = rank
         self.against = against
@@ -53,6 +59,9 @@ class Prober:
         #: the file in which the reference rank's prober writes how it is reached
         self.address_file = os.path.join(paths.rank_folder(run, against), paths.PROBE_ADDRESS)
         self.bounds: List[Dict[str, Any]] = []
+        #: what this host's clocks said at each look
+        self.readings: List[Dict[str, Any]] = []
+        self.is_saved = True
         self.notes: List[str] = []
 
     def answer(self) -> None:
@@ -72,7 +81,11 @@ class Prober:
                     exchange.answer(endpoint)
                     if self.owner not in sources:
                         until = self.clock.now() + QUIET_S
-                if self.pipe in ready and self.event() == "close":
+                event = self.event() if self.pipe in ready else ""
+                if event == clocks.LOOK:
+                    self.read_clock()
+                    self.save()
+                if event == "close" and not self.watched:
                     until = self.clock.now() + GRACE_S
                 if self.owner in ready:
                     sources.remove(self.owner)
@@ -95,40 +108,70 @@ class Prober:
     def ask(self) -> None:
         """Measure when the window opens and once more when it has closed; then we are done.
 
-        At once where another prober measures this machine, or there is nothing to measure.
+        With `--watch` at each look as well, until our rank has ended. Done at once where another
+        prober measures this machine, or there is nothing to measure.
         """
         answerer, ended = None, False
         sources: List[Any] = [self.pipe, self.owner]
         while not ended:
             ready = self.clock.wait(sources)
             event = self.event() if self.pipe in ready else ""
-            if event == "open":
-                reached = self.find()
-                answerer = reached if reached is not None and self.claims(reached) else None
-            if event in ("open", "close") and answerer is not None:
+            if answerer is None and (event == "open" or (event and self.watched)):
+                answerer = self.find()
+                if answerer is not None and not self.claims(answerer):
+                    break
+            if event and answerer is not None:
                 self.measure(event, answerer)
-            ended = event == "close" or self.owner in ready or (event == "open" and not answerer)
-        if self.bounds or self.notes:
-            folder = paths.rank_folder(self.run, self.rank)
+            if event == clocks.LOOK:
+                self.read_clock()
+            is_last = event == "close" or (event == "open" and answerer is None)
+            ended = self.owner in ready or (is_last and not self.watched)
+            if event != "open":
+                self.save()
+        self.save()
+
+    def read_clock(self) -> None:
+        """Note what this host's clocks say at a look."""
+        self.readings.append(clocks.reading(clocks.LOOK))
+        forget(self.readings, "event")
+        self.is_saved = False
+
+    def save(self) -> None:
+        """Write what is new, beside the rank's other files; where that fails, with the next."""
+        if self.is_saved:
+            return
+        folder = paths.rank_folder(self.run, self.rank)
+        lists = {"bounds": self.bounds, "notes": self.notes, "readings": self.readings}
+        with contextlib.suppress(OSError):
             states.make(folder)  # the rank's writer may not have come to it
-            measured = {"schema_version": 1, "bounds": self.bounds, "notes": self.notes}
-            files.write_json(os.path.join(folder, paths.PROBE), measured)
+            files.write_json(os.path.join(folder, paths.PROBE), {"schema_version": 1, **lists})
+            self.is_saved = True
 
     def measure(self, event: str, answerer: Answerer) -> None:
         """One measurement against the reference rank's prober."""
-        with contextlib.closing(answerer.endpoint()) as endpoint:
-            tries = (exchange.measure(endpoint, answerer, self.clock) for _ in range(TRIES))
-            exchanges = next(filter(None, tries), [])
+        exchanges: List[exchange.Exchange] = []
+        with contextlib.suppress(OSError):  # no way to it
+            with contextlib.closing(answerer.endpoint()) as endpoint:
+                tries = (exchange.measure(endpoint, answerer, self.clock) for _ in range(TRIES))
+                exchanges = next(filter(None, tries), [])
         if not exchanges:
-            self.notes.append("rank %d's host did not answer at the window's %s (UDP %s:%d)"
-                              % (self.against, event, answerer.address, answerer.port))  # fmt: skip
+            self.note("rank %d's host did not answer at %s (UDP %s:%d)"
+                      % (self.against, moment(event), answerer.address, answerer.port))  # fmt: skip
             return
         try:
             bound = exchange.described(self.rank, exchanges)
             bound.update(when=event, other=self.against, other_machine=answerer.machine)
             self.bounds.append(bound)
+            forget(self.bounds, "when")
+            self.is_saved = False
         except ValueError as error:
-            self.notes.append("at the window's %s: %s" % (event, error))
+            self.note("at %s: %s" % (moment(event), error))
+
+    def note(self, what: str) -> None:
+        """Note what could not be measured, once."""
+        if what not in self.notes:
+            self.notes.append(what)
+            self.is_saved = False
 
     def find(self) -> Optional[Answerer]:
         """The reference rank's prober; None where there is none (its rank never began)."""
@@ -141,7 +184,7 @@ class Prober:
             ports = ", ".join(map(str, exchange.meeting_ports(self.meeting[0])))
             where = " on %s (UDP ports %s)" % (", ".join(self.meeting[1]), ports)
         if answerer is None:
-            self.notes.append("rank %d's prober was not found%s" % (self.against, where))
+            self.note("rank %d's prober was not found%s" % (self.against, where))
         return answerer
 
     def announced(self) -> Optional[Answerer]:
@@ -166,6 +209,18 @@ class Prober:
         return False
 
 
+def moment(event: str) -> str:
+    """When that was, in words."""
+    return "a look" if event == clocks.LOOK else "the window's %s" % event
+
+
+def forget(entries: List[Dict[str, Any]], when: str) -> None:
+    """Leave out what is of the oldest look, where there are too many; `when`: the event's key."""
+    looks = [entry for entry in entries if entry[when] == clocks.LOOK]
+    if len(looks) > MOST_LOOKS:
+        entries.remove(looks[0])
+
+
 def meeting(environ: Mapping[str, str]) -> Optional[Tuple[bytes, List[str]]]:
     """Secret and hosts of a job whose hosts share no folder, by the plan; None where they do."""
     with contextlib.suppress(KeyError, OSError, ValueError):
@@ -181,6 +236,6 @@ def main(argv: List[str]) -> None:
     number, rank, against, owner = (int(argv[place]) for place in (0, 2, 3, 4))
     pipe = socket.socket(fileno=number)
     pipe.set_inheritable(False)
-    prober = Prober(pipe, argv[1], rank, against, os.pidfd_open(owner))
+    prober = Prober(pipe, argv[1], rank, against, os.pidfd_open(owner), watched=argv[5] == "1")
     with contextlib.suppress(OSError):  # the clocks stay unmeasured: no process waits for us
         (prober.answer if rank == against else prober.ask)()

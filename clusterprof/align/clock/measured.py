@@ -18,9 +18,12 @@ in. It is bounded by three sources, each with what it rests on:
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -29,11 +32,13 @@ import pyarrow.compute as pc
 
 from clusterprof.align.clock.blocks import Block
 from clusterprof.align.time_stamps import DRIFT_LIMIT_PPM
-from clusterprof.columns import Ints
+from clusterprof.columns import Floats, Ints
 from clusterprof.tables import RankTables
 
 #: the agent's own name, repeated: this package does not load what runs inside a rank
 MARK = "clusterprof:clock:"
+#: ... and what a measurement at a look of `--watch` says of when it was
+LOOK = "look"
 
 #: how far a report's wall-clock times are from the host's wall clock, where there is no mark:
 #: +7 to +130 µs over 18 nsys reports, a few µs in torch.profiler's
@@ -49,6 +54,13 @@ STEP_NS = 1_000
 ONE_REPORT_NS = 50_000
 #: a report that was stretched by less cannot be told from one whose marks were delayed
 STRETCHED_NS = 1_000_000
+#: measurements as near to a span as this tell its clocks, and so many beyond them on both sides
+_NEAR_NS, _BESIDE = 60_000_000_000, 2
+#: a clock's rate changes by no more than this in the minutes between two measurements, as long as
+#: no daemon corrects it: of a quartz by the temperature, some 0.1 ppm a degree
+WANDER_PPM = 1.0
+#: at so many times of a span it is looked how far clocks may be wrong
+_MOMENTS = 65
 
 
 @dataclass(frozen=True)
@@ -96,16 +108,19 @@ def parsed(
     clock: object,
     state: object = None,
     before: Iterable[Mapping[str, Any]] = (),
+    probe: object = None,
 ) -> RankReadings:
-    """Read a rank's clock.json and state.json; what is not understood is left out.
+    """Read a rank's clock.json, state.json and probe.json; what is not understood is left out.
 
     `before` has the same files of windows and attempts before this one, the first ones first. What
     was read on this machine then comes first: a clock that was set since is seen.
     """
     of_clock = clock if isinstance(clock, Mapping) else {}
     of_state = state if isinstance(state, Mapping) else {}
-    written = of_clock.get("readings")
-    written = [of_state.get("clock"), *(written if isinstance(written, list) else ())]
+    of_probe = probe if isinstance(probe, Mapping) else {}
+    written = [of_state.get("clock")]
+    for readings_of in (of_clock.get("readings"), of_probe.get("readings")):
+        written += readings_of if isinstance(readings_of, list) else ()
     readings = tuple(
         Reading(
             str(row.get("event", "")),
@@ -243,8 +258,8 @@ def known_clocks(
 ) -> KnownClocks:
     """Return all that a run's files contain about its clocks (see `clusterprof.clock_probe`).
 
-    `files` has for each rank what `parsed` takes: `clock`, `state`, `before`;
-    `probe` is clock_probe.json as parsed.
+    `files` has for each rank what `parsed` takes: `clock`, `state`, `before`, `probe`;
+    the argument `probe` is clock_probe.json as parsed.
     """
     readings, unusable = {}, {}
     for tables in ranks:
@@ -256,7 +271,10 @@ def known_clocks(
                 f"its report's times are stretched by {stretch / 1e9:+.3f} s: the host's wall "
                 "clock was set inside the window"
             )
-    bounds = tuple(pair_bounds(readings, probe))
+    spans = machine_spans(
+        readings, {tables.rank: (tables.info.begin_ns, tables.info.end_ns) for tables in ranks}
+    )
+    bounds = tuple(pair_bounds(readings, {"bounds": nearest(probe, spans)}))
     return KnownClocks(bounds, tuple(clock_warnings(readings)), unusable)
 
 
@@ -320,6 +338,94 @@ def _exchanged(probe: object, first_of: Mapping[str, int]) -> Iterator[PairBound
         if possible and -APART_NS <= low <= high <= APART_NS:
             pair = first_of[machine], first_of[other]
             yield PairBound(*pair, row["at_ns"], low - STAMP_NS, high + STAMP_NS, "probe")
+
+
+def machine_spans(
+    readings: Mapping[int, RankReadings], spans: Mapping[int, tuple[int, int]]
+) -> dict[str, tuple[int, int]]:
+    """Return from when until when each machine's ranks ran, of each rank's begin and end (ns).
+
+    A machine that is not known is left out.
+    """
+    joined: dict[str, tuple[int, int]] = {}
+    for rank in sorted(spans.keys() & readings.keys()):
+        if machine := readings[rank].machine:
+            begin, end = joined.get(machine, spans[rank])
+            joined[machine] = min(begin, spans[rank][0]), max(end, spans[rank][1])
+    return joined
+
+
+def nearest(probe: object, spans: Mapping[str, tuple[int, int]]) -> list[Mapping[str, Any]]:
+    """Return the measurements in clock_probe.json, as parsed, that tell the clocks in a span.
+
+    `spans` are each machine's own (ns). Of each pair of machines those within it or a minute of it,
+    and the two next ones on both sides, in the order of time: in hours a clock may have been set,
+    or its rate have changed, which the second one tells. What is impossible is left out.
+    """
+    exchanged = probe.get("bounds") if isinstance(probe, Mapping) else None
+    pairs: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in rows(exchanged, "at_ns", "low_ns", "high_ns"):
+        pair = str(row.get("machine", "")), str(row.get("other_machine", ""))
+        possible = -APART_NS <= row["low_ns"] <= row["high_ns"] <= APART_NS
+        if possible and pair[0] != pair[1] and pair[1] in spans:
+            pairs.setdefault(pair, []).append(row)
+    near: list[Mapping[str, Any]] = []
+    for (_, other), measured in pairs.items():
+        measured.sort(key=itemgetter("at_ns"))
+        at, (begin, end) = [row["at_ns"] for row in measured], spans[other]
+        first = min(bisect_left(at, begin - _NEAR_NS), bisect_left(at, begin) - _BESIDE)
+        last = max(bisect_right(at, end + _NEAR_NS), bisect_right(at, end) + _BESIDE)
+        near += measured[max(first, 0) : last]
+    return near
+
+
+def interpolated(
+    measured: Sequence[Mapping[str, Any]], begin_ns: int, end_ns: int
+) -> list[dict[str, Any]]:
+    """Return what measurements of one pair of machines leave at begin and end of a span (ns).
+
+    As two measurements, a line between which holds over the whole span. The rate at which one clock
+    gains on the other is within the limit of drift and changes by `WANDER_PPM` at most: away from
+    a measurement its bounds widen by what is left open of the rate, and those of all measurements
+    hold. [] where no rate goes with all of them: a clock was set, or slewed by a daemon.
+    """
+    base = measured[0]["low_ns"]
+    at = np.array([row["at_ns"] - begin_ns for row in measured], np.float64)
+    low = np.array([row["low_ns"] - base for row in measured], np.float64)
+    high = np.array([row["high_ns"] - base for row in measured], np.float64)
+    rates = _rates(at, low, high)
+    if rates is None:
+        return []
+    times = np.linspace(0.0, max(end_ns - begin_ns, 1), _MOMENTS)
+    since = times[:, None] - at
+    slower, faster = rates[0] * since, rates[1] * since
+    lows = (low + np.minimum(slower, faster)).max(axis=1)
+    highs = (high + np.maximum(slower, faster)).min(axis=1)
+    middle = (lows + highs)[[0, -1]] / 2
+    line = np.interp(times, times[[0, -1]], middle)
+    wide = float(np.maximum(highs - line, line - lows).max())
+    return [
+        {
+            **measured[0], "at_ns": begin_ns + int(times[place]),
+            "low_ns": base + math.floor(line[place] - wide),
+            "high_ns": base + math.ceil(line[place] + wide),
+        }
+        for place in (0, -1)
+    ]  # fmt: skip
+
+
+def _rates(at: Floats, low: Floats, high: Floats) -> tuple[float, float] | None:
+    """Return the least and the greatest rate, with what it may wander; None where there is none.
+
+    Offsets at `at` lie within `low` and `high` (ns); a rate is in ns per ns.
+    """
+    first, then = np.triu_indices(at.size, 1)
+    apart = at[then] - at[first]
+    first, then, apart = first[apart > 0], then[apart > 0], apart[apart > 0]
+    limit, wander = DRIFT_LIMIT_PPM * 1e-6, WANDER_PPM * 1e-6
+    least = ((low[then] - high[first]) / apart).max(initial=-limit)
+    most = ((high[then] - low[first]) / apart).min(initial=limit)
+    return None if least - most > wander else (least - wander, most + wander)
 
 
 def as_blocks(bounds: Iterable[PairBound], ranks: Sequence[int], base: Ints) -> list[Block]:
