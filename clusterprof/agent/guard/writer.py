@@ -31,6 +31,7 @@ from ..contracts.plan import Reduction
 from ..contracts.states import State
 from ..contracts.timing import REAL, Clock
 from . import step_log
+from .hardware import Hardware
 from .report_transfer import Reducing, ReportTransfer
 
 #: How often the step log is written, where the plan says nothing else; the first time after a part
@@ -48,7 +49,7 @@ IMPORT_S = 30.0
 REDUCE_S = outbox.FINISH_S - 2.0
 _CHUNK = 1 << 20
 #: Messages that are handled when they are received; all others wait for the file operations before.
-_AT_ONCE = ("begin", "watch", "ignore", "listen", "expect", "held", "folder")
+_AT_ONCE = ("begin", "watch", "ignore", "listen", "expect", "hardware", "held", "folder")
 
 
 class Peer:
@@ -98,6 +99,7 @@ class Writer:
         self.armed = False
         #: what makes the tables of the report in each of the rank's folders, where that is to be
         self.reducing: Dict[str, Reducing] = {}
+        self.hardware = Hardware(pid, clock)
 
     # -- the receiving thread ----------------------------------------------------------------
 
@@ -239,6 +241,10 @@ class Writer:
 
         self.on_node.put(make)
 
+    def do_hardware(self, peer: Peer, cuda: bool, uuid: Optional[str]) -> None:
+        """Sample what GPU and node say of themselves, for a while from now on."""
+        self.hardware.go_on(cuda, uuid, functools.partial(self.jobs.put, self.write_hardware))
+
     def do_held(self, peer: Peer, size: int) -> None:
         """What nsys has on the node by now; its rank may have to close the window."""
         for watcher in self.watching:
@@ -351,9 +357,17 @@ class Writer:
         with contextlib.suppress(OSError):
             if peer.log is not None:
                 peer.log.write(all_of_it=True)
+        self.write_hardware()
         self.clean()
         self.reduce(peer, REDUCE_S)
         peer.answer(finished=True)
+
+    def write_hardware(self) -> None:
+        """Write the samples so far, and what they are of."""
+        if self.hardware.samples:
+            with contextlib.suppress(OSError):
+                files.write(os.path.join(self.folder, paths.HARDWARE), self.hardware.csv())
+                states.advance(self.folder, None, hardware=self.hardware.facts)
 
     def look(self) -> None:
         """Look for the order to close the window."""

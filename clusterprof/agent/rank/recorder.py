@@ -120,6 +120,7 @@ class Recorder:
     def open(self) -> None:
         """From now on collectives are timed, if that can be had."""
         self.is_open = self.was_open = True
+        self.outbox.say("hardware", **gpu())
         if self.window is None:
             self.read_clock("open")
         with contextlib.suppress(Exception):  # it is said when the dump is due
@@ -134,6 +135,7 @@ class Recorder:
     def close(self) -> None:
         """The window's last step has ended."""
         self.ended_s = self.outbox.clock.now()
+        self.outbox.say("hardware", **gpu())
         if self.window is None:
             self.read_clock("close")
 
@@ -245,6 +247,18 @@ def hand_over(source: Source, name: str, listed: Mapping[str, Any], outbox: Outb
     if source.backend == "gloo" and listed:
         outbox.file(paths.GROUPS, compressed(json.dumps({"pg_config": listed}).encode()))
     outbox.file(name, compressed(source.content()))
+
+
+def gpu() -> Dict[str, Any]:
+    """Whether this process uses a GPU, and its UUID if torch tells it (from 2.5 on)."""
+    uuid = None
+    with contextlib.suppress(Exception):  # torch raises what it likes
+        cuda = sys.modules["torch"].cuda
+        if cuda.is_initialized():
+            device = cuda.get_device_properties(cuda.current_device())
+            uuid = str(getattr(device, "uuid", "")) or None
+            return {"cuda": True, "uuid": uuid}
+    return {"cuda": False, "uuid": None}
 
 
 def members() -> Dict[str, Any]:

@@ -10,7 +10,7 @@ import contextlib
 from typing import TYPE_CHECKING, List
 
 from ..contracts import paths
-from .recorder import Recorder, hand_over, members
+from .recorder import Recorder, gpu, hand_over, members
 
 if TYPE_CHECKING:
     from ..contracts.outbox import Outbox
@@ -61,3 +61,4 @@ class Watching:
         self.counter.flush()
         hand_over(source, _NAMES[source.name], members(), self.outbox)
         self.outbox.say("latest_steps")
+        self.outbox.say("hardware", **gpu())
