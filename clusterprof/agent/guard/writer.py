@@ -31,7 +31,7 @@ from ..contracts.plan import Reduction
 from ..contracts.states import State
 from ..contracts.timing import REAL, Clock
 from . import step_log
-from .hardware import Hardware
+from .hardware_sampler import HardwareSampler
 from .report_transfer import Reducing, ReportTransfer
 
 #: How often the step log is written, where the plan says nothing else; the first time after a part
@@ -99,7 +99,11 @@ class Writer:
         self.armed = False
         #: what makes the tables of the report in each of the rank's folders, where that is to be
         self.reducing: Dict[str, Reducing] = {}
-        self.hardware = Hardware(pid, clock)
+        #: what GPU and node say, of the rank with this step log, and the last sample's time that is
+        #: written
+        self.hardware = HardwareSampler(pid, clock)
+        self.sampled_by: Optional[step_log.StepLog] = None
+        self.written_ns = 0
 
     # -- the receiving thread ----------------------------------------------------------------
 
@@ -112,11 +116,18 @@ class Writer:
         for jobs in (self.jobs, self.on_node):
             threading.Thread(target=self.work, args=(jobs,), daemon=True).start()
         while self.peers:
-            due_at = min(self.log_at, self.hangs.look_at, self.look_at)
+            due_at = min(self.log_at, self.hangs.look_at, self.look_at, self.hardware.due_at)
             due_s = max(0.1, min(due_at - self.clock.now(), self.log_s))
             self.take(states.LOOK_S if self.watching else due_s)
-        for last in (self.take_over, self.stop_reducing, self.on_node.join, self.clean):
-            self.jobs.put(last)
+        last = (
+            self.take_over,
+            self.write_hardware,
+            self.stop_reducing,
+            self.on_node.join,
+            self.clean,
+        )
+        for job in last:
+            self.jobs.put(job)
         self.clock.until(lambda: not self.jobs.unfinished_tasks, LINGER_S)
 
     def take(self, seconds: float) -> None:
@@ -124,6 +135,8 @@ class Writer:
         connections = [peer.connection for peer in self.peers.values()]
         for connection in self.clock.wait(connections, seconds):
             self.receive(self.peers[connection.fileno()])
+        if self.hardware.turn():
+            self.jobs.put(self.write_hardware)
         now = self.clock.now()
         if self.watching and not self.jobs.unfinished_tasks:
             self.jobs.put(self.look)
@@ -241,9 +254,10 @@ class Writer:
 
         self.on_node.put(make)
 
-    def do_hardware(self, peer: Peer, cuda: bool, uuid: Optional[str]) -> None:
+    def do_hardware(self, peer: Peer, uses: str, uuid: Optional[str]) -> None:
         """Sample what GPU and node say of themselves, for a while from now on."""
-        self.hardware.go_on(cuda, uuid, functools.partial(self.jobs.put, self.write_hardware))
+        self.sampled_by = peer.log
+        self.hardware.go_on(uses, uuid)
 
     def do_held(self, peer: Peer, size: int) -> None:
         """What nsys has on the node by now; its rank may have to close the window."""
@@ -363,11 +377,15 @@ class Writer:
         peer.answer(finished=True)
 
     def write_hardware(self) -> None:
-        """Write the samples so far, and what they are of."""
-        if self.hardware.samples:
-            with contextlib.suppress(OSError):
-                files.write(os.path.join(self.folder, paths.HARDWARE), self.hardware.csv())
-                states.advance(self.folder, None, hardware=self.hardware.facts)
+        """Write the samples so far, and what they are of, beside the step log."""
+        log, samples = self.sampled_by, self.hardware.samples
+        latest_ns = samples[-1]["time_ns"] if samples else 0
+        if log is None or latest_ns == self.written_ns:
+            return
+        with contextlib.suppress(OSError):
+            files.write(log.path(paths.HARDWARE), self.hardware.csv())
+            states.advance(log.folder, None, hardware=self.hardware.state())
+            self.written_ns = latest_ns
 
     def look(self) -> None:
         """Look for the order to close the window."""

@@ -20,7 +20,7 @@ import sys
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ..contracts import clocks, paths
-from ..contracts.outbox import Outbox
+from ..contracts.outbox import CUDA, ROCM, Outbox
 from ..contracts.plan import Plan
 from . import hooks, probing
 from .profilers import initialised
@@ -249,16 +249,16 @@ def hand_over(source: Source, name: str, listed: Mapping[str, Any], outbox: Outb
     outbox.file(name, compressed(source.content()))
 
 
-def gpu() -> Dict[str, Any]:
-    """Whether this process uses a GPU, and its UUID if torch tells it (from 2.5 on)."""
-    uuid = None
+def gpu() -> Dict[str, Optional[str]]:
+    """What this process computes on, and the GPU's UUID if torch tells it (from 2.5 on)."""
+    uses, uuid = "", None
     with contextlib.suppress(Exception):  # torch raises what it likes
-        cuda = sys.modules["torch"].cuda
-        if cuda.is_initialized():
-            device = cuda.get_device_properties(cuda.current_device())
+        torch = sys.modules["torch"]
+        if torch.cuda.is_initialized():
+            uses = ROCM if torch.version.hip else CUDA
+            device = torch.cuda.get_device_properties(torch.cuda.current_device())
             uuid = str(getattr(device, "uuid", "")) or None
-            return {"cuda": True, "uuid": uuid}
-    return {"cuda": False, "uuid": None}
+    return {"uses": uses, "uuid": uuid}
 
 
 def members() -> Dict[str, Any]:
