@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from clusterprof import console, gate, installed_nsys, run_directory
 from clusterprof.agent.contracts import paths
-from clusterprof.arguments import check_free, number_of, path
+from clusterprof.arguments import add_gpu_hour, check_free, number_of, path
 from clusterprof.cli import Parser, verb_parser
 from clusterprof.console import say
 from clusterprof.errors import ReportError, UsageError
@@ -58,6 +58,7 @@ def parser(verb: str) -> Parser:
     add("--workers", type=number_of("processes"), metavar="N",
         help="how many processes read on one host (default: one for each processor, at most "
         "8)")  # fmt: skip
+    add_gpu_hour(add)
     gate.add_option(add)
     return parser
 
@@ -103,7 +104,7 @@ def _merge(arguments: argparse.Namespace, engine: Engine) -> int:
         else:
             outcomes = collect(run, run.expected_ranks(), patience_s=0, write=False)
             outcomes = of_running(run, outcomes)
-        study = merge_run.merge_run(run, outcomes, engine)
+        study = merge_run.merge_run(run, outcomes, engine, arguments.gpu_hour)
         say(f"wrote {run.html}")
     else:
         from clusterprof import clock_probe
@@ -120,6 +121,7 @@ def _merge(arguments: argparse.Namespace, engine: Engine) -> int:
         title = ", ".join(source.name for source in arguments.paths)
         merge_run.write_page(study, arguments.html, title)
         say(f"wrote {arguments.html}")
+    merge_run.check_price(study.results, arguments.gpu_hour)
     if arguments.json:
         console.json(results_json.dumps(study.results))
     else:

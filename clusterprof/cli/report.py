@@ -8,7 +8,7 @@ from pathlib import Path
 
 from clusterprof import console
 from clusterprof.agent.contracts import files, paths
-from clusterprof.arguments import beginning, check_free, path
+from clusterprof.arguments import add_gpu_hour, beginning, check_free, path
 from clusterprof.cli import Parser, verb_parser
 from clusterprof.console import say
 from clusterprof.run_directory import Window, writing
@@ -35,6 +35,7 @@ def parser(verb: str) -> Parser:
     add("-o", "--output", type=path, metavar="FILE", help="write it to FILE instead")
     add("--anonymous", action="store_true",
         help="without hosts, paths and programs' arguments, to share it")  # fmt: skip
+    add_gpu_hour(add)
     add("--force", action="store_true", help="replace what -o wrote")
     return parser
 
@@ -53,7 +54,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
 
     if arguments.output:
         check_free(arguments.output, arguments.force, is_ours)
-    results = results_json.read(results_file)
+    results = merge_run.priced(results_json.read(results_file), arguments.gpu_hour)
     if arguments.anonymous and not arguments.html:
         results = anonymous(results)
     if arguments.json:

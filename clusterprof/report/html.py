@@ -94,6 +94,7 @@ def render(
         path=panels.critical_path(results),
         groups=panels.ends(results["topology"]["groups"], panels.ENDS, 0),
         operations=panels.ends(results["collectives"]["by_operation"], panels.ENDS, 0),
+        hardware=panels.ends(run.hardware_rows, 2 * panels.ENDS, 0),
         late=panels.ends(run.suspects, 2 * panels.ENDS, 0),
         clocks=panels.ends([(entry, clocks.get(entry["rank"])) for entry in ranks]),
         explained=explained or {},

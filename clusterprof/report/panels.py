@@ -124,7 +124,8 @@ def _saving(run: Summary, top: Finding) -> Tile:
         step_ns = saving["long_run"]["step_ns"]
     before, after = words.ms(step_ns), words.ms(max(step_ns - ns, 0))
     more = summary.net_of(top) + summary.alone(top) or f": {before} → {after}"
-    return Tile(name, f"{value} ms", f"per step{more}", bound=bound.strip())
+    hours = f"; {run.hours_saved} GPU hours of this run" if run.hours_saved else ""
+    return Tile(name, f"{value} ms", f"per step{more}{hours}", bound=bound.strip())
 
 
 def _confidence(run: Summary, top: Finding | None) -> Tile:
@@ -365,7 +366,7 @@ def _overhead(run: Summary) -> list[str]:
     texts = [_OWN_NAME.sub("", finding["summary"]) for finding in findings]
     if run.capture:
         texts = [f"{run.capture}.", *(_STALL.sub("", text) for text in texts)]
-    return [text[:1].upper() + text[1:] for text in texts if text]
+    return [words.capitalised(text) for text in texts if text]
 
 
 def _listed(values: Iterable[str]) -> str:
