@@ -45,6 +45,8 @@ HARDWARE_COLUMNS = (
     ("steal", ""), ("memory pressure", ""), ("CPU clock", "MHz"), ("samples", "under load, all"),
     ("what differs", ""),
 )  # fmt: skip
+#: fewer GPU hours are not worth a line, unless the user asks for their price
+_LEAST_HOURS = 0.01
 _HOUR_NS = 3_600_000_000_000
 #: the columns of `Summary.account_rows`
 ACCOUNT_COLUMNS = ("rank", "step", "compute", "exposed", "waiting", "copies", "idle")
@@ -389,14 +391,17 @@ class Summary:
     @cached_property
     def _saved_hours(self) -> tuple[float, float, float] | None:
         """GPU hours of the run that the repair of the leading finding saves, and from where to
-        where they lie; None where the run's size is not known, or nothing is saved.
+        where they lie; None where the run's size is not known, or nothing is saved that is worth
+        a line.
         """
         size, top = self.results.get("run_size"), self.leading
         if size is None or top is None or top["saved_ns_per_step"] <= 0:
             return None
         hours = size["steps"] * size["gpus"] / _HOUR_NS
-        ends = top["saved_least_ns"] * hours, top["saved_most_ns"] * hours
-        return top["saved_ns_per_step"] * hours, *ends
+        least, most = top["saved_least_ns"] * hours, top["saved_most_ns"] * hours
+        if most < _LEAST_HOURS and size["gpu_hour"] is None:
+            return None
+        return top["saved_ns_per_step"] * hours, least, most
 
     @cached_property
     def hours_saved(self) -> str:

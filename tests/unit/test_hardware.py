@@ -310,6 +310,12 @@ def test_gpu_hours_of_the_leading_finding_are_said_once_with_their_ends_and_pric
     assert "GPU hours" not in text.render(results())
 
 
+def test_a_run_of_seconds_is_worth_no_line_unless_its_price_is_asked_for() -> None:
+    made = results(steps=20, gpus=2)
+    assert "GPU hours" not in text.render(made)
+    assert "GPU hours" in text.render(merge_run.priced(made, 2.5))
+
+
 def test_a_price_where_the_run_s_size_is_not_known_is_said(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
