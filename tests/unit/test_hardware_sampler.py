@@ -228,6 +228,15 @@ def test_a_capture_after_a_look_goes_on_with_the_samples_within_bounds(clock: Ma
     assert len(sampled.csv()) < 64_000
 
 
+def test_a_window_that_ends_within_a_second_is_one_sample(clock: ManualClock) -> None:
+    sampled = sampler(clock, Nvml())
+    for _ in range(3):
+        sampled.go_on("", None)
+        sampled.turn()
+        clock.sleep(0.1)
+    assert len(sampled.samples) == 1
+
+
 def test_a_driver_that_hangs_leaves_the_node_s_columns_and_is_asked_by_one_thread(
     clock: ManualClock,
 ) -> None:

@@ -117,14 +117,16 @@ class HardwareSampler:
         self.pid, self.clock = pid, clock
         self.start, self.opened = start, opened
         self.samples: Deque[Dict[str, Any]] = deque(maxlen=MOST_SAMPLES)
-        #: when to call `turn`, and until when samples are taken (monotonic, s)
-        self.due_at, self.until = math.inf, -math.inf
+        #: when to call `turn`, until when samples are taken, when the last one was (monotonic, s)
+        self.due_at, self.until, self.sampled_at = math.inf, -math.inf, -math.inf
         self.uses, self.uuid = "", None  # type: str, Optional[str]
         self.node: Optional[Node] = None
         self.gpu: Optional[Gpu] = None
         #: the GPU has not answered yet; and how often it did not within `LATEST_S`
         self.asking = False
         self.unanswered = 0
+        #: there is more than was last taken by `csv`
+        self.is_new = False
         #: UUID, name and limits of the GPU; and why there is none
         self.facts: Dict[str, Any] = {}
         self.trouble = ""
@@ -141,7 +143,9 @@ class HardwareSampler:
         if self.node is None:
             self.node = Node(self.pid)
         now = self.clock.now()
-        self.until, self.due_at = now + GOES_ON_S, min(self.due_at, now)
+        self.until = now + GOES_ON_S
+        if math.isinf(self.due_at):
+            self.due_at = max(now, self.sampled_at + EVERY_S)
 
     def turn(self) -> bool:
         """Take a sample if one is due; whether these were the last ones for now."""
@@ -151,9 +155,10 @@ class HardwareSampler:
         if now >= self.until:
             self.due_at = math.inf
             return True
-        self.due_at = now + EVERY_S
+        self.sampled_at, self.due_at = now, now + EVERY_S
         sample: Dict[str, Any] = dict(self.node.sample(), time_ns=self.clock.wall_ns())
         self.samples.append(sample)
+        self.is_new = True
         if self.uses == CUDA and not self.trouble:
             self._ask(sample)
         return False
@@ -183,10 +188,11 @@ class HardwareSampler:
                 self.unanswered += 1
         except Exception as why:  # no library, one that lacks a function, a Python without ctypes
             self.trouble = str(why) or type(why).__name__
-        self.asking = False
+        self.asking, self.is_new = False, True
 
     def csv(self) -> str:
         """The samples, a line each; what is not known is empty."""
+        self.is_new = False
         lines = [",".join(COLUMNS)]
         for sample in list(self.samples):
             values = (sample.get(name) for name in COLUMNS)

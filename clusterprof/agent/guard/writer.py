@@ -99,11 +99,9 @@ class Writer:
         self.armed = False
         #: what makes the tables of the report in each of the rank's folders, where that is to be
         self.reducing: Dict[str, Reducing] = {}
-        #: what GPU and node say, of the rank with this step log, and the last sample's time that is
-        #: written
+        #: what GPU and node say, of the rank with this step log
         self.hardware = HardwareSampler(pid, clock)
         self.sampled_by: Optional[step_log.StepLog] = None
-        self.written_ns = 0
 
     # -- the receiving thread ----------------------------------------------------------------
 
@@ -258,6 +256,7 @@ class Writer:
         """Sample what GPU and node say of themselves, for a while from now on."""
         self.sampled_by = peer.log
         self.hardware.go_on(uses, uuid)
+        self.hardware.turn()  # before a rank's end that has come with it
 
     def do_held(self, peer: Peer, size: int) -> None:
         """What nsys has on the node by now; its rank may have to close the window."""
@@ -378,14 +377,11 @@ class Writer:
 
     def write_hardware(self) -> None:
         """Write the samples so far, and what they are of, beside the step log."""
-        log, samples = self.sampled_by, self.hardware.samples
-        latest_ns = samples[-1]["time_ns"] if samples else 0
-        if log is None or latest_ns == self.written_ns:
-            return
-        with contextlib.suppress(OSError):
-            files.write(log.path(paths.HARDWARE), self.hardware.csv())
-            states.advance(log.folder, None, hardware=self.hardware.state())
-            self.written_ns = latest_ns
+        log = self.sampled_by
+        if log is not None and self.hardware.is_new:
+            with contextlib.suppress(OSError):
+                files.write(log.path(paths.HARDWARE), self.hardware.csv())
+                states.advance(log.folder, None, hardware=self.hardware.state())
 
     def look(self) -> None:
         """Look for the order to close the window."""
