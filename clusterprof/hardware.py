@@ -240,50 +240,16 @@ class Difference(NamedTuple):
     differs: bool = True
 
 
-def apart(own: Sampled, others: Sequence[Sampled], least: float) -> float | None:
+def apart(own: Sampled, medians: Floats, spreads: Floats, least: float) -> float | None:
     """The others' usual value, where one differs from it beyond chance; else None.
 
     It differs by more than `least`, and by more than twice what the samples vary: its own, those of
     the others in the middle, and the others among each other.
     """
-    usual = float(np.median([other["median"] for other in others]))
-    varies = [own["spread"], float(np.median([other["spread"] for other in others]))]
-    low, high = np.percentile([other["median"] for other in others], [16, 84]).tolist()
-    by_chance = VARIES_TIMES * max(*varies, (high - low) / 2)
-    return usual if abs(own["median"] - usual) > max(least, by_chance) else None
-
-
-def of_gpu(entries: Sequence[HardwareEntry], rank: int) -> Difference | None:
-    """How a rank's SM clock differs from that of the other GPUs of its kind, or that it does not.
-
-    None where that cannot be determined: too few samples under load, or no other GPU.
-    """
-    own = next((row for row in entries if row["rank"] == rank), None)
-    if own is None or own["sm_mhz"] is None:
-        return None
-    others = [
-        row["sm_mhz"] for row in entries
-        if row["sm_mhz"] and row["rank"] != rank and row["name"] == own["name"]
-        and (row["uuid"] is None or row["uuid"] != own["uuid"])
-    ]  # fmt: skip
-    if not others:
-        return None
-    clock = own["sm_mhz"]
-    usual = float(np.median([other["median"] for other in others]))
-    evidence = {
-        "rank": rank, "sm_mhz": round(clock["median"]), "peers_sm_mhz": round(usual),
-        "samples": own["working_samples"],
-    }  # fmt: skip
-    if apart(clock, others, CLOCK_FRAC * usual) is None:
-        mhz = f"{clock['median']:,.0f} MHz"
-        return Difference(f"its clocks are its peers': {mhz}", "", evidence, differs=False)
-    text = f"its SM clock is {clock['median']:,.0f} MHz, its peers' {usual:,.0f}"
-    limited = [reason for reason in own["clock_reasons"] if reason["reason"] != REASONS[_IDLE]]
-    if clock["median"] > usual or not limited:
-        return Difference(text, _NO_REASON if clock["median"] < usual else "", evidence)
-    often, count = words.percent(limited[0]["share"]), own["working_samples"]
-    text += f" ({limited[0]['reason']} in {often} of {count} samples)"
-    return Difference(text, _ADVICE.get(limited[0]["reason"], _NO_REASON), evidence)
+    usual = float(np.median(medians))
+    low, high = np.percentile(medians, [16, 84]).tolist()
+    varies = max(own["spread"], float(np.median(spreads)), (high - low) / 2)
+    return usual if abs(own["median"] - usual) > max(least, VARIES_TIMES * varies) else None
 
 
 class _OfNode(NamedTuple):
@@ -310,37 +276,115 @@ _NODE = (
 )  # fmt: skip
 
 
-def of_node(entries: Sequence[HardwareEntry], rank: int) -> list[Difference]:
-    """Where a rank's node differs from the others in what makes a host slower."""
-    own = next((row for row in entries if row["rank"] == rank), None)
-    if own is None or not own["host"]:
-        return []
-    nodes: dict[str, list[HardwareEntry]] = {}
-    for row in entries:
-        if row["host"]:
-            nodes.setdefault(row["host"], []).append(row)
-    differences = (_on_node(column, own["host"], nodes, rank) for column in _NODE)
-    return [difference for difference in differences if difference is not None]
+class _Clocks(NamedTuple):
+    """The SM clocks of all GPUs of one kind, one element for each rank."""
+
+    rank: Ints
+    #: its place among the GPUs: ranks that share one have the same
+    gpu: Ints
+    median: Floats
+    spread: Floats
+
+    @classmethod
+    def of(cls, rows: Sequence[HardwareEntry]) -> _Clocks:
+        """Of those of which there are samples under load."""
+        rows = [row for row in rows if row["sm_mhz"]]
+        places: dict[object, int] = {}
+        gpus = [places.setdefault(row["uuid"] or (row["rank"],), len(places)) for row in rows]
+        values = [value for row in rows if (value := row["sm_mhz"])]
+        return cls(
+            np.array([row["rank"] for row in rows], np.int64),
+            np.array(gpus, np.int64),
+            np.array([value["median"] for value in values], np.float64),
+            np.array([value["spread"] for value in values], np.float64),
+        )
 
 
-def _on_node(
-    column: _OfNode, host: str, nodes: Mapping[str, Sequence[HardwareEntry]], rank: int
-) -> Difference | None:
-    """How a node's column differs from the other nodes'; None where it does not, or is unknown."""
-    by_node = {name: _middle(rows, column.name) for name, rows in nodes.items()}
-    own = by_node.pop(host)
-    others = [value for value in by_node.values() if value is not None]
-    if own is None or not others:
-        return None
-    relative = float(np.median([other["median"] for other in others]))
-    least = column.least * relative if column.name == "cpu_mhz" else column.least
-    usual = apart(own, others, least)
-    if usual is None or (own["median"] > usual) != column.more:
-        return None
-    values = own["median"], usual
-    shown = [_shown(column.name, value) for value in values]
-    evidence = {"rank": rank, column.name: values[0], f"other_nodes_{column.name}": values[1]}
-    return Difference(column.text.format(own=shown[0], usual=shown[1]), column.advice, evidence)
+class Compared:
+    """All ranks' rows, to be compared with each other."""
+
+    def __init__(self, entries: Sequence[HardwareEntry]) -> None:
+        self.rows = {row["rank"]: row for row in entries}
+        kinds: dict[str | None, list[HardwareEntry]] = {}
+        nodes: dict[str, list[HardwareEntry]] = {}
+        for row in entries:
+            kinds.setdefault(row["name"], []).append(row)
+            if row["host"]:
+                nodes.setdefault(row["host"], []).append(row)
+        self.clocks = {name: _Clocks.of(rows) for name, rows in kinds.items()}
+        #: of each column the value of each node where it is known
+        self.by_node = {
+            column.name: {
+                host: value
+                for host, rows in nodes.items()
+                if (value := _middle(rows, column.name)) is not None
+            }
+            for column in _NODE
+        }
+
+    def of_gpu(self, rank: int) -> Difference | None:
+        """How a rank's SM clock differs from that of the other GPUs of its kind, or that it does
+        not.
+
+        None where that cannot be determined: too few samples under load, or no other GPU.
+        """
+        own = self.rows.get(rank)
+        if own is None or own["sm_mhz"] is None:
+            return None
+        clocks, clock = self.clocks[own["name"]], own["sm_mhz"]
+        others = clocks.gpu != clocks.gpu[clocks.rank == rank]
+        if not others.any():
+            return None
+        medians, spreads = clocks.median[others], clocks.spread[others]
+        usual = float(np.median(medians))
+        evidence = {
+            "rank": rank, "sm_mhz": round(clock["median"]), "peers_sm_mhz": round(usual),
+            "samples": own["working_samples"],
+        }  # fmt: skip
+        if apart(clock, medians, spreads, CLOCK_FRAC * usual) is None:
+            mhz = f"{clock['median']:,.0f} MHz"
+            return Difference(f"its clocks are its peers': {mhz}", "", evidence, differs=False)
+        return _of_clock(own, clock["median"], usual, evidence)
+
+    def of_node(self, rank: int) -> list[Difference]:
+        """Where a rank's node differs from the others in what makes a host slower."""
+        own = self.rows.get(rank)
+        if own is None or not own["host"]:
+            return []
+        differences = (self._on_node(column, own["host"], rank) for column in _NODE)
+        return [difference for difference in differences if difference is not None]
+
+    def _on_node(self, column: _OfNode, host: str, rank: int) -> Difference | None:
+        """How a node's column differs from the other nodes'; None where it does not, or that is
+        not known.
+        """
+        by_node = self.by_node[column.name]
+        others = [value for name, value in by_node.items() if name != host]
+        if host not in by_node or not others:
+            return None
+        medians = np.array([value["median"] for value in others])
+        spreads = np.array([value["spread"] for value in others])
+        least = column.least * (float(np.median(medians)) if column.name == "cpu_mhz" else 1.0)
+        own_value, usual = by_node[host]["median"], apart(by_node[host], medians, spreads, least)
+        if usual is None or (own_value > usual) != column.more:
+            return None
+        text = column.text.format(
+            own=_shown(column.name, own_value), usual=_shown(column.name, usual)
+        )
+        evidence = {"rank": rank, column.name: own_value, f"other_nodes_{column.name}": usual}
+        return Difference(text, column.advice, evidence)
+
+
+def _of_clock(own: HardwareEntry, mhz: float, usual: float, evidence: dict[str, Any]) -> Difference:
+    """A GPU's clock that is not its peers', why the driver limits it, and what to do about it."""
+    text = f"its SM clock is {mhz:,.0f} MHz, its peers' {usual:,.0f}"
+    if mhz > usual:
+        return Difference(text, "", evidence, differs=False)
+    if not own["clock_reasons"]:
+        return Difference(text, _NO_REASON, evidence)
+    first, count = own["clock_reasons"][0], own["working_samples"]
+    often = f"{first['reason']} in {words.percent(first['share'])} of {count} samples"
+    return Difference(f"{text} ({often})", _ADVICE.get(first["reason"], _NO_REASON), evidence)
 
 
 def _middle(rows: Sequence[HardwareEntry], name: str) -> Sampled | None:
@@ -370,10 +414,12 @@ def of_links_and_memory(row: HardwareEntry) -> Iterator[str]:
 
 def differing(entries: Sequence[HardwareEntry]) -> dict[int, list[str]]:
     """Of each rank what differs from its peers; ranks of which nothing does are left out."""
-    by_rank = {}
+    compared, by_rank = Compared(entries), {}
     for row in entries:
-        gpu = of_gpu(entries, row["rank"])
-        differences = [*([gpu] if gpu and gpu.differs else []), *of_node(entries, row["rank"])]
+        gpu = compared.of_gpu(row["rank"])
+        differences = [
+            *([gpu] if gpu and gpu.differs else []), *compared.of_node(row["rank"])
+        ]  # fmt: skip
         texts = [*(difference.text for difference in differences), *of_links_and_memory(row)]
         if texts:
             by_rank[row["rank"]] = texts

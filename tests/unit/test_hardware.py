@@ -17,7 +17,7 @@ from clusterprof.agent.contracts import paths, states
 from clusterprof.agent.guard import hardware_sampler, nvml
 from clusterprof.arguments import price
 from clusterprof.collect.outcomes import Outcome
-from clusterprof.hardware import COLUMNS, REASONS
+from clusterprof.hardware import COLUMNS, REASONS, Compared, Difference
 from clusterprof.report import anonymous, panels, summary, text
 from clusterprof.report.summary import Summary
 from clusterprof.results import HardwareEntry, Results
@@ -137,13 +137,21 @@ def test_energy_per_step_is_mean_power_times_the_step() -> None:
 # --- comparing
 
 
+def of_gpu(rows: list[HardwareEntry], rank: int) -> Difference | None:
+    return Compared(rows).of_gpu(rank)
+
+
+def of_node(rows: list[HardwareEntry], rank: int) -> list[Difference]:
+    return Compared(rows).of_node(rank)
+
+
 def peers(count: int = 7, **columns: Any) -> list[HardwareEntry]:
     return [row(rank, **columns) for rank in range(1, 1 + count)]
 
 
 def test_a_gpu_whose_clock_is_lower_is_said_with_the_reason_and_what_to_do() -> None:
     late = row(0, sm_mhz=1410, reasons=(4, 4, 4, 0))
-    difference = hardware.of_gpu([late, *peers()], 0)
+    difference = of_gpu([late, *peers()], 0)
     assert difference is not None
     assert difference.differs
     assert difference.text == (
@@ -153,10 +161,10 @@ def test_a_gpu_whose_clock_is_lower_is_said_with_the_reason_and_what_to_do() -> 
     assert difference.evidence == {
         "rank": 0, "sm_mhz": 1410, "peers_sm_mhz": 1755, "samples": 12
     }  # fmt: skip
-    hot = hardware.of_gpu([row(0, sm_mhz=1410, reasons=64), *peers()], 0)
+    hot = of_gpu([row(0, sm_mhz=1410, reasons=64), *peers()], 0)
     assert hot is not None
     assert "cooling" in hot.advice
-    silent = hardware.of_gpu([row(0, sm_mhz=1410), *peers()], 0)
+    silent = of_gpu([row(0, sm_mhz=1410), *peers()], 0)
     assert silent is not None
     assert silent.text == "its SM clock is 1,410 MHz, its peers' 1,755"
     assert "other processes" in silent.advice
@@ -171,18 +179,26 @@ def test_a_gpu_whose_clock_is_lower_is_said_with_the_reason_and_what_to_do() -> 
         ((1600, 1700, 1650), 1755, True),
         ((1500, 1700, 1600), (1500, 1755), False),  # within what both vary
         (1650, (1500, 1755), False),
-        (1980, 1755, True),
     ],
 )
 def test_a_difference_counts_beyond_two_percent_and_twice_what_samples_vary(
     own: Any, theirs: Any, differs: bool
 ) -> None:
-    difference = hardware.of_gpu([row(0, sm_mhz=own), *peers(sm_mhz=theirs)], 0)
+    difference = of_gpu([row(0, sm_mhz=own), *peers(sm_mhz=theirs)], 0)
     assert difference is not None
     assert difference.differs == differs
     if not differs:
         assert difference.text.startswith("its clocks are its peers': ")
         assert difference.advice == ""
+
+
+def test_a_clock_above_its_peers_is_said_and_is_no_difference_that_slows_a_rank() -> None:
+    rows = [row(0, sm_mhz=1980), row(1)]
+    difference = of_gpu(rows, 0)
+    assert difference is not None
+    assert (difference.differs, difference.advice) == (False, "")
+    assert difference.text == "its SM clock is 1,980 MHz, its peers' 1,755"
+    assert [*hardware.differing(rows)] == [1]
 
 
 def test_gpus_that_differ_among_each_other_make_no_one_of_them_slow() -> None:
@@ -193,13 +209,13 @@ def test_gpus_that_differ_among_each_other_make_no_one_of_them_slow() -> None:
 
 def test_clocks_are_compared_with_other_gpus_of_the_same_kind_alone() -> None:
     own = row(0)
-    assert hardware.of_gpu([own], 0) is None
-    assert hardware.of_gpu(peers(), 0) is None
+    assert of_gpu([own], 0) is None
+    assert of_gpu(peers(), 0) is None
     other = {**row(1, sm_mhz=1410), "name": "NVIDIA A100-SXM4-80GB"}
-    assert hardware.of_gpu([own, other], 0) is None  # type: ignore[list-item]
+    assert of_gpu([own, other], 0) is None  # type: ignore[list-item]
     same_gpu = {**row(1, sm_mhz=1410), "uuid": own["uuid"]}
-    assert hardware.of_gpu([own, same_gpu], 0) is None  # type: ignore[list-item]
-    assert hardware.of_gpu([row(0, reasons=1), *peers()], 0) is None
+    assert of_gpu([own, same_gpu], 0) is None  # type: ignore[list-item]
+    assert of_gpu([row(0, reasons=1), *peers()], 0) is None
 
 
 def nodes(**columns: Any) -> list[HardwareEntry]:
@@ -220,10 +236,10 @@ def nodes(**columns: Any) -> list[HardwareEntry]:
 def test_a_node_that_differs_from_the_others_is_said(
     columns: dict[str, Any], expected: str
 ) -> None:
-    (difference,) = hardware.of_node(nodes(**columns), 1)
+    (difference,) = of_node(nodes(**columns), 1)
     assert expected in difference.text
     assert difference.advice
-    assert hardware.of_node(nodes(**columns), 2) == []
+    assert of_node(nodes(**columns), 2) == []
 
 
 @pytest.mark.parametrize(
@@ -234,12 +250,12 @@ def test_a_node_that_differs_from_the_others_is_said(
     ],
 )  # fmt: skip
 def test_a_node_that_differs_no_more_than_it_varies_is_not(columns: dict[str, Any]) -> None:
-    assert hardware.of_node(nodes(**columns), 0) == []
+    assert of_node(nodes(**columns), 0) == []
 
 
 def test_a_job_of_one_node_has_no_other_to_compare_with() -> None:
-    assert hardware.of_node([row(0, steal=0.5), row(1, steal=0.0)], 0) == []
-    assert hardware.of_node([{**row(0), "host": None}, row(1)], 0) == []  # type: ignore[list-item]
+    assert of_node([row(0, steal=0.5), row(1, steal=0.0)], 0) == []
+    assert of_node([{**row(0), "host": None}, row(1)], 0) == []  # type: ignore[list-item]
 
 
 def test_errors_of_memory_and_a_narrow_link_are_said_of_any_gpu() -> None:

@@ -18,7 +18,7 @@ from clusterprof.analysis.findings.finding import (
 )
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset
-from clusterprof.hardware import Difference, of_gpu, of_node
+from clusterprof.hardware import Compared, Difference
 from clusterprof.results import Finding, ShallowResults, Suspect, compared_step_ns
 from clusterprof.words import listed, ms, percent, ranks as rank_list
 
@@ -115,8 +115,9 @@ def _finding(dataset: Dataset, shallow: ShallowResults, suspects: list[Suspect])
 
 def _hardware(dataset: Dataset, rank: int) -> list[Difference]:
     """What the worst rank's GPU and node say: flight recorders do not tell which of them it is."""
-    gpu = of_gpu(dataset.hardware, rank)
-    return [*([gpu] if gpu else []), *of_node(dataset.hardware, rank)]
+    compared = Compared(dataset.hardware)
+    gpu = compared.of_gpu(rank)
+    return [*([gpu] if gpu else []), *compared.of_node(rank)]
 
 
 def _advice(differences: Sequence[Difference]) -> str:

@@ -35,7 +35,7 @@ from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.shallow import more_often, students_t
 from clusterprof.analysis.model.what_if import PARTS, Part, Saved, WhatIfs, what_ifs
 from clusterprof.columns import Bools, Floats, Ints, order_by, parts, sum_by
-from clusterprof.hardware import Difference, of_gpu, of_node
+from clusterprof.hardware import Compared, Difference
 from clusterprof.results import Finding, Suspect
 from clusterprof.words import capitalised, in_some, ms, ranks as rank_list
 
@@ -407,12 +407,12 @@ class _Late:
 
         More work draws more power: the clocks that it leaves a GPU are no cause, and no advice.
         """
-        differences = []
+        compared, differences = Compared(self.dataset.hardware), []
         for k, part, *_ in self._shown:
-            rank, rows = self.dataset.ranks[k], self.dataset.hardware
+            rank = self.dataset.ranks[k]
             if part == "host" or self.dataset.on_host:
-                differences += [(k, on_node) for on_node in of_node(rows, rank)]
-            elif gpu := of_gpu(rows, rank):
+                differences += [(k, on_node) for on_node in compared.of_node(rank)]
+            elif gpu := compared.of_gpu(rank):
                 differences.append((k, gpu._replace(advice="") if k in self.moved else gpu))
         return differences
 
