@@ -43,7 +43,6 @@ HARDWARE_COLUMNS = (
     ("memory clock", "MHz"), ("clocks limited by", "samples"), ("power", "W, of its limit"),
     ("energy", "J per step"), ("hottest", "°C"), ("PCIe", ""), ("new ECC errors", ""), ("load", ""),
     ("steal", ""), ("memory pressure", ""), ("CPU clock", "MHz"), ("samples", "under load, all"),
-    ("what differs", ""),
 )  # fmt: skip
 #: fewer GPU hours are not worth a line, unless the user asks for their price
 _LEAST_HOURS = 0.01
@@ -366,27 +365,28 @@ class Summary:
     @cached_property
     def hardware(self) -> str:
         """Whose GPU or node differs from the others', and what of them could not be read."""
-        texts = [
-            f"rank {rank}: {', '.join(differences)}"
-            for rank, differences in list(self.differing.items())[:_MOST_GROUPS]
-        ]
-        if len(self.differing) > _MOST_GROUPS:
-            texts.append(f"{len(self.differing) - _MOST_GROUPS} more ranks differ")
-        by_note: dict[str, list[int]] = {}
+        by_text: dict[str, list[int]] = {}
+        for rank, differences in self.differing.items():
+            for text in differences:
+                by_text.setdefault(text, []).append(rank)
+        differing, by_note = [*by_text.items()], dict[str, list[int]]()
         for entry in self.results.get("hardware", []):
             if entry["note"]:
                 by_note.setdefault(words.plain(entry["note"]), []).append(entry["rank"])
-        texts += [f"{words.ranks(ranks, 4)}: {note}" for note, ranks in by_note.items()]
-        return "; ".join(texts[: 2 * _MOST_GROUPS])
+        texts = [
+            f"{words.ranks(ranks, 4)}: {text}"
+            for text, ranks in (*differing[:_MOST_GROUPS], *[*by_note.items()][:_MOST_GROUPS])
+        ]
+        if len(differing) > _MOST_GROUPS:
+            texts.append(f"{len(differing) - _MOST_GROUPS} more differences are in results.json")
+        return "; ".join(texts)
 
     @cached_property
     def hardware_rows(self) -> list[list[str]]:
         """A row of `HARDWARE_COLUMNS` for each rank that was sampled, those that differ first."""
-        entries = sorted(
-            self.results.get("hardware", []), key=lambda row: row["rank"] not in self.differing
-        )
-        return [[*hardware_cells(row), ", ".join(self.differing.get(row["rank"], [])
-                 or [words.plain(row["note"]) or "-"])] for row in entries]  # fmt: skip
+        entries = self.results.get("hardware", [])
+        ordered = sorted(entries, key=lambda row: row["rank"] not in self.differing)
+        return [hardware_cells(row) for row in ordered]
 
     @cached_property
     def _saved_hours(self) -> tuple[float, float, float] | None:
@@ -636,7 +636,7 @@ def recurrence(finding: Finding) -> str:
 
 
 def hardware_cells(row: HardwareEntry) -> list[str]:
-    """A rank's cells of `HARDWARE_COLUMNS` but the last; `-` for what is not known."""
+    """A rank's cells of `HARDWARE_COLUMNS`; `-` for what is not known."""
     clock, reasons = row["sm_mhz"], row["clock_reasons"][:2]
     limited = ", ".join(f"{r['reason']} {words.percent(r['share'])}" for r in reasons)
     power = _plus_minus(row["power_w"], row["power_uncertainty_w"])

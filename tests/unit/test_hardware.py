@@ -308,8 +308,14 @@ def test_the_table_has_the_ranks_first_that_differ_and_a_dash_for_what_is_not_kn
     assert first["power"] == "600 ±0 of 700"
     assert first["PCIe"] == "5 × 16"
     assert first["samples"] == "12, 12"
-    last = run.hardware_rows[-1]
-    assert (last[3], last[6], last[7], last[-1]) == ("-", "-", "-", "-")
+    last = dict(zip(first, run.hardware_rows[-1], strict=True))
+    assert {last[name] for name in ("SM clock", "power", "energy", "PCIe")} == {"-"}
+
+
+def test_what_differs_of_a_whole_node_is_said_once() -> None:
+    page = text.render(results(*nodes(steal=0.2)), width=250)
+    assert "hardware  ranks 0–1: other virtual machines take 20% of its node's" in page
+    assert page.count("virtual machines") == 1
 
 
 def test_gpu_hours_of_the_leading_finding_are_said_once_with_their_ends_and_price() -> None:
