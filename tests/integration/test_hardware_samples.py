@@ -119,7 +119,7 @@ def test_a_driver_that_hangs_keeps_neither_the_rank_nor_its_writer(
         {"LD_LIBRARY_PATH": str(nvml), "FAKE_NVML": "hangs"}, until_it_answers=False
     )
     assert answered
-    assert "NVML did not answer in time" in hardware(folder)["note"]
+    assert "NVML did not always answer in time" in hardware(folder)["note"]
     first = table(folder)[0]
     assert first["sm_mhz"] == ""
     assert first["load"]

@@ -122,9 +122,8 @@ class HardwareSampler:
         self.uses, self.uuid = "", None  # type: str, Optional[str]
         self.node: Optional[Node] = None
         self.gpu: Optional[Gpu] = None
-        #: the GPU has not answered yet; and how often it did not within `LATEST_S`
-        self.asking = False
-        self.unanswered = 0
+        #: the GPU has not answered the last question yet; and it once did not within `LATEST_S`
+        self.asking = self.is_late = False
         #: there is more than was last taken by `csv`
         self.is_new = False
         #: UUID, name and limits of the GPU; and why there is none
@@ -166,14 +165,13 @@ class HardwareSampler:
     def _ask(self, sample: Dict[str, Any]) -> None:
         """Have the GPU's columns added to a sample; one question at a time."""
         if self.asking:
-            self.unanswered += 1
+            self.is_late = True
             return
         self.asking = True
         try:
             self.start(functools.partial(self._answer, sample, self.clock.now()))
         except RuntimeError:  # the node has no place for another thread
-            self.asking = False
-            self.unanswered += 1
+            self.asking, self.is_late = False, True
 
     def _answer(self, sample: Dict[str, Any], asked_at: float) -> None:
         try:
@@ -185,7 +183,7 @@ class HardwareSampler:
             if self.clock.now() - asked_at <= LATEST_S:
                 sample.update(columns)
             else:
-                self.unanswered += 1
+                self.is_late = True
         except Exception as why:  # no library, one that lacks a function, a Python without ctypes
             self.trouble = str(why) or type(why).__name__
         self.asking, self.is_new = False, True
@@ -202,11 +200,9 @@ class HardwareSampler:
     def state(self) -> Dict[str, Any]:
         """What the samples are of, for the rank's state; in `note` what could not be read."""
         notes = [self.trouble] if self.trouble else []
-        silent = self.unanswered + self.asking
-        if silent:
-            notes.append(
-                "NVML did not answer in time, %d of %d times" % (silent, len(self.samples))
-            )
+        waits_s = self.clock.now() - self.sampled_at if self.asking else 0.0
+        if self.is_late or waits_s > LATEST_S:
+            notes.append("NVML did not always answer in time")
         if self.gpu is not None:
             notes += self.gpu.notes()
         return dict(self.facts, note="; ".join(notes)) if notes else dict(self.facts)

@@ -102,6 +102,7 @@ class Writer:
         #: what GPU and node say, of the rank with this step log
         self.hardware = HardwareSampler(pid, clock)
         self.sampled_by: Optional[step_log.StepLog] = None
+        self.sampled_state: Optional[Dict[str, Any]] = None
 
     # -- the receiving thread ----------------------------------------------------------------
 
@@ -381,7 +382,10 @@ class Writer:
         if log is not None and self.hardware.is_new:
             with contextlib.suppress(OSError):
                 files.write(log.path(paths.HARDWARE), self.hardware.csv())
-                states.advance(log.folder, None, hardware=self.hardware.state())
+                state = self.hardware.state()
+                if state != self.sampled_state:  # each writing is kept in its history
+                    states.advance(log.folder, None, hardware=state)
+                    self.sampled_state = state
 
     def look(self) -> None:
         """Look for the order to close the window."""
