@@ -21,6 +21,7 @@ from clusterprof.agent.contracts import paths, processes, states
 from clusterprof.agent.contracts.outbox import CUDA, Outbox
 
 SOURCE = Path(__file__).parents[1] / "lab" / "fake_nvml.c"
+Sampled = Callable[[str, Callable[[], bool]], bool]
 #: a job of two ranks that has no GPU
 TRAINING = """
 import time, torch, torch.distributed as dist
@@ -45,16 +46,23 @@ def nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def sampled(tmp_path: Path) -> Iterator[Callable[..., tuple[Path, bool]]]:
-    """Has a writer sample this process with such an environment: the rank's folder, when it has
-    samples (and the GPU's answer), and whether each wait for the writer was answered.
+def folder(tmp_path: Path) -> Path:
+    """That of the rank."""
+    made = tmp_path / "run" / "ranks" / "00000"
+    made.parent.mkdir(parents=True)
+    return made
+
+
+@pytest.fixture
+def sampled(nvml: Path, folder: Path) -> Iterator[Sampled]:
+    """Has a writer sample this process by a library that does so (FAKE_NVML) until there is what is
+    wanted: whether each wait for the writer was answered.
     """
-    folder = tmp_path / "run" / "ranks" / "00000"
-    folder.parent.mkdir(parents=True)
     started: list[subprocess.Popen[bytes]] = []
 
-    def sample(env: dict[str, str], *, until_it_answers: bool = True) -> tuple[Path, bool]:
+    def sample(mode: str, wanted: Callable[[], bool]) -> bool:
         ours, theirs = socket.socketpair()
+        env = {"LD_LIBRARY_PATH": str(nvml), "FAKE_NVML": mode}
         with theirs:
             line = [*processes.part("writer"), str(theirs.fileno()), str(os.getpid())]
             started.append(
@@ -63,22 +71,18 @@ def sampled(tmp_path: Path) -> Iterator[Callable[..., tuple[Path, bool]]]:
                 )
             )
         outbox = Outbox(ours)
-        outbox.say("begin", run=str(tmp_path / "run"), folder=str(folder), window=[1, 2],
+        outbox.say("begin", run=str(folder.parents[1]), folder=str(folder), window=[1, 2],
                    wall_ns=0, log_s=0)  # fmt: skip
         answered, until = True, time.monotonic() + command.PATIENCE_S
-        state: dict[str, Any] = {}
         # the first sample is taken at once, by a thread of its own
-        while time.monotonic() < until and (
-            not state or (until_it_answers and "in time" in state.get("note", ""))
-        ):
+        while not wanted() and time.monotonic() < until:
             outbox.say("hardware", uses=CUDA, uuid="5d8f")
             outbox.say("finish")
             answered &= bool(outbox.wait("finished", command.PATIENCE_S))
-            state = states.read(str(folder)).get("hardware", {})
         outbox.close()
         # the writer ends with its rank, whatever a thread of it waits for
         assert started[0].wait(command.PATIENCE_S) == 0
-        return folder, answered
+        return answered
 
     yield sample
     for process in started:
@@ -87,24 +91,26 @@ def sampled(tmp_path: Path) -> Iterator[Callable[..., tuple[Path, bool]]]:
 
 
 def table(folder: Path) -> list[dict[str, str]]:
+    if not (folder / paths.HARDWARE).exists():
+        return []
     with (folder / paths.HARDWARE).open() as file:
         return list(csv.DictReader(file))
 
 
 def hardware(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = states.read(str(folder))["hardware"]
+    found: dict[str, Any] = states.read(str(folder)).get("hardware", {})
     return found
 
 
 @pytest.mark.needs_compiler
-def test_a_library_is_read_by_the_process_beside_the_rank(
-    nvml: Path, sampled: Callable[..., tuple[Path, bool]]
-) -> None:
-    folder, answered = sampled({"LD_LIBRARY_PATH": str(nvml)})
-    assert answered
+def test_a_library_is_read_by_the_process_beside_the_rank(folder: Path, sampled: Sampled) -> None:
+    def answered() -> list[dict[str, str]]:
+        return [row for row in table(folder) if row["sm_mhz"]]
+
+    assert sampled("answers", lambda: bool(answered()))
     state = hardware(folder)
     assert (state["uuid"], state["name"], state["most_sm_mhz"]) == ("GPU-5d8f", "a GPU", 1980)
-    first = table(folder)[0]
+    first = answered()[0]
     assert (first["sm_mhz"], first["memory_mhz"], first["reasons"]) == ("1350", "2619", "4")
     assert (first["limit_mw"], first["temperature_c"], first["busy_percent"]) == ("", "", "")
     assert "NVML does not give busy_percent, ecc_uncorrected, energy_mj, limit_mw" in state["note"]
@@ -113,23 +119,16 @@ def test_a_library_is_read_by_the_process_beside_the_rank(
 
 @pytest.mark.needs_compiler
 def test_a_driver_that_hangs_keeps_neither_the_rank_nor_its_writer(
-    nvml: Path, sampled: Callable[..., tuple[Path, bool]]
+    folder: Path, sampled: Sampled
 ) -> None:
-    folder, answered = sampled(
-        {"LD_LIBRARY_PATH": str(nvml), "FAKE_NVML": "hangs"}, until_it_answers=False
-    )
-    assert answered
-    assert "NVML did not always answer in time" in hardware(folder)["note"]
-    first = table(folder)[0]
-    assert first["sm_mhz"] == ""
-    assert first["load"]
+    assert sampled("hangs", lambda: "in time" in hardware(folder).get("note", ""))
+    assert {row["sm_mhz"] for row in table(folder)} == {""}
+    assert all(row["load"] for row in table(folder))
 
 
 @pytest.mark.needs_compiler
-def test_a_driver_that_refuses_is_said(
-    nvml: Path, sampled: Callable[..., tuple[Path, bool]]
-) -> None:
-    folder, _ = sampled({"LD_LIBRARY_PATH": str(nvml), "FAKE_NVML": "denied"})
+def test_a_driver_that_refuses_is_said(folder: Path, sampled: Sampled) -> None:
+    assert sampled("denied", lambda: "note" in hardware(folder))
     assert hardware(folder)["note"] == "NVML cannot be used: Insufficient Permissions"
 
 
