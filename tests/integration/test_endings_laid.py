@@ -56,7 +56,8 @@ PLACES = [
     "windows/2/order.json", "windows/3", "ranks/00001", "merged/results.json",
     *(f"ranks/00000/{name}" for name in (
         paths.STATE, paths.STEPS, paths.PACE, paths.GARBAGE, paths.CLOCK, paths.HARDWARE,
-        paths.PROBE, paths.FLIGHT, paths.HANG, paths.GROUPS, paths.LOG, paths.TRACE, paths.REPORT, paths.REDUCED,
+        paths.PROBE, paths.FLIGHT, paths.HANG, paths.GROUPS, paths.LOG,
+        paths.TRACE, paths.REPORT, paths.REDUCED,
     )),
     *(f"ranks/00002/{name}" for name in (paths.STEPS, paths.PACE)),
 ]  # fmt: skip
