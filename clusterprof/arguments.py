@@ -182,6 +182,20 @@ def number_of(noun: str) -> Callable[[str], int]:
     return count
 
 
+def price(text: str) -> float:
+    """The type of an argument that is a price: a number above 0, in any currency."""
+    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", text) or float(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a price, such as 2.50")
+    return float(text)
+
+
+def add_gpu_hour(add: Callable[..., object]) -> None:
+    """Give a verb that prints a verdict its `--gpu-hour`, by its parser's `add_argument`."""
+    add("--gpu-hour", type=price, metavar="PRICE",
+        help="what a GPU costs per hour: what a repair saves of a run is stated in money "
+        "too")  # fmt: skip
+
+
 def shortest(folder: Path) -> str:
     """A path as one would type it here."""
     current = Path.cwd()

@@ -27,14 +27,20 @@ if TYPE_CHECKING:
     from clusterprof.ingest.engines import Engine
     from clusterprof.ingest.sources import Source
     from clusterprof.report.whole_job import Job
-    from clusterprof.results import HangResults, MissingRank, Results
+    from clusterprof.results import HangResults, HardwareEntry, MissingRank, Results, RunSize
     from clusterprof.study import Study
+    from clusterprof.tables import RankTables
 
 
-def merge_run(run: Window, outcomes: Sequence[Outcome], engine: Engine | None = None) -> Study:
+def merge_run(
+    run: Window,
+    outcomes: Sequence[Outcome],
+    engine: Engine | None = None,
+    gpu_hour: float | None = None,
+) -> Study:
     """Merge the collected reports of a run and write the results into the run directory.
 
-    `engine` reads them, by default processes of this host.
+    `engine` reads them, by default processes of this host; `gpu_hour` is what a GPU costs.
     """
     # Tables are written in seconds, and what a rank started ends five minutes after it at most:
     # what was not written to for so long was left by a process that was killed.
@@ -42,14 +48,19 @@ def merge_run(run: Window, outcomes: Sequence[Outcome], engine: Engine | None = 
     with console.Progress(), run_directory.merging(run):
         for outcome in outcomes:
             files.remove_left(run.rank(outcome.rank) / paths.REDUCED, left_s)
-        made = merged(run, outcomes, engine)
+        made = merged(run, outcomes, engine, gpu_hour)
         console.progress("writing tables and the page")
         save(made, run)
     return made
 
 
-def merged(run: Window, outcomes: Sequence[Outcome], engine: Engine | None = None) -> Study:
-    """Merge the collected reports of a run, and write nothing."""
+def merged(
+    run: Window,
+    outcomes: Sequence[Outcome],
+    engine: Engine | None = None,
+    gpu_hour: float | None = None,
+) -> Study:
+    """Merge the collected reports of a run, and write nothing. Arguments as for `merge_run`."""
     from clusterprof import clock_probe
     from clusterprof.align.clock.measured import known_clocks
     from clusterprof.analysis.findings.profiler_overhead import capture_cost
@@ -82,15 +93,18 @@ def merged(run: Window, outcomes: Sequence[Outcome], engine: Engine | None = Non
         shallow = replace(shallow, results=watched.over_the_run(shallow.results, looks))
     elif any(len(ranks) == tables.info.world_size for tables in ranks):
         silent = []  # each rank was profiled
+    sampled, unread = sampled_hardware(run)
     made = study(
         ranks,
         missing=[*gathered.missing, *lost],
-        warnings=[*gathered.warnings, *incomplete, *silent],
+        warnings=[*gathered.warnings, *incomplete, *silent, *unread],
         source=str(run.path),
         clocks=known_clocks(ranks, measured, probe.as_json() if probe else None),
         capture=job.window and capture_cost(job.steps, reported, *job.window, job.paces),
         again=again(run, manifest),
         shallow=shallow,
+        hardware=sampled,
+        run_size=run_size(job, manifest, ranks, sampled, gpu_hour),
     )
     return replace(made, job=replace(job, shallow=made.shallow))
 
@@ -143,6 +157,54 @@ def job_record(run: Window, manifest: Manifest | None = None) -> Job:
         began=str(content.get("began") or ""),
         ended=manifest.ended or "",
     )
+
+
+def sampled_hardware(run: Window) -> tuple[list[HardwareEntry], list[str]]:
+    """What GPUs and nodes of a run's ranks said of themselves, and warnings."""
+    from clusterprof import hardware
+    from clusterprof.collect.outcomes import newest_step_log
+    from clusterprof.ingest.rank_steps import beside_log
+
+    first = run.directory.first(run.attempt)
+    states = first.states()
+    logs = {rank: newest_step_log(first.rank(rank)) for rank in states}
+    files = {rank: beside_log(log, paths.HARDWARE) for rank, log in logs.items() if log}
+    return hardware.of_ranks(files, states)
+
+
+def run_size(
+    job: Job,
+    manifest: Manifest,
+    ranks: Sequence[RankTables],
+    sampled: Sequence[HardwareEntry],
+    gpu_hour: float | None,
+) -> RunSize | None:
+    """How many steps a run that has ended made, on how many GPUs; None where that is not known."""
+    sizes = [tables.info.world_size or 0 for tables in ranks]
+    gpus = manifest.world_size or max(sizes, default=0)
+    has_gpus = any(tables.info.device for tables in ranks) or any(row["uuid"] for row in sampled)
+    steps = job.step_count
+    if manifest.ended is None or not (steps and gpus and has_gpus):
+        return None
+    return {"steps": steps, "gpus": gpus, "gpu_hour": gpu_hour}
+
+
+def priced(results: Results, gpu_hour: float | None) -> Results:
+    """The results with what a GPU costs per hour, if that is given; says where it is of no use."""
+    check_price(results, gpu_hour)
+    size = results.get("run_size")
+    if size is None or gpu_hour is None:
+        return results
+    priced_results = results.copy()
+    priced_results["run_size"] = {**size, "gpu_hour": gpu_hour}
+    return priced_results
+
+
+def check_price(results: Results, gpu_hour: float | None) -> None:
+    """Say why nothing is stated in money, where the user has given a price."""
+    if gpu_hour is not None and "run_size" not in results:
+        say("--gpu-hour: the run's GPU hours cannot be determined: it takes a run of clusterprof "
+            "on GPUs that has ended, with its step logs")  # fmt: skip
 
 
 def again(run: Window, manifest: Manifest) -> list[str]:

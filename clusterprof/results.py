@@ -445,7 +445,82 @@ class ShallowResults(OverTheRun):
     stages: list[list[int]]
 
 
-class Results(TypedDict):
+class Sampled(TypedDict):
+    """The middle of some samples, and by how much they vary: half of what 68% of them span."""
+
+    median: float
+    spread: float
+
+
+class ClockReason(TypedDict):
+    """Why the driver limits a GPU's clocks, and in which share of its samples under load."""
+
+    reason: str
+    share: float
+
+
+class HardwareEntry(TypedDict):
+    """What the GPU and the node of one rank said of themselves around looks and captures.
+
+    Of the GPU's samples those count in which it worked: `working_samples`. None: not known.
+    """
+
+    rank: int
+    host: str | None
+    uuid: str | None
+    name: str | None
+    #: what could not be read, and why; else empty
+    note: str
+    samples: int
+    working_samples: int
+    sm_mhz: Sampled | None
+    #: the highest that the GPU has
+    most_sm_mhz: int | None
+    memory_mhz: int | None
+    #: mean, and how far it may be off: twice its standard error
+    power_w: float | None
+    power_uncertainty_w: float | None
+    power_limit_w: float | None
+    #: those that there were, the most frequent first
+    clock_reasons: list[ClockReason]
+    #: the highest
+    temperature_c: int | None
+    #: the highest that there was, and that the GPU can have there
+    pcie_generation: int | None
+    pcie_width: int | None
+    most_pcie_generation: int | None
+    most_pcie_width: int | None
+    #: uncorrected ones from the first sample to the last
+    new_ecc_errors: int | None
+    #: `power_w` over the step that savings are of
+    energy_j_per_step: float | None
+    energy_uncertainty_j: float | None
+    #: of the node: its load, the share of its processors' time that other virtual machines took,
+    #: the percentage of time in which a process waited for memory; of the rank's processors MHz
+    load: float | None
+    steal: Sampled | None
+    memory_pressure: Sampled | None
+    cpu_mhz: Sampled | None
+
+
+class RunSize(TypedDict):
+    """How many steps a run of clusterprof made in all, and on how many GPUs."""
+
+    steps: int
+    gpus: int
+    #: what the user says that a GPU costs per hour, in any currency
+    gpu_hour: float | None
+
+
+class OfTheRun(TypedDict, total=False):
+    """What is left out where it is not known."""
+
+    #: by rank
+    hardware: list[HardwareEntry]
+    run_size: RunSize
+
+
+class Results(OfTheRun):
     """The whole of results.json."""
 
     schema_version: int
@@ -700,6 +775,14 @@ def compared_step_ns(shallow: ShallowResults) -> int:
     """
     watch = shallow.get("watch")
     return shallow["step_ns"] if watch is None else watch["step_ns"]
+
+
+def usual_step_ns(results: Results) -> int | None:
+    """The step that savings are of (ns); of flight recorders alone theirs. None without steps."""
+    if pace := results["pace"]:
+        return pace["step_ns"]
+    shallow = results["shallow"]
+    return compared_step_ns(shallow) or None if shallow else None
 
 
 def steps_to_look_at(results: Results) -> list[int]:

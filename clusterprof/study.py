@@ -32,16 +32,20 @@ from clusterprof.analysis.model.topology import topology
 from clusterprof.columns import integers, rows_by
 from clusterprof.console import progress
 from clusterprof.errors import MergeError
+from clusterprof.hardware import with_energy
 from clusterprof.mapped import trim
 from clusterprof.report.whole_job import Job
 from clusterprof.results import (
     SCHEMA_VERSION,
     CaptureCost,
     CollectivesEntry,
+    HardwareEntry,
     MissingRank,
     RankAccount,
     Results,
+    RunSize,
     StepEntry,
+    usual_step_ns,
 )
 from clusterprof.spans import spans
 from clusterprof.tables import SPANS, RankTables
@@ -79,13 +83,16 @@ def study(
     capture: CaptureCost | None = None,
     again: Sequence[str] = (),
     shallow: Shallow | None = None,
+    hardware: Sequence[HardwareEntry] = (),
+    run_size: RunSize | None = None,
 ) -> Study:
     """Align the ranks' clocks, match their collectives, and find stragglers and other costs.
 
     `missing` are the missing reports and `warnings` the readers' own, both passed on; `source` is
     what the user named; `clocks` is what is known of them besides the reports, `capture` the
     profiler's overhead by the step logs, `again` the command line that starts the run again,
-    `shallow` what the flight recorders of all ranks show. Raises MergeError if a rank comes twice.
+    `shallow` what the flight recorders of all ranks show, `hardware` what GPUs and nodes said of
+    themselves, `run_size` how long the run was. Raises MergeError if a rank comes twice.
     """
     known_clocks = clocks or KnownClocks()
     lost: list[MissingRank] = [
@@ -94,7 +101,9 @@ def study(
         if t.rank in known_clocks.unusable
     ]
     dataset = dataset_of(ranks, known_clocks, source=source, capture=capture, again=again)
-    dataset = replace(dataset, shallow=shallow.results if shallow else None)
+    dataset = replace(
+        dataset, shallow=shallow.results if shallow else None, hardware=tuple(hardware)
+    )
     progress("replaying the steps and weighing what would be saved")
     findings, too_few = all_findings(dataset)
     headline = verdict(dataset, findings)
@@ -135,6 +144,10 @@ def study(
             *too_few,
         ],
     }  # fmt: skip
+    if dataset.hardware:
+        results["hardware"] = with_energy(dataset.hardware, usual_step_ns(results))
+    if run_size is not None:
+        results["run_size"] = run_size
     return Study(
         results,
         dataset.placed,

@@ -110,6 +110,11 @@ def sentences(text: str) -> list[str]:
     return re.split(r"(?<=[.!?]) (?=[A-Z0-9])", text)
 
 
+def capitalised(text: str) -> str:
+    """The text as a sentence begins, all else as it is."""
+    return text[:1].upper() + text[1:]
+
+
 def percent(fraction: float) -> str:
     """A share of something: `33%`, `3.2%`, `<0.1%`."""
     value = fraction * 100

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterprof import installed_nsys, run_directory, words
-from clusterprof.arguments import path
+from clusterprof.arguments import add_gpu_hour, path
 from clusterprof.cli import Parser, verb_parser
 from clusterprof.collect.live_windows import check_over
 from clusterprof.collect.outcomes import collect_attempts, flights, import_raw
@@ -37,6 +37,7 @@ def parser(verb: str) -> Parser:
         "here)")  # fmt: skip
     add("--window", type=int, metavar="N",
         help="a later window (clusterprof capture), also while the job runs")  # fmt: skip
+    add_gpu_hour(add)
     add("--no-merge", action="store_true", help="only collect the reports")
     return parser
 
@@ -55,9 +56,11 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     print_outcomes(run, outcomes)
     reports, looked_at = any(outcome.report for outcome in outcomes), flights(run.results)[0]
     if (reports or looked_at) and not arguments.no_merge:
-        from clusterprof.merge_run import merge_run, tell_results
+        from clusterprof.merge_run import check_price, merge_run, tell_results
 
-        tell_results(merge_run(run, outcomes), run)
+        study = merge_run(run, outcomes, gpu_hour=arguments.gpu_hour)
+        check_price(study.results, arguments.gpu_hour)
+        tell_results(study, run)
     if not reports and (outcomes or not looked_at):
         raise ReportError(
             f"no report was captured in {run.path}",

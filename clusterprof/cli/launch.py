@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 
 from clusterprof import console, gate, launchers
-from clusterprof.arguments import GONE, RANKS_GRAMMAR, path
+from clusterprof.arguments import GONE, RANKS_GRAMMAR, add_gpu_hour, path
 from clusterprof.cli import Parser, verb_parser
 from clusterprof.errors import UsageError
 from clusterprof.launch import planning, settings
@@ -133,6 +133,7 @@ def launching_parser(
     add("--no-merge", action="store_true", help="only collect the reports")
     add("--strict", action="store_true",
         help=f"end with status {planning.PROFILE_FAILED} if a report is missing")  # fmt: skip
+    add_gpu_hour(add)
     gate.add_option(add, status=f"status {planning.GATE_FAILED}, if the job succeeded,")
     return parser
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from clusterprof import console, gate, installed_nsys, run_directory
 from clusterprof.agent.contracts import paths
-from clusterprof.arguments import check_free, number_of, path
+from clusterprof.arguments import add_gpu_hour, check_free, number_of, path
 from clusterprof.cli import Parser, verb_parser
 from clusterprof.errors import ReportError, UsageError
 from clusterprof.launch import tasks
@@ -60,6 +60,7 @@ def parser(verb: str) -> Parser:
     add("--workers", type=number_of("processes"), metavar="N",
         help="how many processes read on one host (default: one for each processor, at most "
         "8)")  # fmt: skip
+    add_gpu_hour(add)
     gate.add_option(add)
     return parser
 
@@ -90,7 +91,7 @@ def _merge(arguments: argparse.Namespace, engine: Engine) -> int:
     output, run = _output(arguments), None
     if len(arguments.paths) == 1 and _is_run(arguments.paths[0]):
         run, outcomes = _collected(arguments)
-        study = merge_run.merge_run(run, outcomes, engine)
+        study = merge_run.merge_run(run, outcomes, engine, arguments.gpu_hour)
         console.say(f"wrote {run.html}")
     else:
         from clusterprof import clock_probe
@@ -107,6 +108,7 @@ def _merge(arguments: argparse.Namespace, engine: Engine) -> int:
         title = ", ".join(source.name for source in arguments.paths)
         merge_run.write_page(study, arguments.html, title)
         console.say(f"wrote {arguments.html}")
+    merge_run.check_price(study.results, arguments.gpu_hour)
     if arguments.json:
         console.json(results_json.dumps(study.results))
     else:

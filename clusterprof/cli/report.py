@@ -8,7 +8,7 @@ from pathlib import Path
 
 from clusterprof import console
 from clusterprof.agent.contracts import files, paths
-from clusterprof.arguments import beginning, check_free, path
+from clusterprof.arguments import add_gpu_hour, beginning, check_free, path
 from clusterprof.cli import Parser, verb_parser
 from clusterprof.run_directory import Window, writing
 
@@ -34,6 +34,7 @@ def parser(verb: str) -> Parser:
     add("-o", "--output", type=path, metavar="FILE", help="write it to FILE instead")
     add("--anonymous", action="store_true",
         help="without hosts, paths and programs' arguments, to share it")  # fmt: skip
+    add_gpu_hour(add)
     add("--force", action="store_true", help="replace what -o wrote")
     return parser
 
@@ -51,7 +52,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         raise results_json.not_merged(arguments.run)
     if arguments.output:
         check_free(arguments.output, arguments.force, is_ours)
-    results = results_json.read(results_file)
+    results = merge_run.priced(results_json.read(results_file), arguments.gpu_hour)
     if arguments.anonymous and not arguments.html:
         results = anonymous(results)
     if arguments.json:

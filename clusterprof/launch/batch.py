@@ -161,6 +161,11 @@ def decide(
             "--fail-on: the merge of a batch job runs after it, and nothing waits for its status",
             "check the run once it is merged: clusterprof merge RUN --fail-on CONDITION",
         )
+    if arguments.gpu_hour:
+        raise UsageError(
+            "--gpu-hour: a batch job prints no verdict",
+            "once it is merged: clusterprof report RUN --gpu-hour PRICE",
+        )
     origins = settle(arguments, parser, own, "sbatch")
     # Settings are written out, since the job may have another environment.
     by_default = {"profiler"} if origins["profiler"] == "default" else set()

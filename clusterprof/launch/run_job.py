@@ -213,9 +213,11 @@ def merged(
     if in_haste:
         say(f"not merged, because of the signal: clusterprof collect {shortest(run.path)}")
         return None
-    from clusterprof.merge_run import merge_run
+    from clusterprof.merge_run import check_price, merge_run
 
-    return merge_run(run, outcomes)
+    study = merge_run(run, outcomes, gpu_hour=plan.arguments.gpu_hour)
+    check_price(study.results, plan.arguments.gpu_hour)
+    return study
 
 
 def failure(error: Exception, where: str) -> list[str]:

@@ -42,8 +42,8 @@ SETTINGS = {
 }
 #: what a file does not decide: it would replace a run, or run nothing, each time
 _NOT_IN_FILES = {"help", "color", "debug", "force", "dry_run"}
-#: the only texts that a project's file gives, besides numbers, flags and choices
-_TEXTS = {"ranks", "arm", "steps", "step_on", "trace", "fail_on"}
+#: the only texts that a project's file gives, besides numbers, flags and choices; and a price
+_TEXTS = {"ranks", "arm", "steps", "step_on", "trace", "fail_on", "gpu_hour"}
 #: in the user's own file alone: options whose values are no secrets (`masking.harmless`)
 _HARMLESS = "harmless"
 

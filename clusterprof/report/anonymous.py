@@ -20,6 +20,8 @@ _PATH = re.compile(
     rf"|(?<![\w/])[\w.-]+(?:/{_PART}){{2,}}|(?<![\w/])[\w.-]+/[\w-]+\.\w{{1,8}}\b"
     r"|(?<![\w/])[\w.-]+\.(?:py|sh)\b"
 )
+#: a GPU's, as notes on what could not be read have it
+_UUID = re.compile(r"(?<!\w)(?:GPU-|MIG-)?[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b")
 #: of a command these options stay, with their values: they tell what is to be captured
 _KEPT = ("--ranks", "--profiler", "--pytorch", "--trace", "--cpu-sampling", "--steps")
 
@@ -59,6 +61,7 @@ def anonymous_job(job: Job, names: Mapping[str, str]) -> Job:
 def host_names(results: Results, others: Iterable[str] = ()) -> dict[str, str]:
     """The new name of each host that the results name, and of `others`, short and in full."""
     hosts = [entry["host"] for entry in results["ranks"]]
+    hosts += [row["host"] or "" for row in results.get("hardware", [])]
     if shallow := results["shallow"]:
         hosts += [suspect["host"] or "" for suspect in shallow["suspects"]]
         hosts += [node["host"] for node in shallow["nodes"]]
@@ -77,6 +80,8 @@ def _without(value: Any, names: Mapping[str, str], key: str = "") -> Any:
         return [_without(item, names, key) for item in value]
     if not isinstance(value, str):
         return value
+    if key == "uuid":
+        return None
     if key == "next":
         return _command(value)
     if key == "source":
@@ -91,7 +96,7 @@ def _text(text: str, names: Mapping[str, str]) -> str:
         # and the domain, where only the short name is known
         host = rf"(?<![\w.-])({any_of})(?![\w-])(?:\.\w[\w-]*)*"
         text = re.sub(host, lambda match: names[match[1]], text)
-    return _PATH.sub("PATH", text)
+    return _PATH.sub("PATH", _UUID.sub("UUID", text))
 
 
 def _command(text: str) -> str:

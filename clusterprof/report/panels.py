@@ -103,7 +103,8 @@ def _saving(run: Summary, top: Finding) -> Tile:
         step_ns = saving["long_run"]["step_ns"]
     before, after = words.ms(step_ns), words.ms(max(step_ns - ns, 0))
     more = summary.net_of(top) + summary.alone(top) or f": {before} → {after}"
-    return Tile(_SAVING, f"{value} ms", f"per step{more}", bound=bound.strip())
+    hours = f"; {run.hours_saved} GPU hours of this run" if run.hours_saved else ""
+    return Tile(_SAVING, f"{value} ms", f"per step{more}{hours}", bound=bound.strip())
 
 
 def _confidence(run: Summary, top: Finding | None) -> Tile:

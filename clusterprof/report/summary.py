@@ -12,16 +12,19 @@ from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
 
-from clusterprof import words
+from clusterprof import hardware, words
 from clusterprof.results import (
     UNBOUNDED_NS,
     Finding,
     GroupEntry,
+    HardwareEntry,
     MissingRank,
     OperationEntry,
     RankClock,
     Results,
+    Sampled,
     Sentence,
+    usual_step_ns,
 )
 
 #: so many ranks are listed in a table that all of them can be in
@@ -34,6 +37,16 @@ _MOST_STEPS = 24
 _MOST_GROUPS = 4
 #: the columns of `Summary.suspects`
 SUSPECT_COLUMNS = ("rank", "host", "group", "late per step", "since", "effect", "line")
+#: the columns of `Summary.hardware_rows`, and their units
+HARDWARE_COLUMNS = (
+    ("rank", ""), ("host", ""), ("GPU", ""), ("SM clock", "MHz, of its most"),
+    ("memory clock", "MHz"), ("clocks limited by", "samples"), ("power", "W, of its limit"),
+    ("energy", "J per step"), ("hottest", "°C"), ("PCIe", ""), ("new ECC errors", ""), ("load", ""),
+    ("steal", ""), ("memory pressure", ""), ("CPU clock", "MHz"), ("samples", "under load, all"),
+)  # fmt: skip
+#: fewer GPU hours are not worth a line, unless the user asks for their price
+_LEAST_HOURS = 0.01
+_HOUR_NS = 3_600_000_000_000
 #: the columns of `Summary.account_rows`
 ACCOUNT_COLUMNS = ("rank", "step", "compute", "exposed", "waiting", "copies", "idle")
 
@@ -192,6 +205,8 @@ class Summary:
             ("pace", self.pace),
             ("overhead", self.capture),
             ("all ranks", self.all_ranks),
+            ("hardware", self.hardware),
+            ("GPU hours", self.gpu_hours),
         ]
         return [(label, text) for label, text in rows if text]
 
@@ -325,6 +340,71 @@ class Summary:
         return rows
 
     @cached_property
+    def differing(self) -> dict[int, list[str]]:
+        """By rank, how its GPU or its node differs from the others'."""
+        return hardware.differing(self.results.get("hardware", []))
+
+    @cached_property
+    def hardware(self) -> str:
+        """Whose GPU or node differs from the others', and what of them could not be read."""
+        by_text: dict[str, list[int]] = {}
+        for rank, differences in self.differing.items():
+            for text in differences:
+                by_text.setdefault(text, []).append(rank)
+        differing, by_note = [*by_text.items()], dict[str, list[int]]()
+        for entry in self.results.get("hardware", []):
+            if entry["note"]:
+                by_note.setdefault(words.plain(entry["note"]), []).append(entry["rank"])
+        texts = [
+            f"{words.ranks(ranks, 4)}: {text}"
+            for text, ranks in (*differing[:_MOST_GROUPS], *[*by_note.items()][:_MOST_GROUPS])
+        ]
+        if len(differing) > _MOST_GROUPS:
+            texts.append(f"{len(differing) - _MOST_GROUPS} more differences are in results.json")
+        return "; ".join(texts)
+
+    @cached_property
+    def hardware_rows(self) -> list[list[str]]:
+        """A row of `HARDWARE_COLUMNS` for each rank that was sampled, those that differ first."""
+        entries = self.results.get("hardware", [])
+        ordered = sorted(entries, key=lambda row: row["rank"] not in self.differing)
+        return [hardware_cells(row) for row in ordered]
+
+    @cached_property
+    def _saved_hours(self) -> tuple[float, float, float] | None:
+        """GPU hours of the run that the repair of the leading finding saves, and from where to
+        where they lie; None where the run's size is not known, or nothing is saved that is worth
+        a line.
+        """
+        size, top = self.results.get("run_size"), self.leading
+        if size is None or top is None or top["saved_ns_per_step"] <= 0:
+            return None
+        hours = size["steps"] * size["gpus"] / _HOUR_NS
+        least, most = top["saved_least_ns"] * hours, top["saved_most_ns"] * hours
+        if most < _LEAST_HOURS and size["gpu_hour"] is None:
+            return None
+        return top["saved_ns_per_step"] * hours, least, most
+
+    @cached_property
+    def hours_saved(self) -> str:
+        """The same in words."""
+        return _with_ends(*self._saved_hours) if self._saved_hours else ""
+
+    @cached_property
+    def gpu_hours(self) -> str:
+        """What that is of the whole run, and of its price where the user has said one."""
+        size, step_ns = self.results.get("run_size"), usual_step_ns(self.results)
+        if size is None or self.leading is None or not self._saved_hours or not step_ns:
+            return ""
+        whole = step_ns * size["steps"] * size["gpus"] / _HOUR_NS
+        text = f"repair of {self.leading['code']} saves {self.hours_saved} of {_figures(whole)}"
+        text += f" in a run of {size['steps']:,} steps on {size['gpus']:,} GPUs"
+        if (price := size["gpu_hour"]) is None:
+            return text
+        money = _with_ends(*(hours * price for hours in self._saved_hours))
+        return f"{text}: {money} at {price:g} per GPU hour"
+
+    @cached_property
     def collectives(self) -> str:
         """How many collectives were matched over all their profiled members."""
         count = self.results["collectives"]
@@ -416,6 +496,16 @@ class Summary:
 def _is_of(sentence: Sentence, finding: Finding) -> bool:
     """Whether a sentence of the verdict is one of a finding's."""
     return (sentence["code"], sentence["ranks"]) == (finding["code"], finding["ranks"])
+
+
+def _figures(value: float) -> str:
+    """A number with three significant digits."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _with_ends(value: float, least: float, most: float) -> str:
+    """A number, and from where to where it lies."""
+    return f"{_figures(value)} ({_figures(least)} to {_figures(most)})"
 
 
 def _first_names(named: Sequence[tuple[str, str]]) -> str:
@@ -520,6 +610,51 @@ def recurrence(finding: Finding) -> str:
 
 
 # --- cells of tables
+
+
+def hardware_cells(row: HardwareEntry) -> list[str]:
+    """A rank's cells of `HARDWARE_COLUMNS`; `-` for what is not known."""
+    clock, reasons = row["sm_mhz"], row["clock_reasons"][:2]
+    limited = ", ".join(f"{r['reason']} {words.percent(r['share'])}" for r in reasons)
+    power = _plus_minus(row["power_w"], row["power_uncertainty_w"])
+    pcie = f"{row['pcie_generation']} × {row['pcie_width']}" if row["pcie_width"] else "-"
+    pressure = row["memory_pressure"]
+    return [
+        str(row["rank"]),
+        words.plain(row["host"] or "-"),
+        words.plain(row["name"] or "-"),
+        _of_most(_sampled(clock), row["most_sm_mhz"]),
+        _or_dash(row["memory_mhz"]),
+        limited or "-",
+        _of_most(power, row["power_limit_w"]),
+        _plus_minus(row["energy_j_per_step"], row["energy_uncertainty_j"]),
+        _or_dash(row["temperature_c"]),
+        pcie,
+        _or_dash(row["new_ecc_errors"]),
+        _or_dash(row["load"]),
+        words.percent(row["steal"]["median"]) if row["steal"] else "-",
+        words.percent(pressure["median"] / 100) if pressure else "-",
+        _sampled(row["cpu_mhz"]),
+        f"{row['working_samples']}, {row['samples']}",
+    ]
+
+
+def _or_dash(value: float | None) -> str:
+    return "-" if value is None else _figures(value)
+
+
+def _sampled(value: Sampled | None) -> str:
+    """The middle of some samples and how much they vary, in whole numbers."""
+    return f"{value['median']:,.0f} ±{value['spread']:,.0f}" if value else "-"
+
+
+def _plus_minus(value: float | None, uncertainty: float | None) -> str:
+    text = _or_dash(value)
+    return text if uncertainty is None else f"{text} ±{_figures(uncertainty)}"
+
+
+def _of_most(text: str, most: float | None) -> str:
+    return text if most is None or text == "-" else f"{text} of {_figures(most)}"
 
 
 def missing(entry: MissingRank) -> str:

@@ -85,6 +85,17 @@ class Job:
     ended: str = ""
 
     @property
+    def step_count(self) -> int:
+        """How many steps the job made, by the log that goes furthest; 0 where there is none."""
+        logged = [int(log["step"].to_numpy().max()) + 1 for log in self.steps.values() if len(log)]
+        blocks = [
+            int((pace["first_step"] + pace["count"]).max())
+            for pace in self.paces.values()
+            if len(pace.get("count", ()))
+        ]
+        return max(logged + blocks, default=0)
+
+    @property
     def logged(self) -> tuple[Ints, Ints, Ints]:
         """The rank, the number and the length (ns) of each step in the step logs."""
         names = ("step", "begin_ns", "end_ns")

@@ -27,11 +27,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as parquet
 import strangers
+from hardware_sample import FACTS, lines, load, row
 from seeds import content
 from simulate import Cause, Job, simulate
 
-from clusterprof import baselines, comparison, gate, merge_run, run_directory
-from clusterprof.agent.contracts import plan as plans, states
+from clusterprof import baselines, comparison, gate, hardware, merge_run, run_directory
+from clusterprof.agent.contracts import paths, plan as plans, states
 from clusterprof.cli import collect, export as cli_export, merge, report, status
 from clusterprof.cli.main import parser_of
 from clusterprof.collect import answers
@@ -46,6 +47,7 @@ from clusterprof.report import (
     results_json,
     text,
 )
+from clusterprof.results import Results
 from clusterprof.study import Study, study
 from clusterprof.tables import RankTables
 from fuzz.spoil import ODD, Change, spoilt, spoilt_bytes
@@ -349,6 +351,21 @@ def files_of_a_run(changes: Sequence[Change]) -> None:
     _verbs_read(chosen, changes[1:])
 
 
+@target
+def hardware_samples(changes: Sequence[Change]) -> None:
+    """hardware.csv of a rank, and what its state says of its GPU: compared, and shown."""
+    with folder() as at:
+        (at / "0.csv").write_text(lines(load()))
+        (at / "1.csv").write_bytes(spoilt_bytes(lines(load()).encode(), changes[:2]))
+        (at / paths.STATE).write_bytes(_written({"hardware": FACTS, "host": "h1"}, changes[2:]))
+        each = dict.fromkeys((0, 1), states.read(str(at)))
+        rows, _ = hardware.of_ranks({rank: at / f"{rank}.csv" for rank in each}, each)
+        assert rows[0]["rank"] == 0
+        shown: Any = {**results(), "hardware": hardware.with_energy(rows, 50_000_000)}
+        results_json.check(at, json.loads(results_json.dumps(shown)), Results)
+        text.render(shown)
+
+
 @functools.cache
 def tables_kept() -> dict[str, bytes]:
     """The files of a report's reduced tables, by name."""
@@ -442,9 +459,21 @@ def merging_of(made: Sequence[bytes]) -> Any:
 @target
 def results_of_a_run(changes: Sequence[Change]) -> None:
     """results.json, shown again."""
+    _shown_again(spoilt(results(), changes))
+
+
+@target
+def hardware_in_results(changes: Sequence[Change]) -> None:
+    """What results.json says of hardware and of the run's size, shown again."""
+    rows = [row(rank, f"node{rank}", sm_mhz=1400 + 200 * rank) for rank in range(4)]
+    of_run = {"hardware": rows, "run_size": {"steps": 100_000, "gpus": 64, "gpu_hour": 2.5}}
+    _shown_again({**results(), **spoilt(json.loads(json.dumps(of_run)), changes)})
+
+
+def _shown_again(content: Any) -> None:
     with folder() as at:
         (at / "merged").mkdir()
-        (at / "merged/results.json").write_text(json.dumps(spoilt(results(), changes)))
+        (at / "merged/results.json").write_text(json.dumps(content))
         for form in ((), ("--markdown", "--anonymous"), ("--csv",), ("--json", "--anonymous")):
             with quiet(), contextlib.suppress(ClusterprofError):
                 report.main("report", [str(at), *form], None)

@@ -113,7 +113,14 @@ class Program:
 
 
 def without_times(entries: list[dict[str, Any]]) -> str:
-    """Messages, one a line, and how many steps; when they were said does not count."""
-    messages = [json.dumps(entry["message"]) for entry in entries if "message" in entry]
+    """Messages, one a line, and how many steps; when they were said does not count.
+
+    Nor do those by which hardware is sampled: a writer's samples are of the machine that it is on.
+    """
+    messages = [
+        json.dumps(entry["message"])
+        for entry in entries
+        if "message" in entry and entry["message"].get("do") != "hardware"
+    ]
     steps = sum(entry.get("steps", 0) for entry in entries)
     return re.sub(r'_ns": \d+', '_ns": 0', "\n".join([*messages, f"{steps} steps"]))

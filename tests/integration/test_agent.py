@@ -132,7 +132,11 @@ if __name__ == "__main__":
     )
     assert done.returncode == 0, done
     assert warm_job.steps() == [0, 1]
-    assert sorted(path.name for path in warm_job.rank.iterdir()) == ["state.json", "steps.csv"]
+    assert sorted(path.name for path in warm_job.rank.iterdir()) == [
+        "hardware.csv",
+        "state.json",
+        "steps.csv",
+    ]
 
 
 def test_skipped_steps_belong_to_the_next_and_optimizers_in_turn_all_count(warm_job: Job) -> None:

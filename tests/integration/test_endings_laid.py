@@ -55,8 +55,9 @@ PLACES = [
     paths.PLAN, paths.AGAIN, paths.CLOSE, paths.PROBED, paths.CLOCK_PROBE, "attempt-2",
     "windows/2/order.json", "windows/3", "ranks/00001", "merged/results.json",
     *(f"ranks/00000/{name}" for name in (
-        paths.STATE, paths.STEPS, paths.PACE, paths.GARBAGE, paths.CLOCK, paths.PROBE, paths.FLIGHT,
-        paths.HANG, paths.GROUPS, paths.LOG, paths.TRACE, paths.REPORT, paths.REDUCED,
+        paths.STATE, paths.STEPS, paths.PACE, paths.GARBAGE, paths.CLOCK, paths.HARDWARE,
+        paths.PROBE, paths.FLIGHT, paths.HANG, paths.GROUPS, paths.LOG,
+        paths.TRACE, paths.REPORT, paths.REDUCED,
     )),
     *(f"ranks/00002/{name}" for name in (paths.STEPS, paths.PACE)),
 ]  # fmt: skip

@@ -117,12 +117,13 @@ def test_a_run_that_profiles_no_rank_leaves_steps_clock_and_dump_and_merges(
         folder = workdir / "run" / "ranks" / f"{rank:05d}"
         names = sorted(each.name for each in folder.iterdir())
         clock = [paths.CLOCK] if rank == 0 else []  # one on each node
-        assert names == [*clock, paths.FLIGHT_PICKLE, paths.GROUPS, paths.STATE, paths.STEPS]
+        files = [paths.FLIGHT_PICKLE, paths.GROUPS, paths.HARDWARE, paths.STATE, paths.STEPS]
+        assert names == [*clock, *files]
         (listed,) = read_dump(folder / paths.FLIGHT_PICKLE, rank).groups
         assert listed.ranks == (0, 1)
         found = pickle.loads(gzip.decompress((folder / paths.FLIGHT_PICKLE).read_bytes()))
-        files = {frame["filename"] for one in found["entries"] for frame in one["frames"]}
-        assert str(workdir / "train.py") in files
+        sources = {frame["filename"] for one in found["entries"] for frame in one["frames"]}
+        assert str(workdir / "train.py") in sources
         content = (folder / paths.STATE).read_text()
         assert json.loads(content)["state"] == "counted"
     clock = json.loads((workdir / "run" / "ranks" / "00000" / paths.CLOCK).read_text())

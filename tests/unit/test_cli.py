@@ -28,6 +28,7 @@ def fault(*_: object, **__: object) -> None:
 def of_rank_0(**asked: Any) -> LaunchPlan:
     """The plan of a job whose rank 0 is profiled."""
     defaults = {"no_merge": False, "debug": False, "strict": False, "fail_on": []}
+    defaults |= {"gpu_hour": None}
     return cast(
         "LaunchPlan",
         SimpleNamespace(

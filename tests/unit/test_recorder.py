@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import socket
 import sys
 from types import ModuleType, SimpleNamespace
@@ -35,6 +36,7 @@ class Torch:
         torch, dist = ModuleType("torch"), ModuleType("torch.distributed")
         vars(torch).update(
             __version__=version,
+            version=SimpleNamespace(hip=None),
             _C=SimpleNamespace(_distributed_c10d=self.core),
             cuda=SimpleNamespace(
                 is_initialized=lambda: "nccl" in backend,
@@ -86,6 +88,8 @@ class Sent:
         self.counter = Counter(self.clock)
         window = Window(plan, outbox, self.counter)
         self.recorder = Recorder(plan, outbox, began_with, window, clock=False)
+        #: the messages by which samples of the hardware were asked for
+        self.sampled: list[dict[str, Any]] = []
 
     def window(self) -> tuple[dict[str, bytes], str]:
         """Run through the window: the files that were sent, and why there is none."""
@@ -102,6 +106,8 @@ class Sent:
             if kind == outboxes.FILE:
                 name, _, content = body.partition(b"\n")
                 files[name.decode()] = gzip.decompress(content)
+            elif b'"do": "hardware"' in body:
+                self.sampled.append(json.loads(body))
             else:
                 why += body.decode()
         return files, why
@@ -283,6 +289,35 @@ def test_a_program_that_ends_early_leaves_what_it_has_of_an_open_window(
     files, why = sent.sent()
     assert bool(files) == bool(torch.calls) == (count > 2)
     assert bool(why) == (count < 2)
+
+
+@pytest.mark.parametrize(
+    ("hip", "uuid", "sent"),
+    [
+        (None, "5d8f", {"uses": "cuda", "uuid": "5d8f"}),
+        (None, None, {"uses": "cuda", "uuid": None}),
+        ("6.2", "5d8f", {"uses": "rocm", "uuid": "5d8f"}),
+    ],
+)
+def test_samples_of_the_hardware_are_asked_for_where_the_window_begins_and_ends(
+    monkeypatch: pytest.MonkeyPatch, hip: str | None, uuid: str | None, sent: dict[str, Any]
+) -> None:
+    Torch(monkeypatch, "2.13.0", "nccl").has("_dump_nccl_trace_json")
+    torch = sys.modules["torch"]
+    torch.version.hip = hip
+    device = SimpleNamespace(uuid=uuid) if uuid else SimpleNamespace()
+    torch.cuda.current_device = lambda: 0
+    torch.cuda.get_device_properties = lambda index: device
+    rank = Sent()
+    rank.window()
+    assert rank.sampled == [{"do": "hardware", **sent}] * 2
+
+
+def test_a_rank_without_a_gpu_has_its_node_sampled_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    Torch(monkeypatch, "2.13.0", "gloo").has("_dump_fr_trace_json")
+    rank = Sent()
+    rank.window()
+    assert rank.sampled == [{"do": "hardware", "uses": "", "uuid": None}] * 2
 
 
 # --- `--watch`: at the same times on all ranks, and cheaply

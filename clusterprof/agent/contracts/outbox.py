@@ -26,6 +26,8 @@ JSON, STEPS, FILE, PEER = b"J", b"S", b"F", b"P"
 
 #: An answer whose name begins so is the order for a later window: see `contracts.plan`.
 WINDOW = "window "
+#: What a rank computes on, as its writer is told to ask for samples of it; else nothing.
+CUDA, ROCM = "cuda", "rocm"
 #: More is not kept for a writer that does not read: steps are left out then.
 MOST_B = 4_000_000
 #: How long a rank waits at its end for what is still to be written: without a sign of progress,

@@ -46,6 +46,8 @@ STEPS = "steps.csv"
 PACE = "pace.csv"
 GARBAGE = "gc.csv"
 CLOCK = "clock.json"
+#: what its GPU and its node said of themselves, once a second around looks and captures
+HARDWARE = "hardware.csv"
 #: PyTorch's flight recorder as torch gave it, compressed: its JSON; or its pickle, where stacks are
 #: asked for (JSON has none) and where torch has no other (2.4). Either has all that is read
 FLIGHT = "flight.json.gz"

@@ -31,6 +31,7 @@ from ..contracts.plan import Reduction
 from ..contracts.states import State
 from ..contracts.timing import REAL, Clock
 from . import step_log
+from .hardware_sampler import HardwareSampler
 from .report_transfer import Reducing, ReportTransfer
 
 #: How often the step log is written, where the plan says nothing else; the first time after a part
@@ -48,7 +49,7 @@ IMPORT_S = 30.0
 REDUCE_S = outbox.FINISH_S - 2.0
 _CHUNK = 1 << 20
 #: Messages that are handled when they are received; all others wait for the file operations before.
-_AT_ONCE = ("begin", "watch", "ignore", "listen", "expect", "held", "folder")
+_AT_ONCE = ("begin", "watch", "ignore", "listen", "expect", "hardware", "held", "folder")
 
 
 class Peer:
@@ -98,6 +99,10 @@ class Writer:
         self.armed = False
         #: what makes the tables of the report in each of the rank's folders, where that is to be
         self.reducing: Dict[str, Reducing] = {}
+        #: what GPU and node say, of the rank with this step log
+        self.hardware = HardwareSampler(pid, clock)
+        self.sampled_by: Optional[step_log.StepLog] = None
+        self.sampled_state: Optional[Dict[str, Any]] = None
 
     # -- the receiving thread ----------------------------------------------------------------
 
@@ -110,11 +115,18 @@ class Writer:
         for jobs in (self.jobs, self.on_node):
             threading.Thread(target=self.work, args=(jobs,), daemon=True).start()
         while self.peers:
-            due_at = min(self.log_at, self.hangs.look_at, self.look_at)
+            due_at = min(self.log_at, self.hangs.look_at, self.look_at, self.hardware.due_at)
             due_s = max(0.1, min(due_at - self.clock.now(), self.log_s))
             self.take(states.LOOK_S if self.watching else due_s)
-        for last in (self.take_over, self.stop_reducing, self.on_node.join, self.clean):
-            self.jobs.put(last)
+        last = (
+            self.take_over,
+            self.write_hardware,
+            self.stop_reducing,
+            self.on_node.join,
+            self.clean,
+        )
+        for job in last:
+            self.jobs.put(job)
         self.clock.until(lambda: not self.jobs.unfinished_tasks, LINGER_S)
 
     def take(self, seconds: float) -> None:
@@ -122,6 +134,8 @@ class Writer:
         connections = [peer.connection for peer in self.peers.values()]
         for connection in self.clock.wait(connections, seconds):
             self.receive(self.peers[connection.fileno()])
+        if self.hardware.turn():
+            self.jobs.put(self.write_hardware)
         now = self.clock.now()
         if self.watching and not self.jobs.unfinished_tasks:
             self.jobs.put(self.look)
@@ -239,6 +253,12 @@ class Writer:
 
         self.on_node.put(make)
 
+    def do_hardware(self, peer: Peer, uses: str, uuid: Optional[str]) -> None:
+        """Sample what GPU and node say of themselves, for a while from now on."""
+        self.sampled_by = peer.log
+        self.hardware.go_on(uses, uuid)
+        self.hardware.turn()  # before a rank's end that has come with it
+
     def do_held(self, peer: Peer, size: int) -> None:
         """What nsys has on the node by now; its rank may have to close the window."""
         for watcher in self.watching:
@@ -351,9 +371,21 @@ class Writer:
         with contextlib.suppress(OSError):
             if peer.log is not None:
                 peer.log.write(all_of_it=True)
+        self.write_hardware()
         self.clean()
         self.reduce(peer, REDUCE_S)
         peer.answer(finished=True)
+
+    def write_hardware(self) -> None:
+        """Write the samples so far, and what they are of, beside the step log."""
+        log = self.sampled_by
+        if log is not None and self.hardware.is_new:
+            with contextlib.suppress(OSError):
+                files.write(log.path(paths.HARDWARE), self.hardware.csv())
+                state = self.hardware.state()
+                if state != self.sampled_state:  # each writing is kept in its history
+                    states.advance(log.folder, None, hardware=state)
+                    self.sampled_state = state
 
     def look(self) -> None:
         """Look for the order to close the window."""

@@ -21,7 +21,7 @@ import sys
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ..contracts import clocks, paths
-from ..contracts.outbox import Outbox
+from ..contracts.outbox import CUDA, ROCM, Outbox
 from ..contracts.plan import Plan
 from . import hooks
 from .profilers import initialised
@@ -111,6 +111,7 @@ class Recorder:
     def open(self) -> None:
         """From now on collectives are timed, if that can be had."""
         self.is_open = self.was_open = True
+        self.outbox.say("hardware", **gpu())
         if self.window is None:
             self.read_clock("open")
         with contextlib.suppress(Exception):  # it is said when the dump is due
@@ -126,6 +127,7 @@ class Recorder:
         """The window's last step has ended."""
         if not self.ended_s:
             self.ended_s = self.outbox.clock.now()
+            self.outbox.say("hardware", **gpu())
             if self.window is None:
                 self.read_clock("close")
 
@@ -232,6 +234,18 @@ def hand_over(
     outbox.file(name, compressed(source.content()))
 
 
+def gpu() -> Dict[str, Optional[str]]:
+    """What this process computes on, and the GPU's UUID if torch tells it (from 2.5 on)."""
+    uses, uuid = "", None
+    with contextlib.suppress(Exception):  # torch raises what it likes
+        torch = sys.modules["torch"]
+        if torch.cuda.is_initialized():
+            uses = ROCM if torch.version.hip else CUDA
+            device = torch.cuda.get_device_properties(torch.cuda.current_device())
+            uuid = str(getattr(device, "uuid", "")) or None
+    return {"uses": uses, "uuid": uuid}
+
+
 def members() -> Dict[str, Any]:
     """The process groups of this rank with their ranks, in the form of a dump's `pg_config`."""
     with contextlib.suppress(Exception):  # a torch that names them otherwise
@@ -326,3 +340,4 @@ class Watching:
         self.counter.flush()
         hand_over(source, (paths.WATCH, paths.WATCH_PICKLE), members(), self.outbox)
         self.outbox.say("latest_steps")
+        self.outbox.say("hardware", **gpu())

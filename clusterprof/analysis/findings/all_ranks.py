@@ -18,6 +18,7 @@ from clusterprof.analysis.findings.finding import (
 )
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset
+from clusterprof.hardware import Compared, Difference
 from clusterprof.results import Finding, ShallowResults, Suspect, compared_step_ns
 from clusterprof.words import listed, ms, percent, ranks as rank_list
 
@@ -73,11 +74,18 @@ def _finding(dataset: Dataset, shallow: ShallowResults, suspects: list[Suspect])
     saved = round(min(worst["lateness_ns"], step_ns) * of_run)
     bound = round(worst["bound_ns"] * of_run)
     peers = [rank for rank in _peers(shallow, worst) if rank not in ranks]
+    differences = _hardware(dataset, worst["rank"])
+    whose = f"rank {worst['rank']}: " if len(suspects) > 1 else ""
+    texts = [f"{words.capitalised(whose + difference.text)}." for difference in differences]
     say = Words(
-        summary=_summary(shallow, suspects),
-        evidence=[{k: v for k, v in s.items() if v is not None} for s in suspects],
+        summary=" ".join([_summary(shallow, suspects), *texts]),
+        evidence=[
+            *({k: v for k, v in s.items() if v is not None} for s in suspects),
+            *(difference.evidence for difference in differences),
+        ],
         confidence=limits.MEASURED if worst["delays"] else limits.ASSUMED,
         rank=ranks[0] if len(ranks) == 1 else None,
+        advice=_advice(differences),
         follow_up=capture(dataset, [*sorted(ranks)[:2], *peers[:1]], profiler=lighter(dataset)),
         recurrence="persistent" if until is None and late_steps is None else "intermittent",
     )
@@ -94,6 +102,19 @@ def _finding(dataset: Dataset, shallow: ShallowResults, suspects: list[Suspect])
         "saved_most_ns": min(saved + bound, step_ns),
         "saved_uncertainty_ns": bound,
     }
+
+
+def _hardware(dataset: Dataset, rank: int) -> list[Difference]:
+    """What the worst rank's GPU and node say: flight recorders do not tell which of them it is."""
+    compared = Compared(dataset.hardware)
+    gpu = compared.of_gpu(rank)
+    return [*([gpu] if gpu else []), *compared.of_node(rank)]
+
+
+def _advice(differences: Sequence[Difference]) -> str:
+    """The code's recommendation, and what to do about what differs; empty for the former alone."""
+    own = [difference.advice for difference in differences if difference.advice]
+    return " ".join([CODES[0].recommendation, *own]) if own else ""
 
 
 def _share_of_run(shallow: ShallowResults, late: Suspect) -> float:

@@ -35,8 +35,9 @@ from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.shallow import more_often, students_t
 from clusterprof.analysis.model.what_if import PARTS, Part, Saved, WhatIfs, what_ifs
 from clusterprof.columns import Bools, Floats, Ints, order_by, parts, sum_by
+from clusterprof.hardware import Compared, Difference
 from clusterprof.results import Finding, Suspect
-from clusterprof.words import in_some, ms, ranks as rank_list
+from clusterprof.words import capitalised, in_some, ms, ranks as rank_list
 
 TIER = Tier.STRAGGLERS
 
@@ -360,6 +361,7 @@ class _Late:
         """These sentences, and what shows them: `much` is what the members' excess is called."""
         dataset, (first, _, excess, _) = self.dataset, self._shown[0]
         advice = [reason.advice or self.code.recommendation for *_, reason in self._shown]
+        advice += [difference.advice for _, difference in self._hardware if difference.advice]
         both = [dataset.ranks[first], dataset.ranks[0 if first else 1]]
         closer = capture(dataset, both, *operators(dataset), "--cpu-sampling")
         steady = (excess > limits.HALF * excess.mean()).mean() >= limits.STEADY_FRAC
@@ -378,6 +380,7 @@ class _Late:
                    "operation": str(c.operation[call]), "communicator": str(c.communicator[call]),
                    "late_ns": int(c.lateness[call])} for call in latest[: limits.MOST]),
                 *(row for *_, reason in self._shown for row in reason.evidence),
+                *(difference.evidence for _, difference in self._hardware),
             ],
             limits.MEASURED if steady else limits.ASSUMED,
             rank=None if len(self.ranks) > 1 else self.ranks[0],
@@ -394,8 +397,26 @@ class _Late:
         for text, ranks in why.items():
             where = f" on {rank_list(ranks, limits.FEW)}" if len(why) > 1 < len(self.ranks) else ""
             yield f"Cause{where}: {text}."
+        for k, difference in self._hardware:
+            whose = f"Rank {self.dataset.ranks[k]}: " if len(self.ranks) > 1 else ""
+            yield f"{whose}{difference.text}." if whose else f"{capitalised(difference.text)}."
         if self._looked:
             yield f"The look at all ranks has shown it {self._looked}."
+
+    @cached_property
+    def _hardware(self) -> list[tuple[int, Difference]]:
+        """What GPU or node of each differs from its peers', as its clocks and counters have it.
+
+        More work draws more power: the clocks that it leaves a GPU are no cause, and no advice.
+        """
+        compared, differences = Compared(self.dataset.hardware), []
+        for k, part, *_ in self._shown:
+            rank = self.dataset.ranks[k]
+            if part == "host" or self.dataset.on_host:
+                differences += [(k, on_node) for on_node in compared.of_node(rank)]
+            elif gpu := compared.of_gpu(rank):
+                differences.append((k, gpu._replace(advice="") if k in self.moved else gpu))
+        return differences
 
     @property
     def _looked(self) -> str:

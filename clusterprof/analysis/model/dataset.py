@@ -29,7 +29,7 @@ from clusterprof.columns import (
     where_known,
 )
 from clusterprof.mapped import release, trim
-from clusterprof.results import CaptureCost, ShallowResults
+from clusterprof.results import CaptureCost, HardwareEntry, ShallowResults
 from clusterprof.tables import GRAPH, RankTables, empty, launches_graphs
 
 T = TypeVar("T")
@@ -187,6 +187,8 @@ class Dataset:
     again: Sequence[str] = ()
     #: what the flight recorders of all ranks show, where they left any
     shallow: ShallowResults | None = None
+    #: what GPUs and nodes said of themselves, by rank, where they were sampled
+    hardware: Sequence[HardwareEntry] = ()
     #: what functions that are computed `once` have returned, by function and arguments
     known: dict[Any, Any] = field(default_factory=dict, init=False)
 
