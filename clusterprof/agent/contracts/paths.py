@@ -44,6 +44,8 @@ RAW = "report" + QDSTRM
 LOG = "log"
 STEPS = "steps.csv"
 PACE = "pace.csv"
+#: the steps that took far longer than those before them
+PAUSES = "pauses.csv"
 GARBAGE = "gc.csv"
 CLOCK = "clock.json"
 #: PyTorch's flight recorder as torch gave it, compressed: its JSON; or its pickle, where stacks are
