@@ -11,8 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from clusterprof import console, folders, masking, run_directory, watched
+from clusterprof import console, folders, masking, pauses, run_directory, watched
 from clusterprof.agent.contracts import files, identity, paths
+from clusterprof.collect import live_windows
 from clusterprof.collect.outcomes import Outcome
 from clusterprof.console import say
 from clusterprof.errors import ReportError, RunDirectoryError
@@ -25,10 +26,12 @@ if TYPE_CHECKING:
     from clusterprof.analysis.model.shallow import Shallow
     from clusterprof.clock_probe import Measurement
     from clusterprof.ingest.engines import Engine
+    from clusterprof.pauses import RankLog, Timeout
     from clusterprof.report.whole_job import Job
     from clusterprof.results import (
         HangResults,
         MissingRank,
+        PausesResults,
         Results,
     )
     from clusterprof.study import Study
@@ -100,6 +103,7 @@ def merged(run: Window, outcomes: Sequence[Outcome], engine: Engine | None = Non
     if shallow is not None:
         looks = watched.read(watched.path_of(run.directory.path))
         shallow = replace(shallow, results=watched.over_the_run(shallow.results, looks))
+    timeout = pauses.timeout_of(*(shallow.timeout_ns, shallow.backends) if shallow else (None,))
     ranks = gathered.ranks
     if shallow is None and any(len(ranks) == tables.info.world_size for tables in ranks):
         silent = []  # each rank was profiled
@@ -112,6 +116,7 @@ def merged(run: Window, outcomes: Sequence[Outcome], engine: Engine | None = Non
         capture=capture,
         again=again(run, manifest),
         shallow=shallow,
+        interruptions=run_pauses(run, timeout),
     )
     return replace(made, job=replace(job, shallow=made.shallow))
 
@@ -147,6 +152,41 @@ def job_record(run: Window, manifest: Manifest | None = None) -> Job:
         began=str(content.get("began") or ""),
         ended=manifest.ended or "",
     )
+
+
+def run_pauses(
+    run: Window, timeout: Timeout | None = None, few: int | None = None
+) -> PausesResults | None:
+    """Name the pauses of a run, of all its attempts, by what its ranks' step logs hold so far.
+
+    `few`: of so many of its ranks alone, which stand for the others. A rank whose log is damaged is
+    left out. None where there are none.
+    """
+    attempts, world_size = [], run.directory.read_manifest().world_size or 0
+    # a profiler's start and end are long steps of the ranks that wait for it
+    disturbed = [range(first, end + 2) for first, end in live_windows.windows(run)]
+    for attempt in run.directory.first().attempts():
+        ranks = attempt.ranks()
+        world_size = max(world_size, len(ranks))
+        some = ranks if few is None else ranks[:: -(-len(ranks) // few) or 1]
+        logs = [_pause_log(attempt.rank(rank), rank) for rank in some]
+        attempts.append(
+            pauses.Attempt(attempt.attempt, [log for log in logs if log is not None], disturbed)
+        )
+    return pauses.pauses_of(attempts, world_size, timeout)
+
+
+def _pause_log(folder: Path, rank: int) -> RankLog | None:
+    """What a rank has logged of its long steps; None where it has logged no step."""
+    from clusterprof.collect.outcomes import newest_step_log
+    from clusterprof.ingest.rank_steps import beside_log, read_pauses
+
+    log, extent_ns = newest_step_log(folder), live_windows.extent_ns(folder)
+    if log is None or extent_ns is None:
+        return None
+    with contextlib.suppress(ReportError):
+        return pauses.RankLog(rank, *extent_ns, read_pauses(beside_log(log, paths.PAUSES)))
+    return None
 
 
 def again(run: Window, manifest: Manifest) -> list[str]:

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clusterprof import __version__
+from clusterprof import __version__, pauses
 from clusterprof.align.clock import Clock, align
 from clusterprof.align.clock.measured import KnownClocks, of_one_report
 from clusterprof.align.lateness import joined
@@ -39,6 +39,7 @@ from clusterprof.results import (
     CaptureCost,
     CollectivesEntry,
     MissingRank,
+    PausesResults,
     RankAccount,
     RankEntry,
     Results,
@@ -80,13 +81,15 @@ def study(
     capture: CaptureCost | None = None,
     again: Sequence[str] = (),
     shallow: Shallow | None = None,
+    interruptions: PausesResults | None = None,
 ) -> Study:
     """Align the ranks' clocks, match their collectives, and find stragglers and other costs.
 
     `missing` are the missing reports and `warnings` the readers' own, both passed on; `source` is
     what the user named; `clocks` is what is known of them besides the reports, `capture` the
     profiler's overhead by the step logs, `again` the command line that starts the run again,
-    `shallow` what the flight recorders of all ranks show. Raises MergeError if a rank comes twice.
+    `shallow` what the flight recorders of all ranks show, `interruptions` the run's pauses. Raises
+    MergeError if a rank comes twice.
     """
     rank_clocks = clocks or KnownClocks()
     unusable = sorted((t for t in ranks if t.rank in rank_clocks.unusable), key=lambda t: t.rank)
@@ -136,8 +139,11 @@ def study(
             *contradictions(dataset),
             *of_the_window(dataset),
             *too_few,
+            *(pauses.warnings(interruptions) if interruptions else ()),
         ],
     }
+    if interruptions is not None:
+        results["pauses"] = interruptions
     tables = tuple(dataset.tables)
     return Study(
         results,

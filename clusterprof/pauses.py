@@ -1,0 +1,444 @@
+"""The pauses of a run: steps that took far longer than usual, and what is regular in them.
+
+A rank's log keeps each long step (`pauses.csv`). A pause is the job's where most ranks have it in
+one step: they wait for each other, so that which one of them began it cannot be determined from
+step logs. What it is cannot either: a series of pauses is known by its regularity and its length.
+
+What tells a series from chance: a pause that comes as far behind another one as that came behind
+the one before it may do so by chance, by how many pauses there are in the time between. A series
+is named where that chance, of all the pairs that could have begun one, is below `CHANCE`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from clusterprof import words
+from clusterprof.agent.guard.long_steps import GRADE
+from clusterprof.columns import Ints, Stretches, order_by, rows_by
+from clusterprof.results import PauseEntry, PauseKind, PausesResults
+
+#: in so many jobs, of which each has pauses at random, chance may name one series
+CHANCE = 5e-4
+#: fewer pauses are no series, whatever the chance
+LEAST = 3
+#: a series may begin with any two pauses that have fewer than so many others between them
+_NEIGHBOURS = 8
+#: of the places where a series is to have a pause this part may have none: a short one is not kept
+_MISSING_FRAC = 0.2
+#: pauses after so many steps are alike to a step; those after a time to this part of it, and to
+#: the steps in which it ends
+_STEPS_APART, _TIME_FRAC, _STEPS_LONG = 1, 0.03, 1.5
+#: pauses that follow each other within fewer steps are the job's own pattern (`agent/guard`)
+_LEAST_STEPS = 16
+#: A pause of a series that is so many times as long as the others may hold another one as well; one
+#: that is shorter by more is of no such series.
+_LONGER, _SHORTER = 2.0, 0.25
+#: A job starts in its first steps, those of its long ones that follow each other as closely.
+_FIRST_STEPS, _CLOSE = 20, 5
+#: this part of a pause is made up for by the steps after it: it was a wait for queued work
+_MADE_UP_FRAC = 0.5
+#: after this part of a process group's timeout a pause is warned of
+NEAR_FRAC = 0.5
+#: torch's own timeouts of process groups: of NCCL, of all others
+_NCCL_NS, _TIMEOUT_NS = 600_000_000_000, 1_800_000_000_000
+#: so many steps of a series are listed, the longest of more
+_MOST_STEPS = 64
+
+
+class RankLog(NamedTuple):
+    """What the logs of one rank tell of one attempt of the job; wall clock, ns."""
+
+    rank: int
+    #: when its first step began, and when the last one had ended
+    begin_ns: int
+    end_ns: int
+    #: columns of `ingest.rank_steps.read_pauses`
+    pauses: Mapping[str, Ints]
+
+
+class Attempt(NamedTuple):
+    """One attempt of the job: torchrun may start its ranks over."""
+
+    number: int
+    ranks: Sequence[RankLog]
+    #: the steps of each window, with those in which the profiler's end shows
+    disturbed: Sequence[range]
+
+
+class Timeout(NamedTuple):
+    """After how long a process group gives up (ns), and whether that is a default of torch's."""
+
+    ns: int
+    is_assumed: bool
+
+
+def timeout_of(recorded_ns: int | None, backends: Collection[str] = ()) -> Timeout:
+    """The timeout that flight recorders hold (ns); where they hold none, torch's own of NCCL or,
+    where `backends` are others alone, of these.
+    """
+    if recorded_ns is not None:
+        return Timeout(recorded_ns, is_assumed=False)
+    return Timeout(_TIMEOUT_NS if backends and "nccl" not in backends else _NCCL_NS, True)
+
+
+@dataclass(frozen=True)
+class Pause:
+    """One step, or several that follow each other, on all ranks that have it."""
+
+    attempt: int
+    step: int
+    last_step: int
+    #: when it began (wall clock)
+    begin_ns: int
+    #: how much longer than usual it took, and the usual step
+    excess_ns: int
+    usual_ns: int
+    #: the longest of its steps
+    length_ns: int
+    ranks: tuple[int, ...]
+    #: most ranks of the job have it
+    of_job: bool
+
+    @property
+    def is_start(self) -> bool:
+        """Whether the job's first steps are in it, which compile and warm up."""
+        return self.step <= _CLOSE and self.of_job
+
+
+class Regular(NamedTuple):
+    """Pauses of a series by their places, and after how many steps or ns each follows."""
+
+    members: tuple[int, ...]
+    gap: float
+    #: how probable it is that pauses at random have such a series
+    chance: float
+    by_steps: bool
+
+
+def pauses_of(
+    attempts: Sequence[Attempt], world_size: int, timeout: Timeout | None = None
+) -> PausesResults | None:
+    """Name the pauses of a run, in the order in which they began. None where there are none.
+
+    `attempts` have the logs of all ranks that left any, or of some of them; `world_size` is how
+    many ranks (GPUs) the job has.
+    """
+    attempts = [attempt for attempt in attempts if attempt.ranks]
+    if not attempts:
+        return None
+    begin_ns = _middle([log.begin_ns for log in attempts[0].ranks])
+    run_ns = _middle([log.end_ns for log in attempts[-1].ranks]) - begin_ns
+    run = _Run(max(run_ns, 1), max(world_size, *(len(attempt.ranks) for attempt in attempts)))
+    entries = [run.restart(*pair) for pair in pairwise(attempts)]
+    for attempt in attempts:
+        entries += run.entries(combined(attempt))
+    if not entries:
+        return None
+    return {
+        "run_ns": run.ns,
+        "world_size": run.world_size,
+        "timeout_ns": timeout.ns if timeout else None,
+        "timeout_assumed": bool(timeout and timeout.is_assumed),
+        "longer_only_from": min(
+            (
+                int(log.pauses["step"][GRADE - 1])
+                for attempt in attempts
+                for log in attempt.ranks
+                if len(log.pauses["step"]) >= GRADE
+            ),
+            default=None,
+        ),
+        "entries": sorted(entries, key=lambda entry: (entry["first_ns"], entry["kind"])),
+    }
+
+
+def combined(attempt: Attempt) -> list[Pause]:
+    """The pauses of an attempt, in order: long steps of all ranks that are one step or neighbours.
+
+    Without those in a window, where a profiler makes steps long, and those for which the steps
+    after them made up.
+    """
+    logs = [log for log in attempt.ranks if len(log.pauses["step"])]
+    if not logs:
+        return []
+    rank = np.repeat([log.rank for log in logs], [len(log.pauses["step"]) for log in logs])
+    step, begin, end, usual, made_up = (
+        np.concatenate([log.pauses[name] for log in logs])
+        for name in ("step", "begin_ns", "end_ns", "usual_ns", "made_up_ns")
+    )
+    excess = end - begin - usual
+    kept = made_up < _MADE_UP_FRAC * excess
+    for window in attempt.disturbed:
+        kept &= (step < window.start) | (step >= window.stop)
+    rows = np.flatnonzero(kept)
+    rows = rows[order_by(step[rows])]
+    table = np.stack([rank, step, begin, excess - made_up, usual, end - begin])[:, rows]
+    apart = np.diff(table[1], prepend=-_LEAST_STEPS)
+    joined = np.where(table[1] < _FIRST_STEPS, _CLOSE, _STEPS_APART)
+    clusters = Stretches.from_begins(apart > joined)
+    return [
+        _pause(table[:, first : first + size], attempt)
+        for first, size in zip(clusters.first.tolist(), clusters.size.tolist(), strict=True)
+    ]
+
+
+def _pause(rows: Ints, attempt: Attempt) -> Pause:
+    """One pause of its long steps: rank, step, begin, excess, usual, length [6, n]."""
+    of_ranks = rows_by(rows[0])
+    excess = [int(rows[3, places].sum()) for places in of_ranks.values()]
+    of_job = 2 * len(of_ranks) >= len(attempt.ranks)
+    start = rows[1, 0] <= _CLOSE
+    # ranks that end a step just before the others have a pause in the next one
+    most = int(rows[1, 0]) if start else Counter(rows[1].tolist()).most_common(1)[0][0]
+    return Pause(
+        attempt.number,
+        step=most,
+        last_step=int(rows[1, -1]) if start else most,
+        begin_ns=_middle([int(rows[2, places].min()) for places in of_ranks.values()]),
+        # of ranks that do not wait for each other each has its own
+        excess_ns=_middle(excess),
+        usual_ns=_middle(rows[4].tolist()),
+        length_ns=_middle([int(rows[5, places].max()) for places in of_ranks.values()]),
+        ranks=tuple(of_ranks),
+        of_job=of_job,
+    )
+
+
+# --- series
+
+
+def series(pauses: Sequence[Pause]) -> list[tuple[Regular, list[Pause]]]:
+    """The series among pauses of one attempt, each with its pauses; those that are left are single.
+
+    A pause in which two series meet is in both, with a part of its length in each.
+    """
+    every: list[tuple[Regular, list[Pause]]] = []
+    left = sorted(pauses, key=lambda pause: pause.step)
+    #: by the step of a pause of which a part is left: the series that it is in so far
+    parts: dict[int, int] = {}
+    while (regular := _most_regular(left)) is not None:
+        excess = sorted(left[place].excess_ns for place in regular.members)
+        usual = excess[len(excess) // 4]
+        members, rest = list[Pause](), list[Pause]()
+        for pause in (left[place] for place in regular.members):
+            if pause.excess_ns < _SHORTER * usual:
+                rest.append(pause)
+                continue
+            parts.pop(pause.step, None)
+            if pause.excess_ns > _LONGER * usual:
+                parts[pause.step] = len(every)
+                rest.append(replace(pause, excess_ns=pause.excess_ns - usual))
+                pause = replace(pause, excess_ns=usual)
+            members.append(pause)
+        every.append((regular, members))
+        chain = {*regular.members}
+        rest += [pause for place, pause in enumerate(left) if place not in chain]
+        left = sorted(rest, key=lambda pause: pause.step)
+    _join_rests(every, [pause for pause in left if pause.step in parts], parts)
+    return every
+
+
+def _join_rests(
+    every: Sequence[tuple[Regular, list[Pause]]], rests: Sequence[Pause], parts: Mapping[int, int]
+) -> None:
+    """Give what is left of pauses, and is of no other series, back to them: they took longer."""
+    for rest in rests:
+        members = every[parts[rest.step]][1]
+        place = next(k for k, member in enumerate(members) if member.step == rest.step)
+        members[place] = replace(rest, excess_ns=members[place].excess_ns + rest.excess_ns)
+
+
+def _most_regular(pauses: Sequence[Pause]) -> Regular | None:
+    """The series that chance explains least; None where it explains all.
+
+    By the steps where these are as regular: times of steps that are alike are regular as well.
+    """
+    if len(pauses) < LEAST:
+        return None
+    usual_ns = float(np.median([pause.usual_ns for pause in pauses]))
+    by_steps = _best_chain(
+        [float(pause.step) for pause in pauses], _LEAST_STEPS, _STEPS_APART, 0.0, by_steps=True
+    )
+    by_time = _best_chain(
+        [float(pause.begin_ns) for pause in pauses],
+        _LEAST_STEPS * usual_ns, _STEPS_LONG * usual_ns, _TIME_FRAC, by_steps=False,
+    )  # fmt: skip
+    able = [chain for chain in (by_steps, by_time) if chain and chain.chance < CHANCE]
+    if len(able) > 1:
+        steps = np.diff([pauses[place].step for place in able[0].members])
+        is_exact = 2 * np.count_nonzero(steps == round(able[0].gap)) > len(steps)
+        if is_exact and 2 * len(able[0].members) > len(able[1].members):
+            return able[0]
+    return min(able, key=lambda chain: chain.chance, default=None)
+
+
+def _best_chain(
+    at: list[float], least: float, apart: float, apart_frac: float, *, by_steps: bool
+) -> Regular | None:
+    """The chain of equal distances, at least `least`, that chance explains least.
+
+    `at` ascends; distances are equal to `apart`, or this part of them where that is more.
+    """
+    best: Regular | None = None
+    #: what another chain has gone through already
+    links: set[tuple[int, int]] = set()
+    pairs = sum(min(_NEIGHBOURS, len(at) - 1 - place) for place in range(len(at)))
+    for first in range(len(at)):
+        for second in range(first + 1, min(first + 1 + _NEIGHBOURS, len(at))):
+            gap = at[second] - at[first]
+            if gap < least or (first, second) in links:
+                continue
+            tolerance = max(apart, apart_frac * gap)
+            members, missing = _followed(at, first, second, tolerance)
+            links.update(pairwise(members))
+            if len(members) < LEAST or missing > _MISSING_FRAC * (len(members) + missing):
+                continue
+            gap = (at[members[-1]] - at[first]) / (len(members) + missing - 1)
+            width = 2 * tolerance + (1 if by_steps else 0)
+            chance = pairs * _chance(at, members, missing, width)
+            if by_steps and _apart(at[first], gap) <= _STEPS_APART:
+                # counted from the job's first step on: one coincidence more
+                chance *= min(2 * width / gap, 1.0)
+            if best is None or chance < best.chance:
+                best = Regular(tuple(members), gap, chance, by_steps)
+    return best
+
+
+def _followed(
+    at: Sequence[float], first: int, second: int, tolerance: float
+) -> tuple[list[int], int]:
+    """The places that follow each other as the second one follows the first, and how many lack."""
+    members, missing, gap = [first, second], 0, at[second] - at[first]
+    while True:
+        for times in (1, 2):
+            wanted = at[members[-1]] + times * gap
+            low = bisect_left(at, wanted - tolerance)
+            near = range(low, bisect_right(at, wanted + tolerance))
+            if near:
+                members.append(min(near, key=lambda place: abs(at[place] - wanted)))
+                missing += times - 1
+                break
+        else:
+            return members, missing
+
+
+def _chance(at: Sequence[float], members: Sequence[int], missing: int, width: float) -> float:
+    """How probable it is that pauses at random go on so from the first two on."""
+    others = members[-1] - members[0]
+    density = others / (at[members[-1]] - at[members[0]])
+    by_link = min(density * width * (2 if missing else 1), 1.0)
+    return float(by_link ** (len(members) - 2))
+
+
+def _apart(value: float, gap: float) -> float:
+    """How far a value is from a multiple of `gap`."""
+    return abs(value - gap * round(value / gap))
+
+
+# --- what is told of them
+
+
+def warnings(results: PausesResults) -> list[str]:
+    """What is to be known of pauses by whoever reads nothing else."""
+    lines, timeout_ns = list[str](), results["timeout_ns"]
+    near = [
+        entry for entry in results["entries"]
+        if timeout_ns and entry["longest_step_ns"] > NEAR_FRAC * timeout_ns
+        and entry["kind"] != "restart"
+    ]  # fmt: skip
+    if near and timeout_ns and results["world_size"] > 1:
+        longest = max(near, key=lambda entry: entry["longest_step_ns"])
+        between = words.spans([longest["first_step"], longest["last_step"]])
+        by = "torch's default, which is assumed" if results["timeout_assumed"] else "its timeout"
+        lines.append(
+            f"a pause of {words.duration(longest['longest_step_ns'])} (steps {between}) is more "
+            f"than {words.percent(NEAR_FRAC)} of the {words.duration(timeout_ns)} after which a "
+            f"process group gives up ({by}): shorten it, or give init_process_group a longer "
+            "timeout"
+        )
+    if (step := results["longer_only_from"]) is not None:
+        lines.append(
+            f"a rank had {GRADE} pauses until step {step}: of later ones the longer ones alone "
+            "were kept, so that the share of pauses is at least what is stated"
+        )
+    return lines
+
+
+class _Run(NamedTuple):
+    """The whole run, of which a pause is a share: how long it took (ns), how many ranks it has."""
+
+    ns: int
+    world_size: int
+
+    def entries(self, pauses: Sequence[Pause]) -> list[PauseEntry]:
+        """What is told of the pauses of one attempt."""
+        entries = [self.entry("start", [pause]) for pause in pauses if pause.is_start]
+        rest = [pause for pause in pauses if not pause.is_start]
+        of_job = [pause for pause in rest if pause.of_job]
+        of_some: dict[tuple[int, ...], list[Pause]] = {}
+        for pause in rest:
+            if not pause.of_job:
+                of_some.setdefault(pause.ranks, []).append(pause)
+        single = []
+        for alike in (of_job, *of_some.values()):
+            regular = series(alike)
+            entries += [self.entry("regular", members, chain) for chain, members in regular]
+            named = {member.step for _, members in regular for member in members}
+            single.append([pause for pause in alike if pause.step not in named])
+        left_over = single[0], [pause for pauses in single[1:] for pause in pauses]
+        return entries + [self.entry("single", some) for some in left_over if some]
+
+    def entry(
+        self, kind: PauseKind, pauses: Sequence[Pause], regular: Regular | None = None
+    ) -> PauseEntry:
+        """One series, or all that are in none."""
+        by_steps = regular is not None and regular.by_steps
+        excess = [pause.excess_ns for pause in pauses]
+        of_job = pauses[0].of_job
+        ranks = () if of_job else sorted({rank for pause in pauses for rank in pause.ranks})
+        gpu_ns = sum(
+            pause.excess_ns * (self.world_size if of_job else len(pause.ranks)) for pause in pauses
+        )
+        longest = sorted(pauses, key=lambda pause: -pause.excess_ns)[:_MOST_STEPS]
+        return {
+            "kind": kind,
+            "attempt": pauses[0].attempt,
+            "ranks": list(ranks),
+            "count": len(pauses),
+            "every_steps": round(regular.gap) if regular and by_steps else None,
+            "every_ns": round(regular.gap) if regular and not by_steps else None,
+            "chance": regular.chance if regular else None,
+            "mean_ns": round(sum(excess) / len(excess)),
+            "least_ns": min(excess),
+            "most_ns": max(excess),
+            "longest_step_ns": max(pause.length_ns for pause in pauses),
+            "usual_step_ns": _middle([pause.usual_ns for pause in pauses]),
+            "first_step": min(pause.step for pause in pauses),
+            "last_step": max(pause.last_step for pause in pauses),
+            "first_ns": min(pause.begin_ns for pause in pauses),
+            "last_ns": max(pause.begin_ns for pause in pauses),
+            "steps": sorted({pause.step for pause in longest}),
+            "gpu_ns": gpu_ns,
+            "share_of_run": gpu_ns / (self.ns * self.world_size),
+            "name": "",
+        }
+
+    def restart(self, before: Attempt, after: Attempt) -> PauseEntry:
+        """From the last step of an attempt that is logged to the first of the next one."""
+        begin_ns = _middle([log.end_ns for log in before.ranks])
+        end_ns = _middle([log.begin_ns for log in after.ranks])
+        gap_ns = max(end_ns - begin_ns, 0)
+        pause = Pause(after.number, 0, 0, begin_ns, gap_ns, 0, gap_ns, ranks=(), of_job=True)
+        return self.entry("restart", [pause])
+
+
+def _middle(values: Sequence[int]) -> int:
+    return int(np.median(values))
