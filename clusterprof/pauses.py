@@ -22,7 +22,7 @@ import numpy as np
 
 from clusterprof import words
 from clusterprof.agent.guard.long_steps import GRADE
-from clusterprof.columns import Ints, Stretches, order_by, rows_by
+from clusterprof.columns import Ints, Stretches, order_by
 from clusterprof.results import PauseEntry, PauseKind, PausesResults
 
 #: in so many jobs, of which each has pauses at random, chance may name one series
@@ -183,32 +183,33 @@ def combined(attempt: Attempt) -> list[Pause]:
     table = np.stack([rank, step, begin, excess - made_up, usual, end - begin])[:, rows]
     apart = np.diff(table[1], prepend=-_LEAST_STEPS)
     joined = np.where(table[1] < _FIRST_STEPS, _CLOSE, _STEPS_APART)
-    clusters = Stretches.from_begins(apart > joined)
+    pauses = Stretches.from_begins(apart > joined)
+    # of each the ranks in order, as far as there are any
+    table = table[:, order_by(pauses.of_row, table[0])]
     return [
         _pause(table[:, first : first + size], attempt)
-        for first, size in zip(clusters.first.tolist(), clusters.size.tolist(), strict=True)
+        for first, size in zip(pauses.first.tolist(), pauses.size.tolist(), strict=True)
     ]
 
 
 def _pause(rows: Ints, attempt: Attempt) -> Pause:
-    """One pause of its long steps: rank, step, begin, excess, usual, length [6, n]."""
-    of_ranks = rows_by(rows[0])
-    excess = [int(rows[3, places].sum()) for places in of_ranks.values()]
-    of_job = 2 * len(of_ranks) >= len(attempt.ranks)
-    start = rows[1, 0] <= _CLOSE
-    # ranks that end a step just before the others have a pause in the next one
-    most = int(rows[1, 0]) if start else Counter(rows[1].tolist()).most_common(1)[0][0]
+    """One pause of its long steps: rank, step, begin, excess, usual, length [6, n], by rank."""
+    ranks, steps = Stretches.of(rows[0]), rows[1].tolist()
+    first, last = min(steps), max(steps)
+    if first > _CLOSE:
+        # ranks that end a step just before the others have a pause in the next one
+        first = last = Counter(steps).most_common(1)[0][0]
+    # of ranks that do not wait for each other each has its own
     return Pause(
         attempt.number,
-        step=most,
-        last_step=int(rows[1, -1]) if start else most,
-        begin_ns=_middle([int(rows[2, places].min()) for places in of_ranks.values()]),
-        # of ranks that do not wait for each other each has its own
-        excess_ns=_middle(excess),
-        usual_ns=_middle(rows[4].tolist()),
-        length_ns=_middle([int(rows[5, places].max()) for places in of_ranks.values()]),
-        ranks=tuple(of_ranks),
-        of_job=of_job,
+        step=first,
+        last_step=last,
+        begin_ns=_middle(ranks.least(rows[2])),
+        excess_ns=_middle(ranks.sum(rows[3])),
+        usual_ns=_middle(rows[4]),
+        length_ns=_middle(ranks.greatest(rows[5])),
+        ranks=tuple(rows[0, ranks.first].tolist()),
+        of_job=2 * len(ranks.first) >= len(attempt.ranks),
     )
 
 
@@ -440,5 +441,5 @@ class _Run(NamedTuple):
         return self.entry("restart", [pause])
 
 
-def _middle(values: Sequence[int]) -> int:
+def _middle(values: Sequence[int] | Ints) -> int:
     return int(np.median(values))
