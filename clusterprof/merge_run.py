@@ -137,7 +137,7 @@ def job_record(run: Window, manifest: Manifest | None = None) -> Job:
             with contextlib.suppress(ReportError):
                 steps[rank] = read_log(log)
                 paces[rank] = read_pace(beside_log(log, paths.PACE))
-    job = Job(steps=steps, paces=paces, hosts=hosts)
+    job = Job(steps=steps, paces=paces, attempt=run.attempt, hosts=hosts)
     if manifest is None:
         return job
     torch = {str(state["torch"]) for state in states.values() if state.get("torch")}
@@ -174,6 +174,18 @@ def run_pauses(
             pauses.Attempt(attempt.attempt, [log for log in logs if log is not None], disturbed)
         )
     return pauses.pauses_of(attempts, world_size, timeout)
+
+
+def recorded_timeout(run: Window) -> Timeout:
+    """After how long a process group of the job gives up, by one rank's newest flight recorder."""
+    from clusterprof.ingest.flight.all_dumps import find_dumps, read_dumps
+
+    folder = run.directory.first().attempts()[-1].folder
+    with contextlib.suppress(ReportError):
+        dumps = find_dumps(folder, "watch") or find_dumps(folder)
+        flight = read_dumps(dumps[:1])
+        return pauses.timeout_of(flight.timeout_ns, flight.backends)
+    return pauses.timeout_of(None)
 
 
 def _pause_log(folder: Path, rank: int) -> RankLog | None:

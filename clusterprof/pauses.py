@@ -353,17 +353,16 @@ def warnings(results: PausesResults) -> list[str]:
     near = [
         entry for entry in results["entries"]
         if timeout_ns and entry["longest_step_ns"] > NEAR_FRAC * timeout_ns
-        and entry["kind"] != "restart"
+        # a job's first step begins before it has a process group
+        and entry["kind"] in ("regular", "single")
     ]  # fmt: skip
     if near and timeout_ns and results["world_size"] > 1:
         longest = max(near, key=lambda entry: entry["longest_step_ns"])
-        between = words.spans([longest["first_step"], longest["last_step"]])
         by = "torch's default, which is assumed" if results["timeout_assumed"] else "its timeout"
         lines.append(
-            f"a pause of {words.duration(longest['longest_step_ns'])} (steps {between}) is more "
-            f"than {words.percent(NEAR_FRAC)} of the {words.duration(timeout_ns)} after which a "
-            f"process group gives up ({by}): shorten it, or give init_process_group a longer "
-            "timeout"
+            f"a pause of {words.duration(longest['longest_step_ns'])} ({what(longest)}) lasts more "
+            f"than half of the {words.duration(timeout_ns)} after which a process group gives up "
+            f"({by}): shorten it, or give init_process_group a longer timeout"
         )
     if (step := results["longer_only_from"]) is not None:
         lines.append(
@@ -439,6 +438,77 @@ class _Run(NamedTuple):
         gap_ns = max(end_ns - begin_ns, 0)
         pause = Pause(after.number, 0, 0, begin_ns, gap_ns, 0, gap_ns, ranks=(), of_job=True)
         return self.entry("restart", [pause])
+
+
+# --- in words
+
+#: the columns of `cells`
+COLUMNS = (
+    "pause",
+    "count",
+    "longer than a step by",
+    "steps",
+    "first (UTC)",
+    "of the run",
+    "GPU hours",
+)
+
+
+def what(entry: PauseEntry) -> str:
+    """What pauses these are, as far as it is known: `every 500 steps (…)`, `single`."""
+    if entry["kind"] == "start":
+        count = entry["last_step"] + 1 - entry["first_step"]
+        return f"start: compilation and warm-up, {words.counted(count, 'step')}"
+    if entry["kind"] == "restart":
+        return f"restart after attempt {entry['attempt'] - 1}"
+    of_some = f" on {words.ranks(entry['ranks'])}" if entry["ranks"] else ""
+    if entry["kind"] == "single":
+        return f"single{of_some}"
+    every = f"{entry['every_steps']:,} steps" if entry["every_steps"] else ""
+    every = every or words.duration(entry["every_ns"] or 0)
+    name = words.plain(entry["name"]) or "a checkpoint or an evaluation"
+    return f"every {every} ({name}){of_some}"
+
+
+def times(entry: PauseEntry) -> str:
+    """How long they take beyond a usual step: the mean, and from where to where it varies."""
+    mean, least, most = (words.duration(entry[key]) for key in ("mean_ns", "least_ns", "most_ns"))
+    return mean if least == most else f"{mean} ({least} to {most})"
+
+
+def cells(entry: PauseEntry) -> list[str]:
+    """A row of `COLUMNS`."""
+    restart = entry["kind"] == "restart"
+    steps = "-" if restart else words.spans({entry["first_step"], entry["last_step"]})
+    if entry["count"] > 1:
+        steps = f"{entry['first_step']} to {entry['last_step']}"
+    return [
+        what(entry), f"{entry['count']:,}", times(entry), steps, words.minute(entry["first_ns"]),
+        words.percent(entry["share_of_run"]), gpu_hours(entry),
+    ]  # fmt: skip
+
+
+def gpu_hours(entry: PauseEntry) -> str:
+    """The time of all ranks together, in hours of a GPU."""
+    hours = entry["gpu_ns"] / 3.6e12
+    if 0 < hours < 0.001:
+        return "<0.001"
+    return f"{hours:,.0f}" if hours >= 100 else f"{hours:.2g}"
+
+
+def sentence(entry: PauseEntry) -> str:
+    """The same in one line: `every 500 steps (…): 12 pauses, mean 41.0 s; 3.1% of the run, …`."""
+    kind, count, takes, steps, _, share, hours = cells(entry)
+    many = f"{count} pauses, mean {takes}" if entry["count"] > 1 else takes
+    where = "" if entry["kind"] == "restart" else f", step{'s' if ' ' in steps else ''} {steps}"
+    return f"{kind}: {many}{where}; {share} of the run, {hours} GPU hours"
+
+
+def costliest(results: PausesResults | None, count: int) -> list[PauseEntry]:
+    """So many of the pauses, those that cost most, in the order in which they began."""
+    entries = results["entries"] if results else []
+    able = sorted(entries, key=lambda entry: -entry["gpu_ns"])[:count]
+    return [entry for entry in entries if any(entry is chosen for chosen in able)]
 
 
 def _middle(values: Sequence[int] | Ints) -> int:

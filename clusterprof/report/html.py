@@ -103,6 +103,7 @@ def render(
         # what the scripts read, by the id of its element
         data=data,
         heatmap="heatmap-data" in data,
+        pauses=panels.pauses(run),
         run_steps=step_chart.chart(results, job),
         **collective_charts.charts(run, collectives),
         provenance=panels.provenance(run, job),

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from clusterprof import words
+from clusterprof import pauses as of_run, words
 from clusterprof.report import results_json, summary
 from clusterprof.report.summary import Average, Summary
 from clusterprof.report.whole_job import Job
@@ -28,6 +28,17 @@ _STALL = re.compile(r"a profiled rank stalled once for [^;.]*(; |\.?$)")
 _FIRST_YEAR = 2015
 #: so many versions of one kind are listed
 _MOST_LISTED = 4
+
+# -- what interrupted the run
+
+
+def pauses(run: Summary) -> dict[str, Any] | None:
+    """The pauses of the run as the rows of a table, and what they are together."""
+    if not run.pauses:
+        return None
+    rows = [of_run.cells(entry) for entry in run.pauses]
+    return {"head": of_run.COLUMNS, "rows": rows, "share": run.paused}
+
 
 # -- the first look: the answer in four boxes, and what several repairs would leave
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from clusterprof import words
+from clusterprof import pauses, words
 from clusterprof.columns import rows_by
 from clusterprof.report.whole_job import Job
 from clusterprof.results import Results, steps_to_look_at
@@ -69,7 +69,9 @@ class Scale:
         """Return how far from the drawing's upper edge a time ends; what is longer is cut off."""
         return _TOP + _HEIGHT * (1 - min(ns / self.top_ns, 1))
 
-    def drawn(self, bar: Bar, before: int, *, inside: bool, disturbed: bool) -> dict[str, Any]:
+    def drawn(
+        self, bar: Bar, before: int, *, inside: bool, disturbed: bool, paused: str
+    ) -> dict[str, Any]:
         """Return a bar as it is drawn behind so many places of single steps."""
         left, high, free = _LEFT + before * self.unit, self.y(bar.median_ns), _FREE * self.unit
         x, width = round(left + free, 1), round(bar.wide * self.unit - 2 * free, 1)
@@ -86,7 +88,8 @@ class Scale:
             "cut": max(bar.median_ns, bar.high_ns) > self.top_ns,
             "inside": inside,
             "stripes": "".join(f"M{x} {line:.1f}h{width}" for line in lines),
-            "label": bar.label + (", not in steady state" if disturbed else ""),
+            "label": bar.label + (", not in steady state" if disturbed else "") + paused,
+            "paused": bool(paused),
             "numbers": bar.numbers,
         }
 
@@ -127,6 +130,29 @@ def _blocks(
     return blocks
 
 
+def _pauses(results: Results, job: Job) -> dict[int, str]:
+    """What pauses there are, by their steps, in the attempt whose steps are drawn."""
+    entries = results["pauses"]["entries"] if "pauses" in results else []
+    return {
+        step: pauses.what(entry)
+        for entry in entries
+        if entry["attempt"] == job.attempt and entry["kind"] != "restart"
+        for step in (
+            range(entry["first_step"], entry["last_step"] + 1)
+            if entry["kind"] == "start" else entry["steps"]
+        )
+    }  # fmt: skip
+
+
+def _paused(bar: Bar, pauses_by_step: Mapping[int, str]) -> str:
+    """The pause in a step, or how many are in a block, to stand behind the bar's label."""
+    if bar.count == 1:
+        kind = pauses_by_step.get(bar.first)
+        return f"; pause: {kind}" if kind else ""
+    count = sum(bar.first <= step < bar.first + bar.count for step in pauses_by_step)
+    return f"; {words.counted(count, 'pause')}" if count else ""
+
+
 def chart(results: Results, job: Job) -> dict[str, Any] | None:
     """The drawing: bars, the window's place and the ticks, in units of `width` x `height`.
 
@@ -143,6 +169,7 @@ def chart(results: Results, job: Job) -> dict[str, Any] | None:
     usual = [bar.median_ns for bar in shown if bar.first not in unsteady]
     # the first steps of a job compile; a scale up to them would make all others equal
     top_ns = float(np.quantile(usual or [bar.median_ns for bar in shown], 0.9)) / _FULL * 1.15
+    pauses_by_step = _pauses(results, job)
     places = [*accumulate((bar.wide for bar in shown), initial=0)]
     wide_enough = max(_LEFT + _RIGHT + _PER_BAR * places[-1], _LEAST_WIDTH)
     width = min(wide_enough, _WIDTH)
@@ -153,6 +180,7 @@ def chart(results: Results, job: Job) -> dict[str, Any] | None:
             before,
             inside=bar.count == 1 and bar.first in window,
             disturbed=bar.first in unsteady,
+            paused=_paused(bar, pauses_by_step),
         )
         for bar, before in zip(shown, places, strict=False)
     ]
@@ -178,6 +206,7 @@ def chart(results: Results, job: Job) -> dict[str, Any] | None:
         "marks": _marks(drawn, width),
         "scale": [(round(scale.y(ns), 1), f"{ns / 1e6:g} ms") for ns in _round_times(top_ns)],
         "cut": any(bar["cut"] for bar in drawn),
+        "paused": any(bar["paused"] for bar in drawn),
         "left_out": len(every) - len(shown),
         "timeline": shown_first,
         "of": f"{len(job.steps):,} ranks' step logs" if job.steps else "the profiled ranks' steps",

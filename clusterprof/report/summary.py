@@ -12,13 +12,14 @@ from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
 
-from clusterprof import words
+from clusterprof import pauses, words
 from clusterprof.results import (
     UNBOUNDED_NS,
     Finding,
     GroupEntry,
     MissingRank,
     OperationEntry,
+    PauseEntry,
     RankClock,
     Results,
     Sentence,
@@ -26,6 +27,8 @@ from clusterprof.results import (
 
 #: so many ranks are listed in a table that all of them can be in
 MOST_RANKS = 16
+#: so many kinds of pauses are listed
+MOST_PAUSES = 12
 #: a smaller part of a step is not worth a line
 _LEAST_PART = 0.01
 #: so many steps' savings are listed
@@ -341,6 +344,23 @@ class Summary:
                 words.plain(suspect["line"] or "-"),
             ])  # fmt: skip
         return rows
+
+    @cached_property
+    def pauses(self) -> list[PauseEntry]:
+        """What interrupted the run, the costliest of many, in the order in which they began."""
+        return pauses.costliest(self.results.get("pauses"), MOST_PAUSES)
+
+    @cached_property
+    def paused(self) -> str:
+        """Which share of the run all pauses are."""
+        results = self.results.get("pauses")
+        if results is None:
+            return ""
+        share = words.percent(sum(entry["share_of_run"] for entry in results["entries"]))
+        text = f"{share} of the run of {words.age(results['run_ns'] / 1e9)}"
+        if (left_out := len(results["entries"]) - len(self.pauses)) > 0:
+            text += f"; {left_out} more kinds are in results.json"
+        return text
 
     @cached_property
     def collectives(self) -> str:

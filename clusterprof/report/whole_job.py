@@ -23,6 +23,8 @@ class Job:
     steps: Mapping[int, pa.Table] = field(default_factory=dict)
     #: the other steps of each rank in blocks: first_step, count, median_ns, q1_ns, q3_ns, …
     paces: Mapping[int, Mapping[str, Ints]] = field(default_factory=dict)
+    #: which attempt of the job these are of
+    attempt: int = 1
     #: the first step of the window, and the first one after it
     window: tuple[int, int] | None = None
     #: the hosts of those ranks whose host is known

@@ -156,7 +156,7 @@ def all_ranks(
     }
     return Shallow(
         results, table, integers(calls.entries, "enqueue_ns"),
-        pc.min(flight.entries["timeout_ns"]).as_py(), flight.backends,
+        flight.timeout_ns, flight.backends,
     )  # fmt: skip
 
 
