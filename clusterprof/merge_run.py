@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from clusterprof import console, folders, masking, pauses, run_directory, watched
+from clusterprof import console, folders, masking, run_directory, watched
 from clusterprof.agent.contracts import files, identity, paths
 from clusterprof.collect import live_windows
 from clusterprof.collect.outcomes import Outcome
@@ -59,7 +59,7 @@ def merge_run(run: Window, outcomes: Sequence[Outcome], engine: Engine | None = 
 
 def merged(run: Window, outcomes: Sequence[Outcome], engine: Engine | None = None) -> Study:
     """Merge the collected reports of a run, and write nothing."""
-    from clusterprof import clock_probe
+    from clusterprof import clock_probe, pauses
     from clusterprof.align.clock.measured import known_clocks
     from clusterprof.analysis.findings.profiler_overhead import capture_cost
     from clusterprof.ingest import Gathered, Source, find_sources, gather
@@ -116,7 +116,7 @@ def merged(run: Window, outcomes: Sequence[Outcome], engine: Engine | None = Non
         capture=capture,
         again=again(run, manifest),
         shallow=shallow,
-        interruptions=run_pauses(run, timeout),
+        interruptions=pauses.named(run_pauses(run, timeout), gathered.ranks, run.attempt),
     )
     return replace(made, job=replace(job, shallow=made.shallow))
 
@@ -162,6 +162,8 @@ def run_pauses(
     `few`: of so many of its ranks alone, which stand for the others. A rank whose log is damaged is
     left out. None where there are none.
     """
+    from clusterprof import pauses
+
     attempts, world_size = [], run.directory.read_manifest().world_size or 0
     # a profiler's start and end are long steps of the ranks that wait for it
     disturbed = [range(first, end + 2) for first, end in live_windows.windows(run)]
@@ -178,6 +180,7 @@ def run_pauses(
 
 def recorded_timeout(run: Window) -> Timeout:
     """After how long a process group of the job gives up, by one rank's newest flight recorder."""
+    from clusterprof import pauses
     from clusterprof.ingest.flight.all_dumps import find_dumps, read_dumps
 
     folder = run.directory.first().attempts()[-1].folder
@@ -190,6 +193,7 @@ def recorded_timeout(run: Window) -> Timeout:
 
 def _pause_log(folder: Path, rank: int) -> RankLog | None:
     """What a rank has logged of its long steps; None where it has logged no step."""
+    from clusterprof import pauses
     from clusterprof.collect.outcomes import newest_step_log
     from clusterprof.ingest.rank_steps import beside_log, read_pauses
 

@@ -22,8 +22,9 @@ import numpy as np
 
 from clusterprof import words
 from clusterprof.agent.guard.long_steps import GRADE
-from clusterprof.columns import Ints, Stretches, order_by
+from clusterprof.columns import Ints, Stretches, integers, matched, order_by, texts
 from clusterprof.results import PauseEntry, PauseKind, PausesResults
+from clusterprof.tables import GARBAGE, RankTables
 
 #: in so many jobs, of which each has pauses at random, chance may name one series
 CHANCE = 5e-4
@@ -49,6 +50,8 @@ _MADE_UP_FRAC = 0.5
 NEAR_FRAC = 0.5
 #: torch's own timeouts of process groups: of NCCL, of all others
 _NCCL_NS, _TIMEOUT_NS = 600_000_000_000, 1_800_000_000_000
+#: what names of ranges and calls say of a pause: a call of any other name may be a wait
+_NAMES = rf"(?i)check ?point|ckpt|sav(e|ing)|eval|valid|compil|dynamo|inductor|^{GARBAGE}"
 #: so many steps of a series are listed, the longest of more
 _MOST_STEPS = 64
 
@@ -302,10 +305,10 @@ def _best_chain(
             links.update(pairwise(members))
             if len(members) < LEAST or missing > _MISSING_FRAC * (len(members) + missing):
                 continue
-            gap = (at[members[-1]] - at[first]) / (len(members) + missing - 1)
+            gap = (at[members[-1]] - at[members[0]]) / (len(members) + missing - 1)
             width = 2 * tolerance + (1 if by_steps else 0)
             chance = pairs * _chance(at, members, missing, width)
-            if by_steps and _apart(at[first], gap) <= _STEPS_APART:
+            if by_steps and _apart(at[members[0]], gap) <= _STEPS_APART:
                 # counted from the job's first step on: one coincidence more
                 chance *= min(2 * width / gap, 1.0)
             if best is None or chance < best.chance:
@@ -316,19 +319,26 @@ def _best_chain(
 def _followed(
     at: Sequence[float], first: int, second: int, tolerance: float
 ) -> tuple[list[int], int]:
-    """The places that follow each other as the second one follows the first, and how many lack."""
+    """The places that follow each other as the second one follows the first, in order, and how many
+    lack; one that lacks is passed over, and what comes before the first one is found as well.
+    """
     members, missing, gap = [first, second], 0, at[second] - at[first]
-    while True:
-        for times in (1, 2):
-            wanted = at[members[-1]] + times * gap
-            low = bisect_left(at, wanted - tolerance)
-            near = range(low, bisect_right(at, wanted + tolerance))
-            if near:
-                members.append(min(near, key=lambda place: abs(at[place] - wanted)))
-                missing += times - 1
-                break
-        else:
-            return members, missing
+    for by in (gap, -gap):
+        while (following := _next(at, at[members[-1]], by, tolerance)) is not None:
+            members.append(following[0])
+            missing += following[1]
+        members.reverse()
+    return members, missing
+
+
+def _next(at: Sequence[float], last: float, by: float, tolerance: float) -> tuple[int, int] | None:
+    """The place at this distance from `last`, or at twice that, and how many lack before it."""
+    for times in (1, 2):
+        wanted = last + times * by
+        near = range(bisect_left(at, wanted - tolerance), bisect_right(at, wanted + tolerance))
+        if near:
+            return min(near, key=lambda place: abs(at[place] - wanted)), times - 1
+    return None
 
 
 def _chance(at: Sequence[float], members: Sequence[int], missing: int, width: float) -> float:
@@ -342,6 +352,47 @@ def _chance(at: Sequence[float], members: Sequence[int], missing: int, width: fl
 def _apart(value: float, gap: float) -> float:
     """How far a value is from a multiple of `gap`."""
     return abs(value - gap * round(value / gap))
+
+
+# --- what they are
+
+
+def named(
+    results: PausesResults | None, ranks: Sequence[RankTables], attempt: int
+) -> PausesResults | None:
+    """`results` with the names of those series of an attempt that a capture had a pause of.
+
+    A name is that of a range, a call or a garbage collection which lasts for half of the pause or
+    more, if it says what such pauses are (`_NAMES`): any other may be what a rank waits in.
+    """
+    if results is None:
+        return None
+    entries = [entry.copy() for entry in results["entries"]]
+    for entry in entries:
+        if entry["every_steps"] and entry["attempt"] == attempt:
+            entry["name"] = _name(entry, ranks)
+    return {**results, "entries": entries}
+
+
+def _name(entry: PauseEntry, ranks: Sequence[RankTables]) -> str:
+    """The call that takes most of a captured step in which the series has a pause; or nothing."""
+    longest, name = entry["least_ns"] / 2, ""
+    for tables in ranks:
+        for row in tables.steps.to_pylist():
+            far = _apart(row["step"] - entry["first_step"], entry["every_steps"] or 1)
+            excess = row["end_ns"] - row["begin_ns"] - entry["usual_step_ns"]
+            if far > _STEPS_APART or excess < longest:
+                continue
+            calls = tables.host_calls
+            starts = integers(calls, "start_ns")
+            lengths = np.minimum(integers(calls, "end_ns"), row["end_ns"]) - starts
+            rows = np.flatnonzero((starts >= row["begin_ns"]) & (lengths >= excess / 2))
+            names = texts(calls, "name")[rows]
+            rows = rows[matched(names, _NAMES)]
+            if rows.size and lengths[rows].max() > longest:
+                place = rows[np.argmax(lengths[rows])]
+                longest, name = int(lengths[place]), str(texts(calls, "name")[place])
+    return name
 
 
 # --- what is told of them

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pytest
 
 from clusterprof import pauses
 from clusterprof.agent.guard.long_steps import GRADE
+from clusterprof.ingest.rank_steps import steps_table
+from clusterprof.ingest.recording import fill
 from clusterprof.pauses import Attempt, Pause, RankLog, Timeout
 from clusterprof.results import PauseEntry, PausesResults
+from clusterprof.tables import RankTables, ReportInfo, empty
 
 MS = 1_000_000
 S = 1_000_000_000
@@ -100,11 +105,11 @@ def test_one_pause_of_a_series_that_took_longer_stays_in_it() -> None:
 
 
 def test_single_pauses_are_no_series_and_one_missing_does_not_end_one() -> None:
-    rest = [pair for pair in every(100, 2.0) if pair[0] != 900]
+    rest = [pair for pair in every(100, 2.0) if pair[0] not in (200, 900)]
     series, single = sorted(
         entries_of(log(0, *rest, (333, 1.0), (1234, 3.0))), key=lambda entry: entry["kind"]
     )
-    assert (series["every_steps"], series["count"]) == (100, 18)
+    assert (series["every_steps"], series["count"]) == (100, 17)
     assert (single["kind"], single["count"], single["steps"]) == ("single", 2, [333, 1234])
 
 
@@ -247,3 +252,65 @@ def test_what_is_told_adds_up_to_all_pauses_whatever_they_are() -> None:
         total = sum(entry["gpu_ns"] for entry in results["entries"])
         assert total == pytest.approx(sum(at.values()) * S, rel=1e-6)
         assert sum(e["every_steps"] == 300 for e in results["entries"]) == 1, seed
+
+
+def captured(rank: int, first: int, *calls: tuple[str, int, float, float]) -> RankTables:
+    """The report of five steps from `first` on, the third of which lasts 4 s more; of calls the
+    name, the step, when in it they begin and how long they last (s).
+    """
+    numbers = np.arange(first, first + 5)
+    ends = NOW + np.cumsum([STEP_NS, STEP_NS, STEP_NS + 4 * S, STEP_NS, STEP_NS])
+    begins = np.append(NOW, ends[:-1])
+    rows = [
+        (
+            int(begins[step - first] + at_s * S),
+            int(begins[step - first] + (at_s + took_s) * S),
+            name,
+        )
+        for name, step, at_s, took_s in calls
+    ]
+    starts, until, names = zip(*rows, strict=True) if rows else ((), (), ())
+    columns = {
+        "start_ns": np.array(starts, np.int64), "end_ns": np.array(until, np.int64),
+        "kind": "range", "name": pa.array(names, pa.string()),
+        "thread": np.ones(len(rows), np.int64),
+    }  # fmt: skip
+    info = ReportInfo(source=Path("x"), profiler="nsys", rank=rank)
+    return RankTables(
+        info, empty("activity"), empty("collective_calls"),
+        steps_table(numbers, begins, ends, "steplog"), fill("host_calls", len(rows), columns),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("first", "calls", "name"),
+    [
+        (398, [("train", 400, 0.0, 4.1), ("save_checkpoint", 400, 0.1, 3.9)], "save_checkpoint"),
+        (398, [("evaluate", 400, 0.1, 3.0), ("save", 400, 3.2, 0.5)], "evaluate"),
+        (398, [("garbage collection (generation 2)", 400, 0.0, 3.9)],
+         "garbage collection (generation 2)"),
+        # what a rank waits in is no cause, nor is what is short or in another step
+        (398, [("DistributedDataParallel.forward", 400, 0.1, 3.9)], ""),
+        (398, [("save_checkpoint", 400, 0.1, 1.0)], ""),
+        (398, [("save_checkpoint", 399, 0.0, 0.05)], ""),
+        (398, [], ""),
+        # the step that lasts long is none of the series
+        (450, [("save_checkpoint", 452, 0.1, 3.9)], ""),
+    ],
+)  # fmt: skip
+def test_a_series_has_the_name_that_a_capture_of_one_of_its_pauses_has(
+    first: int, calls: list[tuple[str, int, float, float]], name: str
+) -> None:
+    logs = [log(rank, *every(200, 4.0)) for rank in range(2)]
+    window = Attempt(1, logs, [range(first, first + 7)])
+    results = pauses.pauses_of([window], 2)
+    ranks = [captured(1, first), captured(0, first, *calls)]
+    with_names = pauses.named(results, ranks, attempt=1)
+    assert with_names is not None
+    (entry,) = with_names["entries"]
+    assert entry["name"] == name
+    if name:
+        assert f"every 200 steps ({name})" in pauses.sentence(entry)
+    # of another attempt the window tells nothing, and without a run there is nothing to name
+    assert pauses.named(results, ranks, attempt=2) == results
+    assert pauses.named(None, ranks, attempt=1) is None
