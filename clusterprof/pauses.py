@@ -6,7 +6,8 @@ step logs. What it is cannot either: a series of pauses is known by its regulari
 
 What tells a series from chance: a pause that comes as far behind another one as that came behind
 the one before it may do so by chance, by how many pauses there are in the time between. A series
-is named where that chance, of all the pairs that could have begun one, is below `CHANCE`.
+is named where that chance, of all the pairs that could have begun one, is below `CHANCE`: four
+checkpoints every 500 steps are, and seven every 40, where a few other pauses lie between.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from clusterprof.tables import GARBAGE, RankTables
 CHANCE = 5e-4
 #: fewer pauses are no series, whatever the chance
 LEAST = 3
+#: a series is looked for among all pauses, and among those of these parts of the longest and more
+_LENGTHS = (0, 1 / 16, 1 / 4)
 #: a series may begin with any two pauses that have fewer than so many others between them
 _NEIGHBOURS = 8
 #: of the places where a series is to have a pause this part may have none: a short one is not kept
@@ -261,7 +264,25 @@ def _join_rests(
 
 
 def _most_regular(pauses: Sequence[Pause]) -> Regular | None:
-    """The series that chance explains least; None where it explains all.
+    """The series that chance explains least, of all pauses or of the longer ones; None where it
+    explains all.
+    """
+    longest = max((pause.excess_ns for pause in pauses), default=0)
+    kinds = {
+        tuple(k for k, pause in enumerate(pauses) if pause.excess_ns >= part * longest)
+        for part in _LENGTHS
+    }
+    able = list[Regular]()
+    for places in sorted(kinds, key=len, reverse=True):
+        chain = _regular([pauses[place] for place in places])
+        if chain is not None and (chance := chain.chance * len(kinds)) < CHANCE:
+            members = tuple(places[member] for member in chain.members)
+            able.append(chain._replace(members=members, chance=chance))
+    return min(able, key=lambda chain: chain.chance, default=None)
+
+
+def _regular(pauses: Sequence[Pause]) -> Regular | None:
+    """The most regular chain of pauses that are alike in length, by steps or by times.
 
     By the steps where these are as regular: times of steps that are alike are regular as well.
     """
@@ -275,13 +296,13 @@ def _most_regular(pauses: Sequence[Pause]) -> Regular | None:
         [float(pause.begin_ns) for pause in pauses],
         _LEAST_STEPS * usual_ns, _STEPS_LONG * usual_ns, _TIME_FRAC, by_steps=False,
     )  # fmt: skip
-    able = [chain for chain in (by_steps, by_time) if chain and chain.chance < CHANCE]
-    if len(able) > 1:
-        steps = np.diff([pauses[place].step for place in able[0].members])
-        is_exact = 2 * np.count_nonzero(steps == round(able[0].gap)) > len(steps)
-        if is_exact and 2 * len(able[0].members) > len(able[1].members):
-            return able[0]
-    return min(able, key=lambda chain: chain.chance, default=None)
+    if by_steps and by_time and by_steps.chance < CHANCE:
+        steps = np.diff([pauses[place].step for place in by_steps.members])
+        is_exact = 2 * np.count_nonzero(steps == round(by_steps.gap)) > len(steps)
+        if is_exact and 2 * len(by_steps.members) > len(by_time.members):
+            return by_steps
+    chains = [chain for chain in (by_steps, by_time) if chain is not None]
+    return min(chains, key=lambda chain: chain.chance, default=None)
 
 
 def _best_chain(
