@@ -49,6 +49,8 @@ _LONGER, _SHORTER = 2.0, 0.25
 _FIRST_STEPS, _CLOSE = 20, 5
 #: this part of a pause is made up for by the steps after it: it was a wait for queued work
 _MADE_UP_FRAC = 0.5
+#: no step of a job takes a quarter of a year
+_LONGEST_NS = 1 << 53
 #: after this part of a process group's timeout a pause is warned of
 NEAR_FRAC = 0.5
 #: torch's own timeouts of process groups: of NCCL, of all others
@@ -181,7 +183,9 @@ def combined(attempt: Attempt) -> list[Pause]:
         for name in ("step", "begin_ns", "end_ns", "usual_ns", "made_up_ns")
     )
     excess = end - begin - usual
-    kept = made_up < _MADE_UP_FRAC * excess
+    kept = (made_up < _MADE_UP_FRAC * excess) & (made_up >= 0)
+    # what no log of ours holds
+    kept &= (step >= 0) & (begin >= 0) & (usual > 0) & (end - begin < _LONGEST_NS)
     for window in attempt.disturbed:
         kept &= (step < window.start) | (step >= window.stop)
     rows = np.flatnonzero(kept)

@@ -31,6 +31,8 @@ SILENT_S = 150.0
 #: How long an order is on its way once it was read: the rank looks for it each 2 s
 #: (`steps.FLUSH_NS`), and hosts' clocks may differ by as much.
 ON_ITS_WAY_S = 4.0
+#: no time of a log is beyond it
+_BEYOND_NS = 1 << 62
 #: Of so many seconds between two looks for an order, half as many are added: a rank may get on
 #: faster than it did.
 FASTER = 0.5
@@ -163,6 +165,7 @@ def extent_ns(folder: Path) -> tuple[int, int] | None:
     for name, cells, place in ((paths.STEPS, 3, 1), (paths.PACE, 8, 2)):
         table = log.with_name(beside_steps(log.name, name))
         rows = [*_first_row(table, cells), *_last_rows(table, cells, LATEST_B)]
+        rows = [row for row in rows if 0 <= row[place] <= row[place + 1] < _BEYOND_NS]
         begins += [row[place] for row in rows]
         ends += [row[place + 1] for row in rows]
     return (min(begins), max(ends)) if begins else None
