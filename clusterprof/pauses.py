@@ -147,7 +147,7 @@ def pauses_of(
     run = _Run(max(run_ns, 1), max(world_size, *(len(attempt.ranks) for attempt in attempts)))
     entries = [run.restart(*pair) for pair in pairwise(attempts)]
     for attempt in attempts:
-        entries += run.entries(combined(attempt))
+        entries += run.entries(combined(attempt), attempt.disturbed)
     if not entries:
         return None
     return {
@@ -226,8 +226,12 @@ def _pause(rows: Ints, attempt: Attempt) -> Pause:
 # --- series
 
 
-def series(pauses: Sequence[Pause]) -> list[tuple[Regular, list[Pause]]]:
+def series(
+    pauses: Sequence[Pause], disturbed: Sequence[range] = ()
+) -> list[tuple[Regular, list[Pause]]]:
     """The series among pauses of one attempt, each with its pauses; those that are left are single.
+
+    In steps that are `disturbed` a series may have a pause that is not among them.
 
     A pause in which two series meet is in both, with a part of its length in each.
     """
@@ -235,7 +239,7 @@ def series(pauses: Sequence[Pause]) -> list[tuple[Regular, list[Pause]]]:
     left = sorted(pauses, key=lambda pause: pause.step)
     #: by the step of a pause of which a part is left: the series that it is in so far
     parts: dict[int, int] = {}
-    while (regular := _most_regular(left)) is not None:
+    while (regular := _most_regular(left, disturbed)) is not None:
         excess = sorted(left[place].excess_ns for place in regular.members)
         usual = excess[len(excess) // 4]
         members, rest = list[Pause](), list[Pause]()
@@ -267,7 +271,7 @@ def _join_rests(
         members[place] = replace(rest, excess_ns=members[place].excess_ns + rest.excess_ns)
 
 
-def _most_regular(pauses: Sequence[Pause]) -> Regular | None:
+def _most_regular(pauses: Sequence[Pause], disturbed: Sequence[range]) -> Regular | None:
     """The series that chance explains least, of all pauses or of the longer ones; None where it
     explains all.
     """
@@ -278,14 +282,14 @@ def _most_regular(pauses: Sequence[Pause]) -> Regular | None:
     }
     able = list[Regular]()
     for places in sorted(kinds, key=len, reverse=True):
-        chain = _regular([pauses[place] for place in places])
+        chain = _regular([pauses[place] for place in places], disturbed)
         if chain is not None and (chance := chain.chance * len(kinds)) < CHANCE:
             members = tuple(places[member] for member in chain.members)
             able.append(chain._replace(members=members, chance=chance))
     return min(able, key=lambda chain: chain.chance, default=None)
 
 
-def _regular(pauses: Sequence[Pause]) -> Regular | None:
+def _regular(pauses: Sequence[Pause], disturbed: Sequence[range]) -> Regular | None:
     """The most regular chain of pauses that are alike in length, by steps or by times.
 
     By the steps where these are as regular: times of steps that are alike are regular as well.
@@ -293,13 +297,13 @@ def _regular(pauses: Sequence[Pause]) -> Regular | None:
     if len(pauses) < LEAST:
         return None
     usual_ns = float(np.median([pause.usual_ns for pause in pauses]))
-    by_steps = _best_chain(
-        [float(pause.step) for pause in pauses], _LEAST_STEPS, _STEPS_APART, 0.0, by_steps=True
-    )
-    by_time = _best_chain(
+    in_steps = _Line([float(pause.step) for pause in pauses], _LEAST_STEPS, _STEPS_APART)
+    in_time = _Line(
         [float(pause.begin_ns) for pause in pauses],
-        _LEAST_STEPS * usual_ns, _STEPS_LONG * usual_ns, _TIME_FRAC, by_steps=False,
+        _LEAST_STEPS * usual_ns, _STEPS_LONG * usual_ns, _TIME_FRAC,
     )  # fmt: skip
+    by_steps = in_steps._replace(disturbed=disturbed).most_regular(by_steps=True)
+    by_time = in_time.most_regular(by_steps=False)
     if by_steps and by_time and by_steps.chance < CHANCE:
         steps = np.diff([pauses[place].step for place in by_steps.members])
         is_exact = 2 * np.count_nonzero(steps == round(by_steps.gap)) > len(steps)
@@ -309,69 +313,75 @@ def _regular(pauses: Sequence[Pause]) -> Regular | None:
     return min(chains, key=lambda chain: chain.chance, default=None)
 
 
-def _best_chain(
-    at: list[float], least: float, apart: float, apart_frac: float, *, by_steps: bool
-) -> Regular | None:
-    """The chain of equal distances, at least `least`, that chance explains least.
+class _Line(NamedTuple):
+    """Where pauses are, in ascending steps or times."""
 
-    `at` ascends; distances are equal to `apart`, or this part of them where that is more.
-    """
-    best: Regular | None = None
-    #: what another chain has gone through already
-    links: set[tuple[int, int]] = set()
-    pairs = sum(min(_NEIGHBOURS, len(at) - 1 - place) for place in range(len(at)))
-    for first in range(len(at)):
-        for second in range(first + 1, min(first + 1 + _NEIGHBOURS, len(at))):
-            gap = at[second] - at[first]
-            if gap < least or (first, second) in links:
-                continue
-            tolerance = max(apart, apart_frac * gap)
-            members, missing = _followed(at, first, second, tolerance)
-            links.update(pairwise(members))
-            if len(members) < LEAST or missing > _MISSING_FRAC * (len(members) + missing):
-                continue
-            gap = (at[members[-1]] - at[members[0]]) / (len(members) + missing - 1)
+    at: list[float]
+    #: the least distance of a series; and how far from equal its distances may be, or which part of
+    #: them where that is more
+    least: float
+    apart: float
+    apart_frac: float = 0.0
+    #: where a series may have a pause that is not known
+    disturbed: Sequence[range] = ()
+
+    def most_regular(self, *, by_steps: bool) -> Regular | None:
+        """The chain of equal distances that chance explains least."""
+        best: Regular | None = None
+        #: what another chain has gone through already
+        links: set[tuple[int, int]] = set()
+        pairs = 0
+        for first in range(len(self.at)):
+            for second in range(first + 1, min(first + 1 + _NEIGHBOURS, len(self.at))):
+                pairs += 1
+                is_new = (first, second) not in links
+                if self.at[second] - self.at[first] >= self.least and is_new:
+                    chain = self.chain(first, second, by_steps)
+                    links.update(pairwise(chain.members))
+                    if best is None or chain.chance < best.chance:
+                        best = chain
+        return best and best._replace(chance=best.chance * pairs)
+
+    def chain(self, first: int, second: int, by_steps: bool) -> Regular:
+        """The pauses that follow each other as the second one follows the first, and as they would
+        before the first; one that lacks is passed over.
+
+        Its chance is as of the only pair that it could have begun with.
+        """
+        members, gaps, missing = [first, second], 1, 0
+        by = self.at[second] - self.at[first]
+        tolerance = max(self.apart, self.apart_frac * by)
+        for distance in (by, -by):
+            while (following := self.next(self.at[members[-1]], distance, tolerance)) is not None:
+                place, times, is_missing = following
+                members.append(place)
+                gaps, missing = gaps + times, missing + is_missing
+            members.reverse()
+        begin, end = self.at[members[0]], self.at[members[-1]]
+        gap, chance = (end - begin) / gaps, 1.0
+        if len(members) >= LEAST and missing <= _MISSING_FRAC * (len(members) + missing):
             width = 2 * tolerance + (1 if by_steps else 0)
-            chance = pairs * _chance(at, members, missing, width)
-            if by_steps and _apart(at[members[0]], gap) <= _STEPS_APART:
+            density = (members[-1] - members[0]) / (end - begin)
+            by_link = min(density * width * (2 if missing else 1), 1.0)
+            chance = by_link ** (len(members) - 2)
+            if by_steps and _apart(begin, gap) <= _STEPS_APART:
                 # counted from the job's first step on: one coincidence more
                 chance *= min(2 * width / gap, 1.0)
-            if best is None or chance < best.chance:
-                best = Regular(tuple(members), gap, chance, by_steps)
-    return best
+        return Regular(tuple(members), gap, chance, by_steps)
 
-
-def _followed(
-    at: Sequence[float], first: int, second: int, tolerance: float
-) -> tuple[list[int], int]:
-    """The places that follow each other as the second one follows the first, in order, and how many
-    lack; one that lacks is passed over, and what comes before the first one is found as well.
-    """
-    members, missing, gap = [first, second], 0, at[second] - at[first]
-    for by in (gap, -gap):
-        while (following := _next(at, at[members[-1]], by, tolerance)) is not None:
-            members.append(following[0])
-            missing += following[1]
-        members.reverse()
-    return members, missing
-
-
-def _next(at: Sequence[float], last: float, by: float, tolerance: float) -> tuple[int, int] | None:
-    """The place at this distance from `last`, or at twice that, and how many lack before it."""
-    for times in (1, 2):
-        wanted = last + times * by
-        near = range(bisect_left(at, wanted - tolerance), bisect_right(at, wanted + tolerance))
-        if near:
-            return min(near, key=lambda place: abs(at[place] - wanted)), times - 1
-    return None
-
-
-def _chance(at: Sequence[float], members: Sequence[int], missing: int, width: float) -> float:
-    """How probable it is that pauses at random go on so from the first two on."""
-    others = members[-1] - members[0]
-    density = others / (at[members[-1]] - at[members[0]])
-    by_link = min(density * width * (2 if missing else 1), 1.0)
-    return float(by_link ** (len(members) - 2))
+    def next(self, last: float, by: float, tolerance: float) -> tuple[int, int, bool] | None:
+        """The place at this distance from `last` or at twice that, at which, and whether one lacks
+        before it.
+        """
+        at, is_missing = self.at, False
+        for times in (1, 2):
+            wanted = last + times * by
+            low, high = wanted - tolerance, wanted + tolerance
+            near = range(bisect_left(at, low), bisect_right(at, high))
+            if near:
+                return min(near, key=lambda place: abs(at[place] - wanted)), times, is_missing
+            is_missing = not any(w.start <= high and low < w.stop for w in self.disturbed)
+        return None
 
 
 def _apart(value: float, gap: float) -> float:
@@ -454,7 +464,7 @@ class _Run(NamedTuple):
     ns: int
     world_size: int
 
-    def entries(self, pauses: Sequence[Pause]) -> list[PauseEntry]:
+    def entries(self, pauses: Sequence[Pause], disturbed: Sequence[range]) -> list[PauseEntry]:
         """What is told of the pauses of one attempt."""
         entries = [self.entry("start", [pause]) for pause in pauses if pause.is_start]
         rest = [pause for pause in pauses if not pause.is_start]
@@ -465,7 +475,7 @@ class _Run(NamedTuple):
                 of_some.setdefault(pause.ranks, []).append(pause)
         single = []
         for alike in (of_job, *of_some.values()):
-            regular = series(alike)
+            regular = series(alike, disturbed)
             entries += [self.entry("regular", members, chain) for chain, members in regular]
             named = {member.step for _, members in regular for member in members}
             single.append([pause for pause in alike if pause.step not in named])

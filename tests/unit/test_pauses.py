@@ -144,6 +144,16 @@ def test_the_steps_of_a_window_are_the_profiler_s() -> None:
     assert entries_of(log(0, (700, 3.0), (705, 2.0)), disturbed=[range(700, 707)]) == []
     (entry,) = entries_of(log(0, *every(100, 2.0)), disturbed=[range(898, 905)])
     assert (entry["count"], entry["every_steps"]) == (18, 100)
+    # a pause that they hide is not one that lacks
+    (hidden,) = entries_of(log(0, *every(100, 2.0, 700)), disturbed=[range(298, 305)])
+    (whole,) = entries_of(log(0, *every(100, 2.0, 600)))
+    assert (hidden["count"], hidden["every_steps"]) == (5, 100)
+    assert hidden["chance"] is not None
+    assert hidden["chance"] == pytest.approx(whole["chance"], rel=0.5)
+    lacking = [pair for pair in every(100, 2.0, 700) if pair[0] != 300]
+    (entry,) = entries_of(log(0, *lacking))
+    assert entry["chance"] is not None
+    assert entry["chance"] > 4 * hidden["chance"]
 
 
 def test_a_restart_lasts_from_the_last_step_to_the_next_attempt_s_first() -> None:
