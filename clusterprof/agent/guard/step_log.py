@@ -123,7 +123,8 @@ class StepLog:
         return os.path.join(self.folder, paths.numbered(name, self.number))
 
     def write(self, *, all_of_it: bool = False) -> None:
-        """Bring to the files what is new: at most one operation where all steps are of one kind.
+        """Bring to the files what is new: at most one operation where all steps are of one kind,
+        and one for long steps.
 
         `all_of_it`: also a block that could still grow. Raises OSError.
         """
