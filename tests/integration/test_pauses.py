@@ -69,6 +69,8 @@ def test_a_checkpoint_every_forty_steps_is_named_beside_the_watch(
     # of the flight recorders, and not torch's default
     assert (results["timeout_ns"], results["timeout_assumed"]) == (600_000_000_000, False)
     assert "of the 600 s" not in done.stdout
+    live = json.loads(run_clusterprof(["status", workdir / "run", "--json"]).stdout)["pauses"]
+    assert (live["timeout_ns"], live["timeout_assumed"]) == (600_000_000_000, False)
     shown = run_clusterprof(["status", workdir / "run"])
     assert "every 40 steps (a checkpoint or an evaluation): 8 pauses" in shown.stdout
     assert 'id="pauses"' in (workdir / "run" / "report.html").read_text()

@@ -180,6 +180,47 @@ def test_two_hundred_healthy_jobs_have_no_series(seeds: range, long_steps: LongO
     assert found == []
 
 
+def bursts(rng: np.random.Generator, lengths: Lengths) -> None:
+    """What disturbs a job does so again soon, each time for about as long."""
+    for begin in rng.integers(0, len(lengths), rng.integers(1, 15)):
+        apart = rng.geometric(1 / rng.uniform(3, 40), rng.integers(2, 20))
+        steps = begin + np.cumsum(apart)
+        steps = steps[steps < len(lengths)]
+        lengths[steps] *= rng.lognormal(2, 0.3, len(steps))
+
+
+def drifts(rng: np.random.Generator, lengths: Lengths) -> None:
+    """Steps become longer and shorter again."""
+    lengths *= np.exp(np.cumsum(rng.normal(0, 0.02, len(lengths))))
+
+
+def has_a_long_tail(rng: np.random.Generator, lengths: Lengths) -> None:
+    """A few of its steps take as long as all others together."""
+    lengths *= 1 + rng.pareto(1.5, len(lengths)) * 0.2
+
+
+def changes(rng: np.random.Generator, lengths: Lengths) -> None:
+    """Its steps are of other lengths after some time, again and again."""
+    stretches = rng.geometric(1 / 60, len(lengths))
+    lengths *= np.repeat(rng.lognormal(0, 0.7, len(lengths)), stretches)[: len(lengths)]
+
+
+@pytest.mark.parametrize("kind", [bursts, drifts, has_a_long_tail, changes])
+@pytest.mark.parametrize("seeds", long_but([range(15)], [range(15, 150)]))
+def test_a_job_whose_steps_vary_otherwise_has_no_series(
+    kind: Callable[[np.random.Generator, Lengths], None], seeds: range, long_steps: LongOf
+) -> None:
+    found = []
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        lengths = job(rng, int(rng.integers(500, 6000)), noise=float(rng.uniform(0.02, 0.2)))
+        kind(rng, lengths)
+        results = pauses.pauses_of([Attempt(1, [long_steps(lengths)], [])], 8)
+        found += regular(results["entries"]) if results else []
+    # of hundreds of jobs chance may name one
+    assert len(found) <= len(seeds) // 100
+
+
 LongOf = Callable[[Lengths], RankLog]
 
 
