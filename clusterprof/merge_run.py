@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from clusterprof import console, folders, masking, run_directory, watched
 from clusterprof.agent.contracts import files, identity, paths
+from clusterprof.collect import live_windows
 from clusterprof.collect.outcomes import Outcome
 from clusterprof.console import say
 from clusterprof.errors import ReportError, RunDirectoryError
@@ -26,8 +27,16 @@ if TYPE_CHECKING:
     from clusterprof.clock_probe import Measurement
     from clusterprof.ingest.engines import Engine
     from clusterprof.ingest.sources import Source
+    from clusterprof.pauses import RankLog, Timeout
     from clusterprof.report.whole_job import Job
-    from clusterprof.results import HangResults, HardwareEntry, MissingRank, Results, RunSize
+    from clusterprof.results import (
+        HangResults,
+        HardwareEntry,
+        MissingRank,
+        PausesResults,
+        Results,
+        RunSize,
+    )
     from clusterprof.study import Study
     from clusterprof.tables import RankTables
 
@@ -61,7 +70,7 @@ def merged(
     gpu_hour: float | None = None,
 ) -> Study:
     """Merge the collected reports of a run, and write nothing. Arguments as for `merge_run`."""
-    from clusterprof import clock_probe
+    from clusterprof import clock_probe, pauses
     from clusterprof.align.clock.measured import known_clocks
     from clusterprof.analysis.findings.profiler_overhead import capture_cost
     from clusterprof.ingest import Gathered, gather
@@ -94,6 +103,7 @@ def merged(
     elif any(len(ranks) == tables.info.world_size for tables in ranks):
         silent = []  # each rank was profiled
     sampled, unread = sampled_hardware(run)
+    timeout = pauses.timeout_of(*(shallow.timeout_ns, shallow.backends) if shallow else (None,))
     made = study(
         ranks,
         missing=[*gathered.missing, *lost],
@@ -103,6 +113,7 @@ def merged(
         capture=job.window and capture_cost(job.steps, reported, *job.window, job.paces),
         again=again(run, manifest),
         shallow=shallow,
+        interruptions=pauses.named(run_pauses(run, timeout), ranks, run.attempt),
         hardware=sampled,
         run_size=run_size(job, manifest, ranks, sampled, gpu_hour),
     )
@@ -144,7 +155,7 @@ def job_record(run: Window, manifest: Manifest | None = None) -> Job:
                 steps[rank] = read_log(log)
                 paces[rank] = read_pace(beside_log(log, paths.PACE))
     hosts = {rank: str(state["host"]) for rank, state in states.items() if state.get("host")}
-    job = Job(steps=steps, paces=paces, hosts=hosts)
+    job = Job(steps=steps, paces=paces, attempt=run.attempt, hosts=hosts)
     if manifest is None:
         return job
     window, content = run.window(), manifest.content
@@ -205,6 +216,57 @@ def check_price(results: Results, gpu_hour: float | None) -> None:
     if gpu_hour is not None and "run_size" not in results:
         say("--gpu-hour: the run's GPU hours cannot be determined: it takes a run of clusterprof "
             "on GPUs that has ended, with its step logs")  # fmt: skip
+
+
+def run_pauses(
+    run: Window, timeout: Timeout | None = None, few: int | None = None
+) -> PausesResults | None:
+    """Name the pauses of a run, of all its attempts, by what its ranks' step logs hold so far.
+
+    `few`: of so many of its ranks alone, which stand for the others. A rank whose log is damaged is
+    left out. None where there are none.
+    """
+    from clusterprof import pauses
+
+    attempts, world_size = [], run.directory.read_manifest().world_size or 0
+    # a profiler's start and end are long steps of the ranks that wait for it
+    disturbed = [range(first, end + 2) for first, end in live_windows.windows(run)]
+    for attempt in run.directory.first().attempts():
+        ranks = attempt.ranks()
+        world_size = max(world_size, len(ranks))
+        some = ranks if few is None else ranks[:: -(-len(ranks) // few) or 1]
+        logs = [_pause_log(attempt.rank(rank), rank) for rank in some]
+        attempts.append(
+            pauses.Attempt(attempt.attempt, [log for log in logs if log is not None], disturbed)
+        )
+    return pauses.pauses_of(attempts, world_size, timeout)
+
+
+def recorded_timeout(run: Window) -> Timeout:
+    """After how long a process group of the job gives up, by one rank's newest flight recorder."""
+    from clusterprof import pauses
+    from clusterprof.ingest.flight.all_dumps import find_dumps, read_dumps
+
+    folder = run.directory.first().attempts()[-1].folder
+    with contextlib.suppress(ReportError):
+        dumps = find_dumps(folder, "watch") or find_dumps(folder)
+        flight = read_dumps(dumps[:1])
+        return pauses.timeout_of(flight.timeout_ns, flight.backends)
+    return pauses.timeout_of(None)
+
+
+def _pause_log(folder: Path, rank: int) -> RankLog | None:
+    """What a rank has logged of its long steps; None where it has logged no step."""
+    from clusterprof import pauses
+    from clusterprof.collect.outcomes import newest_step_log
+    from clusterprof.ingest.rank_steps import beside_log, read_pauses
+
+    log, extent_ns = newest_step_log(folder), live_windows.extent_ns(folder)
+    if log is None or extent_ns is None:
+        return None
+    with contextlib.suppress(ReportError):
+        return pauses.RankLog(rank, *extent_ns, read_pauses(beside_log(log, paths.PAUSES)))
+    return None
 
 
 def again(run: Window, manifest: Manifest) -> list[str]:

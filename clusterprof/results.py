@@ -512,12 +512,70 @@ class RunSize(TypedDict):
     gpu_hour: float | None
 
 
+#: the job's first steps, which compile and warm up; pauses that are regular; pauses that are not;
+#: from the last step of an attempt of the job to the first of the next one
+PauseKind = Literal["start", "regular", "single", "restart"]
+
+
+class PauseEntry(TypedDict):
+    """A series of pauses of an attempt, or those that are in none: steps far longer than usual.
+
+    The times of pauses are what exceeds the usual step.
+    """
+
+    kind: PauseKind
+    #: in which attempt of the job; of a restart, which one it began
+    attempt: int
+    #: the ranks that have them; [] where most ranks of the job have each
+    ranks: list[int]
+    count: int
+    #: of a regular series after how many steps, or after which time, a pause follows; else None
+    every_steps: int | None
+    every_ns: int | None
+    #: how probable such a series is where pauses come at random; None of other kinds
+    chance: float | None
+    mean_ns: int
+    least_ns: int
+    most_ns: int
+    #: the longest single step of them as a whole, and the usual one
+    longest_step_ns: int
+    usual_step_ns: int
+    first_step: int
+    last_step: int
+    #: when the first and the last one began (wall clock, ns)
+    first_ns: int
+    last_ns: int
+    #: their steps, of many the longest
+    steps: list[int]
+    #: the time of all ranks that it took together, and which share of theirs in the whole run
+    gpu_ns: int
+    share_of_run: float
+    #: what a capture or a log names in such a step; empty where nothing tells what it is
+    name: str
+
+
+class PausesResults(TypedDict):
+    """What interrupted the run, by the step logs of all ranks."""
+
+    #: from the first step of the first attempt to the last one of the last
+    run_ns: int
+    world_size: int
+    #: after how long the first process group gives up; None where it is not known
+    timeout_ns: int | None
+    #: that is the default of torch's, and not recorded
+    timeout_assumed: bool
+    #: a rank had so many pauses until this step that of later ones only longer ones were kept
+    longer_only_from: int | None
+    entries: list[PauseEntry]
+
+
 class OfTheRun(TypedDict, total=False):
     """What is left out where it is not known."""
 
     #: by rank
     hardware: list[HardwareEntry]
     run_size: RunSize
+    pauses: PausesResults
 
 
 class Results(OfTheRun):

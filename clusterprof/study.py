@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clusterprof import __version__
+from clusterprof import __version__, pauses
 from clusterprof.align.clock import Clock, align
 from clusterprof.align.clock.measured import KnownClocks, of_one_report
 from clusterprof.align.lateness import joined
@@ -41,6 +41,7 @@ from clusterprof.results import (
     CollectivesEntry,
     HardwareEntry,
     MissingRank,
+    PausesResults,
     RankAccount,
     Results,
     RunSize,
@@ -83,6 +84,7 @@ def study(
     capture: CaptureCost | None = None,
     again: Sequence[str] = (),
     shallow: Shallow | None = None,
+    interruptions: PausesResults | None = None,
     hardware: Sequence[HardwareEntry] = (),
     run_size: RunSize | None = None,
 ) -> Study:
@@ -91,8 +93,9 @@ def study(
     `missing` are the missing reports and `warnings` the readers' own, both passed on; `source` is
     what the user named; `clocks` is what is known of them besides the reports, `capture` the
     profiler's overhead by the step logs, `again` the command line that starts the run again,
-    `shallow` what the flight recorders of all ranks show, `hardware` what GPUs and nodes said of
-    themselves, `run_size` how long the run was. Raises MergeError if a rank comes twice.
+    `shallow` what the flight recorders of all ranks show, `interruptions` the run's pauses,
+    `hardware` what GPUs and nodes said of themselves, `run_size` how long the run was. Raises
+    MergeError if a rank comes twice.
     """
     known_clocks = clocks or KnownClocks()
     lost: list[MissingRank] = [
@@ -142,12 +145,15 @@ def study(
             *contradictions(dataset),
             *of_the_window(dataset),
             *too_few,
+            *(pauses.warnings(interruptions) if interruptions else ()),
         ],
     }  # fmt: skip
     if dataset.hardware:
         results["hardware"] = with_energy(dataset.hardware, usual_step_ns(results))
     if run_size is not None:
         results["run_size"] = run_size
+    if interruptions is not None:
+        results["pauses"] = interruptions
     return Study(
         results,
         dataset.placed,

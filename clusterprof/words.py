@@ -67,6 +67,11 @@ def period(begin_ns: int, end_ns: int) -> str:
     return f"{begin:%Y-%m-%d %H:%M:%S.%f}"[:-3] + f" to {end.strftime(form)[:-3]} UTC"
 
 
+def minute(ns: int) -> str:
+    """A time of the wall clock to the minute, in UTC: `2026-01-02 03:04`."""
+    return f"{datetime.fromtimestamp(ns // 1_000_000_000, timezone.utc):%Y-%m-%d %H:%M}"
+
+
 def wall_time(ns: float) -> str:
     """A time of the wall clock, to the minute, where the reader is."""
     return datetime.fromtimestamp(ns / 1e9).strftime("%H:%M")

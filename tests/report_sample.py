@@ -6,12 +6,23 @@ copied from pageable memory; step 6 is disturbed by the start of the capture.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from clusterprof.align.match import PLACED
-from clusterprof.results import Finding, PathPart, RankAccount, Results, StepEntry, What
+from clusterprof.results import (
+    Finding,
+    PathPart,
+    PauseEntry,
+    PauseKind,
+    RankAccount,
+    Results,
+    StepEntry,
+    What,
+)
 
 MS = 1_000_000
 BEGIN = 1_700_000_000_000_000_000
@@ -446,3 +457,35 @@ def say(results: Results, *sentences: tuple[Finding | None, str]) -> None:
         for found, text in sentences
     ]  # fmt: skip
     results["verdict"] = " ".join(text for _, text in sentences)
+
+
+def pause(kind: PauseKind, **members: Any) -> PauseEntry:
+    """A series of eleven checkpoints, or what `members` make of it."""
+    entry: PauseEntry = {
+        "kind": kind, "attempt": 1, "ranks": [], "count": 11, "every_steps": 500, "every_ns": None,
+        "chance": 1e-9, "mean_ns": 41_000 * MS, "least_ns": 40_000 * MS, "most_ns": 43_000 * MS,
+        "longest_step_ns": 43_060 * MS, "usual_step_ns": STEP_NS, "first_step": 500,
+        "last_step": 5500, "first_ns": BEGIN, "last_ns": BEGIN + 5000 * STEP_NS,
+        "steps": list(range(500, 6000, 500)), "gpu_ns": 5 * 11 * 41_000 * MS,
+        "share_of_run": 0.0311, "name": "",
+    }  # fmt: skip
+    return {**entry, **members}  # type: ignore[typeddict-item]
+
+
+def paused() -> Results:
+    """The same results of a run with a start, checkpoints, and a restart."""
+    start: dict[str, Any] = {
+        "count": 1, "every_steps": None, "chance": None, "first_step": 0, "last_step": 2,
+        "steps": [0],
+    }  # fmt: skip
+    entries = [
+        pause("start", **start),
+        pause("regular"),
+        pause("restart", **(start | {"attempt": 2, "last_step": 0})),
+    ]
+    made = results()
+    made["pauses"] = {
+        "run_ns": 14_500_000 * MS, "world_size": 5, "timeout_ns": 600_000 * MS,
+        "timeout_assumed": True, "longer_only_from": None, "entries": entries,
+    }  # fmt: skip
+    return made

@@ -38,7 +38,7 @@ def main() -> None:
     agent = next(m for name, m in sys.modules.items() if name.endswith("agent.rank.rank"))
     attending = [function.__self__ for _, function in agent.counter._attending]
     recorder = next(each.recorder for each in attending if hasattr(each, "recorder"))
-    source = recorder.find()
+    source = recorder.find(recorder.stacks)
     saving, bare = [], []
     for _ in range(int(sys.argv[1])):
         saving.append(took(recorder.save))

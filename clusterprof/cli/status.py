@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from clusterprof import console, run_directory, watched, words
+from clusterprof import console, pauses, run_directory, watched, words
 from clusterprof.agent.contracts.states import State
 from clusterprof.agent.contracts.timing import REAL
 from clusterprof.arguments import StepWindow, selected
@@ -20,12 +20,16 @@ from clusterprof.cli import Parser, verb_parser
 from clusterprof.collect.live_windows import LATEST_B, SILENT_S, current, logged, silent_s
 from clusterprof.errors import RunDirectoryError
 from clusterprof.launch.watch import LiveHang, hang_of
+from clusterprof.merge_run import recorded_timeout, run_pauses
+from clusterprof.results import PausesResults
 from clusterprof.run_directory import Window
 
 WATCH_S = 2.0
 SCHEMA_VERSION = 1
 #: who was late further back is in watched.csv
 _LATE_SHOWN = 8
+#: kinds of pauses, the costliest; and of how many ranks: most ranks of a job have each of them
+_PAUSES_SHOWN, _PAUSES_OF = 6, 8
 
 
 def parser(verb: str) -> Parser:
@@ -67,6 +71,9 @@ def render(status: Status, *, everyone: bool) -> str:
     if status.hang is not None:
         lines += ["", *status.hang.lines()]
     lines += _watched(status.looks)
+    if status.pauses is not None:
+        entries = pauses.costliest(status.pauses, _PAUSES_SHOWN)
+        lines += ["", *map(pauses.sentence, entries), *pauses.warnings(status.pauses)]
     if not status.ranks:
         lines.append(f"no rank has reported in{'' if status.ended else ' yet'}")
     lines += map(_later, status.later_windows)
@@ -214,6 +221,8 @@ class Status:
     hang: LiveHang | None = None
     #: what the looks at all ranks while the job ran have shown so far
     looks: list[watched.Row] = field(default_factory=list)
+    #: what has interrupted it so far, by the step logs of some of its ranks; None for nothing
+    pauses: PausesResults | None = None
 
     def as_json(self) -> dict[str, Any]:
         """What `--json` prints."""
@@ -239,8 +248,17 @@ def look(run: Window) -> Status:
         [_rank(run, rank, states.get(rank, {}), rank in expected)
          for rank in sorted(expected | set(states))],
         [window for window in later if window], hang_of(run),
-        watched.read(watched.path_of(run.directory.path)),
+        watched.read(watched.path_of(run.directory.path)), _pauses(run),
     )  # fmt: skip
+
+
+def _pauses(run: Window) -> PausesResults | None:
+    """What has interrupted the run so far."""
+    interruptions = run_pauses(run, few=_PAUSES_OF)
+    if interruptions is None:
+        return None
+    timeout = recorded_timeout(run)
+    return {**interruptions, "timeout_ns": timeout.ns, "timeout_assumed": timeout.is_assumed}
 
 
 def _window(run: Window) -> WindowStatus | None:

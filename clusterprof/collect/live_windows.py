@@ -31,6 +31,8 @@ SILENT_S = 150.0
 #: How long an order is on its way once it was read: the rank looks for it each 2 s
 #: (`steps.FLUSH_NS`), and hosts' clocks may differ by as much.
 ON_ITS_WAY_S = 4.0
+#: no time of a log is beyond it
+_BEYOND_NS = 1 << 62
 #: Of so many seconds between two looks for an order, half as many are added: a rank may get on
 #: faster than it did.
 FASTER = 0.5
@@ -143,6 +145,32 @@ def logged(folder: Path, size_b: int) -> tuple[list[list[int]], list[list[int]]]
         return [], []
     summary = log.with_name(beside_steps(log.name, paths.PACE))
     return _last_rows(log, 3, size_b), _last_rows(summary, 8, size_b)
+
+
+def extent_ns(folder: Path) -> tuple[int, int] | None:
+    """When the first step of a rank began and the last one had ended, by its newest step log.
+
+    Wall clock, ns; None where it has no step.
+    """
+    log = newest_step_log(folder)
+    if log is None:
+        return None
+    begins, ends = list[int](), list[int]()
+    for name, cells, place in ((paths.STEPS, 3, 1), (paths.PACE, 8, 2)):
+        table = log.with_name(beside_steps(log.name, name))
+        rows = [*_first_row(table, cells), *_last_rows(table, cells, LATEST_B)]
+        rows = [row for row in rows if 0 <= row[place] <= row[place + 1] < _BEYOND_NS]
+        begins += [row[place] for row in rows]
+        ends += [row[place + 1] for row in rows]
+    return (min(begins), max(ends)) if begins else None
+
+
+def _first_row(table: Path, columns: int) -> list[list[int]]:
+    """The first line below the names of a step log's columns, as a list; none where it is none."""
+    with contextlib.suppress(OSError, ValueError), files.opened(table) as file:
+        line = file.read(LATEST_B).split(b"\n")[1:-1][:1]
+        return [row for text in line if len(row := [*map(int, text.split(b","))]) == columns]
+    return []
 
 
 def pace_of(folder: Path) -> Pace | None:

@@ -66,6 +66,7 @@ STEP_COLUMNS = ("step", "begin_ns", "end_ns")
 PACE_COLUMNS = (
     "first_step", "count", "begin_ns", "end_ns", "median_ns", "q1_ns", "q3_ns", "longest_ns",
 )  # fmt: skip
+PAUSE_COLUMNS = ("step", "begin_ns", "end_ns", "usual_ns", "made_up_ns")
 GARBAGE_COLUMNS = ("begin_ns", "end_ns", "generation", "collected")
 
 
@@ -220,6 +221,17 @@ def read_pace(path: Path) -> dict[str, Ints]:
     return dict(zip(PACE_COLUMNS, table.T, strict=True))
 
 
+def read_pauses(path: Path) -> dict[str, Ints]:
+    """Return the columns of a `pauses.csv`: the steps of a rank that took far longer than usual.
+
+    Of each its `step`, `begin_ns` and `end_ns` (wall clock), the `usual_ns` of the steps before it,
+    and how much shorter than that the steps after it were, `made_up_ns`. Without such a file, none.
+    Raises `ReportError` where it cannot be read or has other columns.
+    """
+    table = _read(path, PAUSE_COLUMNS) if path.exists() else np.empty((0, 5), np.int64)
+    return dict(zip(PAUSE_COLUMNS, table.T, strict=True))
+
+
 def stretches(log: pa.Table, pace: Mapping[str, Ints]) -> Ints:
     """Return the steps of a log (`STEPS`), and the blocks of the others (`read_pace`), in order.
 
@@ -265,7 +277,7 @@ def with_collections(tables: RankTables, path: Path) -> RankTables:
 
 
 def beside_log(log: Path, name: str) -> Path:
-    """Return the other log of a step log's rank: `paths.PACE` or `paths.GARBAGE`."""
+    """Return the other log of a step log's rank: `paths.PACE`, PAUSES or GARBAGE."""
     return log.with_name(beside_steps(log.name, name))
 
 

@@ -97,6 +97,7 @@ def render(
         timeline=timeline,
         # what the scripts read, by the id of its element
         data=data,
+        pauses=panels.pauses(run),
         run_steps=step_chart(results, job),
         **collective_charts.charts(run, collectives),
         provenance=panels.provenance(run, job),

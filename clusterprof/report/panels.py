@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from clusterprof import words
+from clusterprof import pauses as of_run, words
 from clusterprof.report import results_json, summary
 from clusterprof.report.summary import Average, Summary
 from clusterprof.report.whole_job import Job
@@ -23,6 +23,19 @@ _COST, _SAVING = "What it costs", "What its repair saves"
 #: rows of a table that are shown at first: so many of either end
 ENDS = 8
 _DATE = "%Y-%m-%d %H:%M UTC"
+
+# -- what interrupted the run
+
+
+def pauses(run: Summary) -> dict[str, Any] | None:
+    """The pauses of the run as the rows of a table, and what they are together."""
+    if not run.pauses:
+        return None
+    rows = [of_run.cells(entry) for entry in run.pauses]
+    return {"head": of_run.COLUMNS, "rows": rows, "share": run.paused}
+
+
+# -- the first look: the answer in four boxes, and what several repairs would leave
 
 
 class Tile(NamedTuple):

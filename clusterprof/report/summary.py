@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
 
-from clusterprof import hardware, words
+from clusterprof import hardware, pauses, words
 from clusterprof.results import (
     UNBOUNDED_NS,
     Finding,
@@ -20,6 +20,7 @@ from clusterprof.results import (
     HardwareEntry,
     MissingRank,
     OperationEntry,
+    PauseEntry,
     RankClock,
     Results,
     Sampled,
@@ -29,6 +30,8 @@ from clusterprof.results import (
 
 #: so many ranks are listed in a table that all of them can be in
 MOST_RANKS = 16
+#: so many kinds of pauses are listed
+MOST_PAUSES = 12
 #: a smaller part of a step is not worth a line
 _LEAST_PART = 0.01
 #: so many steps' savings are listed
@@ -403,6 +406,23 @@ class Summary:
             return text
         money = _with_ends(*(hours * price for hours in self._saved_hours))
         return f"{text}: {money} at {price:g} per GPU hour"
+
+    @cached_property
+    def pauses(self) -> list[PauseEntry]:
+        """What interrupted the run, the costliest of many, in the order in which they began."""
+        return pauses.costliest(self.results.get("pauses"), MOST_PAUSES)
+
+    @cached_property
+    def paused(self) -> str:
+        """Which share of the run all pauses are."""
+        results = self.results.get("pauses")
+        if results is None:
+            return ""
+        share = words.percent(sum(entry["share_of_run"] for entry in results["entries"]))
+        text = f"{share} of the run of {words.age(results['run_ns'] / 1e9)}"
+        if (left_out := len(results["entries"]) - len(self.pauses)) > 0:
+            text += f"; {left_out} more kinds are in results.json"
+        return text
 
     @cached_property
     def collectives(self) -> str:

@@ -10,7 +10,7 @@ import re
 import textwrap
 from collections.abc import Collection, Iterable, Sequence
 
-from clusterprof import console, words
+from clusterprof import console, pauses, words
 from clusterprof.report import summary
 from clusterprof.report.summary import Summary
 from clusterprof.results import Finding, HangEntry, HangResults, RankAccount, Results
@@ -54,6 +54,11 @@ def render(results: Results, *, colour: bool = False, width: int = 100) -> str:
         # lines of programs are long, and in the findings
         rows = [row[:-1] for row in run.suspects[: summary.MOST_RANKS]]
         page.table(summary.SUSPECT_COLUMNS[:-1], rows, left=3)
+    if run.pauses:
+        page.paragraph()
+        page.line(f"pauses  {run.paused}")
+        for pause in run.pauses:
+            page.sentence(pauses.sentence(pause), 4, "  ")
     page.paragraph()
     for warning in results["warnings"]:
         page.sentence(words.plain(warning), 9, "warning", style="warning")
@@ -192,6 +197,7 @@ def markdown(results: Results) -> str:
     for finding in findings:
         lines += _markdown_finding(finding, results["verdict"])
     lines += [f"- {label}: {escaped(text)}" for label, text in run.measured]
+    lines += [f"- pause: {escaped(pauses.sentence(entry))}" for entry in run.pauses]
     lines += [f"- missing: {escaped(summary.missing(entry))}" for entry in results["missing"]]
     lines += [f"- warning: {escaped(warning)}" for warning in results["warnings"]]
     if rows := run.account_rows:

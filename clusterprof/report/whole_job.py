@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clusterprof import exchanges, words
+from clusterprof import exchanges, pauses, words
 from clusterprof.columns import (
     Floats,
     Ints,
@@ -72,6 +72,8 @@ class Job:
     steps: Mapping[int, pa.Table] = field(default_factory=dict)
     #: the other steps of each rank in blocks: first_step, count, median_ns, q1_ns, q3_ns, …
     paces: Mapping[int, Mapping[str, Ints]] = field(default_factory=dict)
+    #: which attempt of the job these are of
+    attempt: int = 1
     #: the first step of the window, and the first one after it
     window: tuple[int, int] | None = None
     #: the hosts of those ranks whose host is known
@@ -325,11 +327,13 @@ def step_chart(results: Results, job: Job) -> dict[str, Any] | None:
     width = min(max(_LEFT + _RIGHT + _PER_BAR * places[-1], _LEAST_WIDTH), _WIDTH)
     # how wide a single step's place is
     unit = (width - _LEFT - _RIGHT) / places[-1]
-    drawn = []
+    drawn, pauses_by_step = [], _pauses(results, job)
     for bar, before in zip(shown, places, strict=False):
-        inside = bar.count == 1 and bar.first in window
         figure = _drawn(bar, _LEFT + before * unit, unit, top_ns, disturbed=bar.first in unsteady)
-        drawn.append({**figure, "inside": inside})
+        figure["inside"] = bar.count == 1 and bar.first in window
+        figure["paused"] = _paused(bar, pauses_by_step)
+        figure["label"] += figure["paused"]
+        drawn.append(figure)
     return {
         "width": width,
         "height": _FLOOR + _BOTTOM,
@@ -340,10 +344,34 @@ def step_chart(results: Results, job: Job) -> dict[str, Any] | None:
         "marks": _marks(drawn, width),
         "scale": _scale(top_ns),
         "cut": any(bar["cut"] for bar in drawn),
+        "paused": any(bar["paused"] for bar in drawn),
         "left_out": len(every) - len(shown),
         "timeline": _shown_in_timeline(results, job),
         "of": f"{len(job.steps):,} ranks' step logs" if job.steps else "the profiled ranks' steps",
     }
+
+
+def _pauses(results: Results, job: Job) -> dict[int, str]:
+    """What pauses there are, by their steps, in the attempt whose steps are drawn."""
+    entries = results["pauses"]["entries"] if "pauses" in results else []
+    return {
+        step: pauses.what(entry)
+        for entry in entries
+        if entry["attempt"] == job.attempt and entry["kind"] != "restart"
+        for step in (
+            range(entry["first_step"], entry["last_step"] + 1)
+            if entry["kind"] == "start" else entry["steps"]
+        )
+    }  # fmt: skip
+
+
+def _paused(bar: Bar, pauses_by_step: Mapping[int, str]) -> str:
+    """The pause in a step, or how many are in a block, to stand behind the bar's label."""
+    if bar.count == 1:
+        kind = pauses_by_step.get(bar.first)
+        return f"; pause: {kind}" if kind else ""
+    count = sum(bar.first <= step < bar.first + bar.count for step in pauses_by_step)
+    return f"; {words.counted(count, 'pause')}" if count else ""
 
 
 def _frame(drawn: list[dict[str, Any]], unit: float, job: Job) -> tuple[float, float] | None:

@@ -335,6 +335,12 @@ FILES: dict[str, Any] = {
     "1700000000000000000,1700000000009000000,2,5\n",
     "ranks/00001/pace.csv": "first_step,count,begin_ns,end_ns,median_ns,q1_ns,q3_ns,longest_ns\n"
     "0,9,1699999999000000000,1699999999900000000,90000000,90000000,90000000,95000000\n",
+    "ranks/00001/pauses.csv": "step,begin_ns,end_ns,usual_ns,made_up_ns\n"
+    + "".join(
+        f"{step},{1_699_999_000_000_000_000 + step * 100_000_000},"
+        f"{1_699_999_000_900_000_000 + step * 100_000_000},90000000,0\n"
+        for step in (0, 40, 80, 120, 160, 200)
+    ),
     ORDER: {
         "schema_version": 1, "number": 2, "steps": [40, 45], "profiler": "torch",
         "selection": {"text": "1", "kind": "ranks", "ranks": [1], "pp": 1, "world_size": None},

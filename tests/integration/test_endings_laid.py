@@ -55,11 +55,11 @@ PLACES = [
     paths.PLAN, paths.AGAIN, paths.CLOSE, paths.PROBED, paths.CLOCK_PROBE, "attempt-2",
     "windows/2/order.json", "windows/3", "ranks/00001", "merged/results.json",
     *(f"ranks/00000/{name}" for name in (
-        paths.STATE, paths.STEPS, paths.PACE, paths.GARBAGE, paths.CLOCK, paths.HARDWARE,
-        paths.PROBE, paths.FLIGHT, paths.HANG, paths.GROUPS, paths.LOG,
+        paths.STATE, paths.STEPS, paths.PACE, paths.PAUSES, paths.GARBAGE, paths.CLOCK,
+        paths.HARDWARE, paths.PROBE, paths.FLIGHT, paths.HANG, paths.GROUPS, paths.LOG,
         paths.TRACE, paths.REPORT, paths.REDUCED,
     )),
-    *(f"ranks/00002/{name}" for name in (paths.STEPS, paths.PACE)),
+    *(f"ranks/00002/{name}" for name in (paths.STEPS, paths.PACE, paths.PAUSES)),
 ]  # fmt: skip
 
 
@@ -124,7 +124,8 @@ def test_what_is_laid_for_scrub_is_refused_in_words_and_stays(
 
 #: files of a received run, each in turn a pipe
 PIPES = [paths.MANIFEST, *(f"ranks/00000/{name}" for name in (
-    paths.STATE, paths.CLOCK, paths.STEPS, paths.PACE, f"{paths.REDUCED}/{paths.REDUCED_RANK}",
+    paths.STATE, paths.CLOCK, paths.STEPS, paths.PACE, paths.PAUSES,
+    f"{paths.REDUCED}/{paths.REDUCED_RANK}",
 ))]  # fmt: skip
 
 

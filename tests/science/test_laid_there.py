@@ -32,8 +32,8 @@ FILES = {
     "the rest": [
         paths.PLAN, paths.CLOSE, paths.PROBED, "windows/2/order.json", "merged/results.json",
         f"merged/{paths.MERGING}", *(f"ranks/00001/{name}" for name in (
-            paths.CLOCK, paths.PROBE, paths.PROBE_ADDRESS, paths.PACE, paths.GARBAGE, paths.FLIGHT,
-            paths.HANG, paths.GROUPS, paths.LOG,
+            paths.CLOCK, paths.PROBE, paths.PROBE_ADDRESS, paths.PACE, paths.PAUSES, paths.GARBAGE,
+            paths.FLIGHT, paths.HANG, paths.GROUPS, paths.LOG,
         )),
     ],
 }  # fmt: skip

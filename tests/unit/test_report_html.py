@@ -561,3 +561,15 @@ def test_the_groups_have_a_table_with_the_reason_for_each_and_names_that_stay_te
     assert "<b>AllReduce</b>" not in page
     made["topology"]["groups"] = []
     assert 'id="groups"' not in html.render(made, sample.collectives(), title="x")
+
+
+def test_the_pauses_of_a_run_have_a_table_and_names_stay_text() -> None:
+    results = sample.paused()
+    results["pauses"]["entries"][1]["name"] = "<script>save"
+    page = html.render(results, sample.collectives(), title="run")
+    table = page[page.index('id="pauses"') :]
+    table = table[: table.index("</section>")]
+    assert "every 500 steps (&lt;script&gt;save)" in table
+    assert "restart after attempt 1" in table
+    assert "9.3% of the run" in table
+    assert 'id="pauses"' not in _render()

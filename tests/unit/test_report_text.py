@@ -232,3 +232,34 @@ def test_of_several_profilers_each_has_its_ranks() -> None:
     assert ", nsys 2025.3.2, " in Summary(results).ranks
     results["ranks"][1]["profiler"] = "torch.profiler"
     assert ", nsys 2025.3.2 (ranks 0, 2–3), torch.profiler (rank 1), " in Summary(results).ranks
+
+
+def test_the_pauses_of_a_run_are_told_with_their_share_and_cost() -> None:
+    page = " ".join(text.render(sample.paused()).split())
+    assert "pauses 9.3% of the run of 4 h" in page
+    assert (
+        "every 500 steps (a checkpoint or an evaluation): 11 pauses, mean 41.0 s (40.0 s to "
+        "43.0 s), steps 500 to 5500; 3.1% of the run, 0.63 GPU hours"
+    ) in page
+    assert "start: compilation and warm-up, 3 steps: 41.0 s" in page
+    assert "restart after attempt 1: 41.0 s" in page
+    assert "- pause: every 500 steps" in text.markdown(sample.paused())
+    assert "pause" not in text.render(sample.results())
+
+
+def test_a_name_of_a_pause_out_of_a_report_stays_text() -> None:
+    results = sample.paused()
+    results["pauses"]["entries"][1]["name"] = "save\x1b[31m|<b>"
+    assert "(save?[31m|<b>)" in " ".join(text.render(results).split())
+    assert r"(save?\[31m\|\<b\>)" in text.markdown(results)
+
+
+def test_of_many_kinds_of_pauses_the_costliest_are_told() -> None:
+    results = sample.paused()
+    results["pauses"]["entries"] = [
+        sample.pause("regular", every_steps=100 + n, gpu_ns=n * sample.MS) for n in range(40)
+    ]
+    page = " ".join(text.render(results).split())
+    assert page.count(" pauses, mean ") == summary.MOST_PAUSES
+    assert "every 139 steps" in page
+    assert "28 more kinds are in results.json" in page

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -237,3 +238,25 @@ def test_two_steps_make_no_chart_and_thousands_keep_those_near_the_window() -> N
     assert len(chart["bars"]) + chart["left_out"] == 3000
     assert sum(bar["inside"] for bar in chart["bars"]) == 4
     assert min(bar["width"] for bar in chart["bars"]) > 3
+
+
+def test_a_pause_is_marked_in_its_step_or_block() -> None:
+    job = Job(
+        steps={0: _logged(490, [20 * MS] * 20)},
+        paces={0: _pace((0, 490, 0, 9, 20 * MS, 19 * MS, 21 * MS),
+                        (510, 1000, 0, 9, 20 * MS, 19 * MS, 21 * MS))},
+    )  # fmt: skip
+    results = sample.paused()
+    chart = whole_job.step_chart(results, job)
+    assert chart is not None
+    labels = {bar["label"].partition(":")[0]: bar for bar in chart["bars"]}
+    assert labels["step 500"]["label"].endswith(
+        "; pause: every 500 steps (a checkpoint or an evaluation)"
+    )
+    assert labels["steps 510–1509"]["label"].endswith("; 2 pauses")
+    assert labels["steps 0–489"]["label"].endswith("; 3 pauses")  # the first three steps
+    assert sum(bool(bar["paused"]) for bar in chart["bars"]) == 3
+    # another attempt of the job has other steps of these numbers
+    chart = whole_job.step_chart(results, replace(job, attempt=2))
+    assert chart is not None
+    assert not chart["paused"]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
 from lab.tiers import long_but
 
-from clusterprof.agent.guard import step_log
+from clusterprof.agent.guard import long_steps, step_log
 from clusterprof.agent.guard.step_log import BLOCK, MOST_BLOCKS, NEAR, StepLog
-from clusterprof.ingest.rank_steps import read_log, read_pace
+from clusterprof.ingest.rank_steps import read_log, read_pace, read_pauses
 
 MS = 1_000_000
 NOW = 1_780_000_000_000_000_000
@@ -80,7 +81,7 @@ def test_a_log_that_is_full_stays_so_and_shows_signs_of_life(
     log.blocks += [log.blocks[-1]] * (MOST_BLOCKS - len(log.blocks))
     log.write(all_of_it=True)
     before = size(tmp_path)
-    assert 800_000 < before <= 1_000_000
+    assert 700_000 < before <= 1_000_000
     path = tmp_path / "steps.csv"
     when = path.stat().st_mtime_ns
     log.add(1_020_000, alike(5000))
@@ -150,3 +151,79 @@ def test_a_clock_that_is_told_later_moves_all_times(tmp_path: Path) -> None:
     log.write(all_of_it=True)
     assert read_log(tmp_path / "steps.csv")["begin_ns"][0].as_py() == NOW + 5 + NEAR * MS
     assert read_pace(tmp_path / "pace.csv")["begin_ns"][0] == NOW + 5
+
+
+def lengths(*took: int) -> list[tuple[int, int]]:
+    """Steps of so many ns, one after the other."""
+    ends = list(accumulate(took))
+    return [(end - of_step, end) for end, of_step in zip(ends, took, strict=True)]
+
+
+def pauses_of(folder: Path, log: StepLog) -> list[list[int]]:
+    """Step, length, usual step and what was made up for, of each long step that is kept."""
+    log.write(all_of_it=True)
+    rows = read_pauses(folder / "pauses.csv")
+    columns = (rows["step"], rows["end_ns"] - rows["begin_ns"], rows["usual_ns"])
+    return [list(map(int, row)) for row in zip(*columns, rows["made_up_ns"], strict=True)]
+
+
+def test_a_step_that_is_far_longer_than_usual_is_kept_by_itself(tmp_path: Path) -> None:
+    log = log_of(tmp_path)
+    took = [10 * MS] * 5000
+    took[700] = took[3000] = 41 * MS
+    took[2000] = 29 * MS  # less than three times as long
+    log.add(0, lengths(*took))
+    assert pauses_of(tmp_path, log) == [[700, 41 * MS, 10 * MS, 0], [3000, 41 * MS, 10 * MS, 0]]
+    # they are in the blocks as before
+    pace = read_pace(tmp_path / "pace.csv")
+    assert pace["longest_ns"].max() == 41 * MS
+
+
+def test_the_first_steps_are_judged_by_those_after_them(tmp_path: Path) -> None:
+    log = log_of(tmp_path)
+    log.add(0, lengths(900 * MS, 80 * MS, *[10 * MS] * 30))
+    assert pauses_of(tmp_path, log) == [[0, 900 * MS, 10 * MS, 0], [1, 80 * MS, 10 * MS, 0]]
+
+
+def test_without_a_long_step_there_is_no_file_more(tmp_path: Path) -> None:
+    log = log_of(tmp_path)
+    log.add(0, lengths(900 * MS, *[10 * MS] * 10))  # too few to tell
+    log.add(11, alike(9, 800 * MS, 10_000 * MS))
+    log.write(all_of_it=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["steps.csv"]
+
+
+def test_what_the_steps_after_a_long_one_make_up_for_is_kept_with_it(tmp_path: Path) -> None:
+    """A host ran ahead of its GPU, and waited for it when it read a value."""
+    log = log_of(tmp_path)
+    log.add(0, lengths(*[10 * MS] * 100, 100 * MS, *[MS] * 10, *[10 * MS] * 50))
+    assert pauses_of(tmp_path, log) == [[100, 100 * MS, 10 * MS, 90 * MS]]
+
+
+def test_steps_that_are_long_again_and_again_are_the_job_s_pattern(tmp_path: Path) -> None:
+    log = log_of(tmp_path)
+    log.add(0, lengths(*([MS] * 9 + [91 * MS]) * 1000))
+    assert len(pauses_of(tmp_path, log)) < 2 * long_steps.PATTERN
+
+
+def test_of_many_long_steps_the_longer_ones_are_kept(tmp_path: Path) -> None:
+    log = log_of(tmp_path)
+    # one in 25 steps of 4 times the usual, and one in 2,500 of 100 times
+    pattern = ([MS] * 24 + [4 * MS]) * 99 + [MS] * 24 + [100 * MS]
+    log.add(0, lengths(*pattern * 200))
+    kept = pauses_of(tmp_path, log)
+    assert len(kept) < long_steps.MOST
+    assert sum(took == 100 * MS for _, took, _, _ in kept) == 200
+    assert sum(took == 4 * MS for _, took, _, _ in kept) <= long_steps.GRADE
+    assert size(tmp_path) < 1_000_000
+
+
+def test_a_log_of_long_steps_is_bounded_whatever_they_are(tmp_path: Path) -> None:
+    log = log_of(tmp_path)
+    begin, took = 0, []
+    for number in range(200_000):
+        took.append(MS << (number % 25 == 24) * (2 + number % 17))
+        begin += took[-1]
+    log.add(0, lengths(*took))
+    assert len(pauses_of(tmp_path, log)) <= long_steps.MOST
+    assert size(tmp_path) < 1_000_000

@@ -44,6 +44,8 @@ RAW = "report" + QDSTRM
 LOG = "log"
 STEPS = "steps.csv"
 PACE = "pace.csv"
+#: the steps that took far longer than those before them
+PAUSES = "pauses.csv"
 GARBAGE = "gc.csv"
 CLOCK = "clock.json"
 #: what its GPU and its node said of themselves, once a second around looks and captures

@@ -5,7 +5,8 @@ The log has every step near the window, summaries of all others; at most 1 MB.
 
 `steps.csv` has the steps near the window, one a line; `pace.csv` the rest in blocks, with the
 quartiles of each. A block has a thousand steps, or those of a minute where they take longer; after
-every thousand blocks it may have twice as many, so that a job of weeks fits as well.
+every thousand blocks it may have twice as many, so that a job of weeks fits as well. `pauses.csv`
+has the long steps (`long_steps`), whichever of the two they are in.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections import deque
 from typing import Deque, Dict, Iterable, List, Tuple
 
 from ..contracts import files, paths
+from . import long_steps
 
 #: So many steps before the window and after it are near it.
 NEAR = 500
@@ -26,9 +28,9 @@ NEAR_LATER = 100
 #: So many of the latest are written beside a flight recorder that is saved while the job runs.
 LATEST = 1_000
 #: Together less than 1 MB, the steps inside of later windows apart: a step's line has 47 bytes, a
-#: block's 97 at most.
+#: block's 97 at most, a long step's 70 or less.
 MOST_STEPS = 5_000
-MOST_BLOCKS = 7_500
+MOST_BLOCKS = 6_000
 BLOCK = 1_000
 BLOCK_NS = 60_000_000_000
 #: After so many blocks each may be twice as long.
@@ -36,9 +38,12 @@ GRADE = 1_000
 #: A step hangs that lasts so many times the usual, which is the median of so many steps.
 TIMES = 20
 _KNOWN = 1_000
+#: cells of a block's row: a count is between its first step and its times
+_OF_A_BLOCK = 8
 HEADS = {
     paths.STEPS: "step,begin_ns,end_ns\n",
     paths.PACE: "first_step,count,begin_ns,end_ns,median_ns,q1_ns,q3_ns,longest_ns\n",
+    paths.PAUSES: long_steps.HEAD,
 }
 #: Begin and end of a step by the monotonic clock, ns.
 Step = Tuple[int, int]
@@ -62,6 +67,7 @@ class StepLog:
         self.number = 0
         self.steps: List[Row] = []
         self.blocks: List[Row] = []
+        self.long = long_steps.LongSteps()
         self._block: List[Step] = []
         self._lock = threading.Lock()
         #: the latest steps, whichever
@@ -78,6 +84,7 @@ class StepLog:
                 self.count = first
             for begin, end in steps:
                 self.latest.append((self.count, begin, end))
+                self.long.add(self.count, begin, end)
                 near = self.near if len(self.steps) < MOST_STEPS else self.inside
                 if any(self.count in window for window in near):
                     self._close()
@@ -116,7 +123,8 @@ class StepLog:
         return os.path.join(self.folder, paths.numbered(name, self.number))
 
     def write(self, *, all_of_it: bool = False) -> None:
-        """Bring to the files what is new: at most one operation where all steps are of one kind.
+        """Bring to the files what is new: at most one operation where all steps are of one kind,
+        and one for long steps.
 
         `all_of_it`: also a block that could still grow. Raises OSError.
         """
@@ -124,9 +132,12 @@ class StepLog:
             old = self._block[-1][1] - self._block[0][0] if self._block else 0
             if all_of_it or old >= BLOCK_NS << len(self.blocks) // GRADE:
                 self._close()
+            if all_of_it:
+                self.long.close()
             progress, self._count_written = self.count != self._count_written, self.count
             written, new_lines = dict(self._written), {}
-            for name, rows in ((paths.STEPS, self.steps), (paths.PACE, self.blocks)):
+            every = (paths.STEPS, self.steps), (paths.PACE, self.blocks)
+            for name, rows in (*every, (paths.PAUSES, self.long.rows)):
                 if new_rows := rows[written.get(name, 0) :]:
                     new_lines[name] = "".join(line(row, self.walls) for row in new_rows)
                     self._written[name] = len(rows)
@@ -173,7 +184,7 @@ def summary(first: int, steps: List[Step]) -> Row:
 def line(row: Row, walls: List[Tuple[int, int]]) -> str:
     """A row as it is in its file, its two times by the wall clock: `walls` as of a `StepLog`."""
     wall_ns = next(wall_ns for since, wall_ns in reversed(walls) if row[0] >= since)
-    first = 1 if len(row) == 3 else 2
+    first = 2 if len(row) == _OF_A_BLOCK else 1
     cells = (*row[:first], row[first] + wall_ns, row[first + 1] + wall_ns, *row[first + 2 :])
     return ",".join(map(str, cells)) + "\n"
 

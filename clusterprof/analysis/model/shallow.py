@@ -98,6 +98,10 @@ class Shallow:
     table: pa.Table
     #: when each row of it was called, on its rank's own wall clock
     called_ns: Ints
+    #: after how long the first process group gives up (ns); None where no dump says it
+    timeout_ns: int | None = None
+    #: nccl, gloo
+    backends: frozenset[str] = frozenset()
 
 
 def all_ranks(
@@ -150,7 +154,10 @@ def all_ranks(
         ],
         "stages": [list(ranks) for ranks in stages(calls)],
     }
-    return Shallow(results, table, integers(calls.entries, "enqueue_ns"))
+    return Shallow(
+        results, table, integers(calls.entries, "enqueue_ns"),
+        flight.timeout_ns, flight.backends,
+    )  # fmt: skip
 
 
 def waits(table: pa.Table, disturbed: Sequence[int] = ()) -> Waits:

@@ -70,6 +70,12 @@ class Flight:
     backends: frozenset[str] = frozenset()
 
     @property
+    def timeout_ns(self) -> int | None:
+        """After how long the first process group gives up; None where no dump says it."""
+        shortest: int | None = pc.min(self.entries["timeout_ns"]).as_py()
+        return shortest
+
+    @property
     def absent(self) -> tuple[int, ...]:
         """The ranks of the job that left no dump, as far as is known."""
         return tuple(sorted({*range(self.world_size)} - {*self.ranks}))
