@@ -12,6 +12,7 @@ waits for.
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -53,6 +54,10 @@ LEAST = 50
 #: So long after the first new dump the others' are waited for, and after the latest that a first
 #: window leaves.
 PATIENCE_S = 10.0
+#: The first window's end is looked for this part of the time later that was waited for it, and at
+#: most so many times as seldom as an order is.
+PATIENT_FRAC = 0.02
+SLOWER = 10
 #: How often it is looked whether ranks hang.
 HANG_LOOK_S = 5.0
 
@@ -64,6 +69,7 @@ def look_first(plan: LaunchPlan, run: Window, clock: Clock = REAL) -> None:
     """Wait for the first window's end, look at all ranks, and order the second window: again where
     the order came too late, since steps got shorter or the run directory is slow.
     """
+    load()
     size = wait_for_ranks(plan, run, clock)
     if size == 0:
         return
@@ -75,9 +81,10 @@ def look_first(plan: LaunchPlan, run: Window, clock: Clock = REAL) -> None:
     armed = {rank for rank, state in run.states().items() if "path" in state.get("nsys", {})}
     stages = parse_ranks("stages", pp=plan.arguments.pp or 1).stage_ranks(size)
     look_s = plans.look_s(size)
+    server_s = live_windows.server_s(run)
     for _ in range(TRIES):
         ranks = chosen(looked, armed, stages)
-        possible = live_windows.possible(run, look_s, clock.wall_ns() / 1e9)
+        possible = live_windows.possible(run, look_s, clock.wall_ns() / 1e9, server_s)
         steps = StepWindow(possible.first, possible.first + len(plan.window))
         selection = Selection(",".join(map(str, ranks)), "ranks", tuple(ranks))
         window = live_windows.order(run, steps, selection, "torch", auto=True)
@@ -89,10 +96,21 @@ def look_first(plan: LaunchPlan, run: Window, clock: Clock = REAL) -> None:
         if not late:
             return
         # The next one may be on its way for as long. An nsys that has it captures no other.
-        look_s = max(look_s, clock.now() - began)
+        look_s, server_s = max(look_s, clock.now() - began), None
         looked, armed = without(looked, armed & reached), armed - reached
         why = f"the order came too late for {words.ranks(late)}"
     say(f"{why}, the last of {TRIES}: the result is that of the look at all ranks")
+
+
+def load() -> None:
+    """Load what a look needs, which takes a second, before ranks wait for what it shows."""
+    for name in (
+        "clusterprof.merge_run", "clusterprof.clock_probe", "clusterprof.align.clock.measured",
+        "clusterprof.align.lateness", "clusterprof.analysis.model.shallow",
+        "clusterprof.ingest.flight.all_dumps", "clusterprof.ingest.rank_steps",
+        "clusterprof.report.whole_job", "pyarrow.csv",
+    ):  # fmt: skip
+        importlib.import_module(name)
 
 
 def wait_for_order(
@@ -119,9 +137,10 @@ def wait_for_ranks(plan: LaunchPlan, run: Window, clock: Clock = REAL) -> int:
     """
     came: set[int] = set()
     came_at = clock.now()
-    size, every_s = plan.job.world_size, 1.0
+    began, size, every_s = came_at, plan.job.world_size, plans.LEAST_S
     while True:
-        clock.sleep(every_s)
+        # not so often while a job starts that takes long to do so
+        clock.sleep(max(every_s, min((clock.now() - began) * PATIENT_FRAC, every_s * SLOWER)))
         now = live_windows.current(run)
         states = now.states()
         if any(state.get("chosen") for state in states.values()):
