@@ -141,13 +141,15 @@ def _add_profiling(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("what to profile").add_argument
     add("--ranks", metavar="R", help=f"the ranks to profile: {RANKS_GRAMMAR}; or auto: those "
         "that all ranks' flight recorders show to delay the others, and peers of theirs, in a "
-        "second window soon after that of --steps (default auto; 0 with --steps)")  # fmt: skip
+        "second window soon after that of --steps (default auto)")  # fmt: skip
     for name, kind in (("pp", "pipeline"), ("tp", "tensor"), ("cp", "context"), ("dp", "data")):
         add(f"--{name}", type=int, metavar="N", help=f"{kind}-parallel size, for --ranks stages")
     add("--arm", metavar="R",
         help="with --ranks auto: the ranks that start under nsys, which captures them (as --ranks, "
         "or none; default: rank 0, and with --pp one rank of each stage)")  # fmt: skip
-    add("--steps", metavar="A:B", help="the window: steps A to B-1 (default 10:15)")
+    add("--steps", metavar="A:B",
+        help="the window, with --ranks auto that of the look at all ranks: steps A to B-1 "
+        "(default 10:15)")  # fmt: skip
     add("--step-on", metavar="MODULE:FUNCTION",
         help="a step ends when this function returns (default: the optimizer's step)")  # fmt: skip
 

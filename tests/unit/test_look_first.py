@@ -255,9 +255,9 @@ def test_what_keeps_auto_from_a_second_window(job: dict[str, Any], capture: dict
 
 @pytest.mark.parametrize(
     ("given", "ranks"),
-    [({}, "auto"), ({"steps": "5:9"}, "0"), ({"steps": "5:9", "ranks": "auto"}, "auto")],
+    [({}, "auto"), ({"steps": "5:9"}, "auto"), ({"steps": "5:9", "ranks": "0"}, "0")],
 )
-def test_steps_that_are_named_are_captured_in_rank_0_unless_ranks_are_named_too(
+def test_steps_that_are_named_move_the_look_and_do_not_change_which_ranks_are_profiled(
     given: dict[str, str], ranks: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for variable, _ in settings.SETTINGS.values():
