@@ -307,6 +307,27 @@ def windows(run: Window) -> Iterator[tuple[int, int]]:
             yield window.first, window.end
 
 
+def profiled_steps(run: Window) -> list[int]:
+    """The steps of each window in which ranks are profiled: there a profiler delays them."""
+    profiled: list[int] = []
+    for window in (run.directory.first(), *run.directory.later_windows()):
+        with contextlib.suppress(RunDirectoryError):  # obeyed by no rank
+            if _is_profiled(window):
+                steps = window.window()
+                profiled += range(steps.first, steps.end)
+    return profiled
+
+
+def _is_profiled(window: Window) -> bool:
+    """Whether ranks capture a window; with `--ranks auto` the first one only shows which."""
+    if (order := window.order()) is not None:
+        return order.profiler != "none"
+    manifest = window.directory.read_manifest()
+    profiler = manifest.content.get("profiler")
+    name = profiler.get("name") if isinstance(profiler, dict) else None
+    return name != "none" and manifest.selection.kind != "auto"
+
+
 def order(
     run: Window, steps: StepWindow, selection: Selection, profiler: str, auto: bool = False
 ) -> Window:

@@ -28,6 +28,7 @@ from clusterprof.collect.outcomes import (
     collect_attempts,
     ended as process_ended,
     flights,
+    is_looked_at,
 )
 from clusterprof.console import command as show_command, say
 from clusterprof.errors import ClusterprofError, RunDirectoryError, RunDirectoryTaken
@@ -134,7 +135,13 @@ def begin(plan: LaunchPlan) -> tuple[Window, Manifest]:
         say(remark)
     if plan.job.closed:
         say(f"no rank can be profiled: {plan.job.closed}")
-    step = plan.window.end - 1
+    say(f"{will_profile(plan)}, into {shortest(run.path)}")
+    return run, manifest
+
+
+def will_profile(plan: LaunchPlan) -> str:
+    """What is profiled and looked at, in words."""
+    step, every_s = plan.window.end - 1, plan.for_agent.watch_s
     line = (
         f"profiling steps {plan.window} on {selected(plan.selection.text)} with {plan.capture.name}"
     )
@@ -142,8 +149,7 @@ def begin(plan: LaunchPlan) -> tuple[Window, Manifest]:
         line = f"no rank is profiled; flight recorders are saved after step {step}"
     elif plan.for_agent.looks_first:
         line = f"looking at all ranks after step {step}, then capturing those that delay the others"
-    say(f"{line}, into {shortest(run.path)}")
-    return run, manifest
+    return f"{line}, watching all ranks each {words.age(every_s)}" if every_s else line
 
 
 def conclude(
@@ -207,7 +213,7 @@ def merged(
     plan: LaunchPlan, run: Window, outcomes: Sequence[Outcome], in_haste: bool
 ) -> Study | None:
     """The study of what was collected; None where nothing is merged."""
-    reported = any(outcome.report for outcome in outcomes) or bool(flights(run.results)[0])
+    reported = any(outcome.report for outcome in outcomes) or is_looked_at(run)
     if not reported or plan.arguments.no_merge:
         return None
     if in_haste:

@@ -300,8 +300,8 @@ def look(run: Window, wall_ns: int, before: Sequence[Row] = ()) -> list[Row]:
     newest = max((int(log["step"][-1].as_py()) for log in steps.values() if len(log)), default=0)
     seen_step = before[-1].last_step if before else -1
     begin = min(seen_step + 1, newest + 1 - LEAST)
-    profiled = [step for window in live_windows.windows(run) for step in range(*window)]
-    compared, _ = all_ranks(run, [*range(begin), *profiled], steps, "watch", CHANCE, CLOCK_FRAC)
+    disturbed = [*range(begin), *live_windows.profiled_steps(run)]
+    compared, _ = all_ranks(run, disturbed, steps, "watch", CHANCE, CLOCK_FRAC)
     if compared is None or not compared.results["steps"]:
         return []
     results = compared.results
