@@ -50,7 +50,8 @@ def parser(verb: str) -> Parser:
         help="steps A to B-1; +A:+B counts from the first step that all ranks can capture "
         "(default +10:+15)")  # fmt: skip
     add("--ranks", metavar="R",
-        help=f"the ranks to profile: {RANKS_GRAMMAR} (default: those of the run)")  # fmt: skip
+        help=f"the ranks to profile: {RANKS_GRAMMAR}; or late: those that are late by the last "
+        "look of --watch, and peers of theirs (default: those of the run)")  # fmt: skip
     add("--profiler", choices=("torch", "none"), default="torch",
         help="none: only flight recorders and steps")  # fmt: skip
     add("--wait", action="store_true", help="wait for the window's end, merge it and print the "
@@ -189,6 +190,17 @@ def with_peers(run: Window, late: Sequence[watched.Late]) -> Selection:
     return Selection(",".join(map(str, ranks)), "ranks", tuple(ranks))
 
 
+def late_ranks(run: Window) -> Selection:
+    """The ranks that are late by the last look, with peers. Raises UsageError for none."""
+    late = watched.lateness(watched.read(watched.path_of(run.directory.path)))
+    if late := [rank for rank in late if rank.until_step is None]:
+        return with_peers(run, sorted(late, key=lambda rank: -rank.lateness_ns))
+    raise UsageError(
+        f"--ranks late: no look at {run.path} shows a rank that is late now",
+        "name the ranks: --ranks 0,8",
+    )
+
+
 def check(run: Window, manifest: Manifest) -> plan.Plan:
     """What the run's ranks do, which look for orders. Raises RunDirectoryError where none does."""
     owner = run.path.stat().st_uid
@@ -228,6 +240,8 @@ def _refuse(refusals: Iterable[tuple[object, str, str]]) -> None:
 
 def checked_ranks(run: Window, manifest: Manifest, text: str | None) -> Selection:
     """The ranks to profile. Raises UsageError for those that the job does not have."""
+    if text == "late":
+        return late_ranks(run)
     if text is None:
         selection = (run.deep().order() or manifest).selection
         return Selection(*selection) if selection.text not in ("none", "auto") else parse_ranks("0")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 from clusterprof import console, gate, launchers
 from clusterprof.arguments import GONE, RANKS_GRAMMAR, path
@@ -13,6 +15,8 @@ from clusterprof.cli import Parser, verb_parser
 from clusterprof.errors import UsageError
 from clusterprof.launch import planning, settings
 from clusterprof.launch.profiling import KEEP_REPORTS, MANY_RANKS, PROFILERS, PYTORCH, REDUCE
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 def parser(verb: str, *, is_whole: bool = True) -> Parser:
@@ -33,6 +37,16 @@ def _add_the_launchers(parser: Parser, verb: str) -> None:
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     """Run the job; returns its own status."""
+    return start(verb, own, program)
+
+
+def start(
+    verb: str, own: Sequence[str], program: Sequence[str] | None,
+    fixed: Mapping[str, Any] = _NOTHING, usual: Mapping[str, Any] = _NOTHING,
+) -> int:  # fmt: skip
+    """Run the job with the settings `fixed`, whatever else gives them, and with those of `usual`
+    that nothing gives; returns its own status.
+    """
     # -h is ours only as a word of its own: argparse would find it in a launcher's -hostfile.
     words = ["--help" if word == "-h" else word for word in own]
     if "--help" in words:
@@ -45,12 +59,18 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     own_parser.check_passed_on(options, theirs)
     command = given_program(verb, own, program)
     origins = settings.settle(arguments, own_parser, words, verb)
+    vars(arguments).update(fixed)
+    origins |= {name: "look" for name in fixed if name in origins}
+    missing = {name for name in usual if getattr(arguments, name) is None}
+    vars(arguments).update({name: usual[name] for name in missing})
     if wrong := wrong_codes(arguments.fail_on):
         return wrong
     # what the user gave stands in a finding's next command, but for what that decides anew
     anew = {"ranks", "arm", "profiler", "run_dir", "force", "dry_run", "fail_on", "debug"}
     by_default = {name for name, origin in origins.items() if origin == "default"}
-    arguments.given = settings.as_words(own_parser, arguments, anew | by_default)
+    arguments.given = settings.as_words(
+        own_parser, arguments, anew | by_default | {*fixed} | missing
+    )
 
     def planned(turn: int = 1) -> planning.LaunchPlan:
         """The plan, once more where another run took its directory in the same second."""

@@ -35,7 +35,7 @@ from clusterprof.errors import ClusterprofError, RunDirectoryError, RunDirectory
 from clusterprof.jobs import find_program
 from clusterprof.launch.job_processes import Foreground, beside_job, unless_stalled
 from clusterprof.launch.planning import GATE_FAILED, PROFILE_FAILED, LaunchPlan
-from clusterprof.launch.watch import look_first, watch_hangs, watch_lateness
+from clusterprof.launch.watch import look_first, look_once, watch_hangs, watch_lateness
 from clusterprof.results import RANKS
 from clusterprof.run_directory import Manifest, Window
 
@@ -79,10 +79,13 @@ def launch(launcher: str, plan: LaunchPlan, run: Window, manifest: Manifest) -> 
     before = BeforeSrunKills(run, plan.expected, longer_s) if srun else None
     job = Foreground([launcher, *plan.job.command[1:]], plan.environment, before)
     asked, every_s = plan.arguments, plan.for_agent.watch_s
+    looks_alone = getattr(asked, "looks_alone", False)
+    shows = looks_alone and os.isatty(2)
     watching: tuple[tuple[object, Callable[[], None], str], ...] = (
         (asked.hang_after, lambda: watch_hangs(run), "a job that hangs is not noticed any more"),
         (plan.for_agent.looks_first, lambda: look_first(plan, run), "no second window is captured"),
-        (every_s, lambda: watch_lateness(run, every_s, asked.metrics),
+        (looks_alone, lambda: look_once(plan, run), "all ranks are not looked at so soon"),
+        (every_s, lambda: watch_lateness(run, every_s, asked.metrics, shows=shows),
          "who is late is not said any more"),
         (asked.time_margin != 0,
          lambda: close_before_limit(run, plan.expected, asked.time_margin),

@@ -24,11 +24,12 @@ from typing import TYPE_CHECKING, Any
 from clusterprof import priority, watched, words
 from clusterprof.agent.contracts import files, paths, plan as plans
 from clusterprof.agent.contracts.timing import REAL, Clock
-from clusterprof.arguments import Selection, StepWindow, parse_ranks
+from clusterprof.arguments import Selection, StepWindow, parse_ranks, shortest
 from clusterprof.collect import live_windows
 from clusterprof.collect.outcomes import flights, flights_over
 from clusterprof.console import say
 from clusterprof.errors import ClusterprofError, ReportError
+from clusterprof.launch import screen
 from clusterprof.results import HangResults, Suspect
 from clusterprof.run_directory import Window
 from clusterprof.watched import Row
@@ -100,6 +101,15 @@ def look_first(plan: LaunchPlan, run: Window, clock: Clock = REAL) -> None:
         looked, armed = without(looked, armed & reached), armed - reached
         why = f"the order came too late for {words.ranks(late)}"
     say(f"{why}, the last of {TRIES}: the result is that of the look at all ranks")
+
+
+def look_once(plan: LaunchPlan, run: Window, clock: Clock = REAL) -> None:
+    """Wait for the first window's end, look at all ranks, and say what that shows."""
+    load()
+    if wait_for_ranks(plan, run, clock):
+        from clusterprof.merge_run import look
+
+        say(f"{sentence(look(live_windows.current(run)))} (steps up to {plan.window.end - 1})")
 
 
 def load() -> None:
@@ -203,11 +213,13 @@ def without(looked: Look, spent: Collection[int]) -> Look:
 
 
 def watch_lateness(
-    run: Window, every_s: int, metrics: Path | None = None, clock: Clock = REAL
-) -> None:
+    run: Window, every_s: int, metrics: Path | None = None, clock: Clock = REAL,
+    shows: bool = False,
+) -> None:  # fmt: skip
     """Look whenever the ranks have saved their recorders, for as long as the job runs.
 
     `metrics`: the file that is written for Prometheus after each look, and where no step ends.
+    `shows`: say after each look how the job is, and not only what has changed.
     """
     # the launching host may be one that trains
     priority.step_aside()
@@ -245,6 +257,8 @@ def watch_lateness(
         is_explained, rows = is_explained or not added, [*rows, *added]
         for sentence in watched.news(late, watched.lateness(rows)):
             say(f"step {rows[-1].last_step}, {words.wall_time(rows[-1].wall_ns)}: {sentence}")
+        if shows and rows:
+            say(*screen.lines(rows, clock.wall_ns(), shortest(run.directory.path)))
         was_unwritten = unwritten
         unwritten = _unwritten(table, partial(watched.write, rows=rows))
         unwritten |= _unwritten(metrics, partial(write_gauges, run=now, rows=rows))

@@ -97,7 +97,8 @@ def test_a_launcher_is_one_file_in_a_folder_of_launchers(
     (workdir / "own" / "helper.py").write_text("raise SystemExit('loaded')\n")
     assert "run it all alone" in run_clusterprof(["--help"], env=env).stdout
     line = ["env", "--profiler=nsys", "--ranks=0", "--steps=2:4", "--step-on=loop:step",
-            "--run-dir=run", "--no-merge", "RANK=0", "WORLD_SIZE=1", "--", "python", "train.py"]  # fmt: skip
+            "--run-dir=run", "--no-merge", "RANK=0", "WORLD_SIZE=1", "--", "python",
+            "train.py"]  # fmt: skip
     dry = run_clusterprof([line[0], "--dry-run", *line[1:]], env=env)
     assert "env 'RANK=***' 'WORLD_SIZE=***' python train.py" in dry.stdout, dry
     done = run_clusterprof(line, env=env)

@@ -207,8 +207,10 @@ def test_a_file_that_cannot_be_written_hides_no_rank_that_is_late_and_is_said_on
                 raise EOFError
 
     with pytest.raises(EOFError):
-        watch.watch_lateness(run, 600, tmp_path / "none" / "metrics.prom", Job())
+        watch.watch_lateness(run, 600, tmp_path / "none" / "metrics.prom", Job(), shows=True)
     text = capsys.readouterr().err
+    # the command that captures it stands below each look
+    assert text.count("--ranks late --wait\n") == 2
     assert "rank 5 (node0) is late by " in text
     assert text.count("metrics.prom cannot be written: No such file or directory") == 1
     assert len(watched.read(watched.path_of(run.directory.path))) == 2

@@ -176,6 +176,19 @@ def test_an_order_that_came_too_late_is_repeated_a_few_times(
     assert all(each.is_auto for each in run.directory.later_windows())
 
 
+def test_a_look_alone_says_what_it_shows_and_orders_nothing(
+    run: Window, clock: ManualClock, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    clock.plan(0.5, lambda: Ranks(run, 0, clock))
+    monkeypatch.setattr(merge_run, "look", lambda _: look(1))
+    plan = SimpleNamespace(job=SimpleNamespace(world_size=2), window=StepWindow(10, 15))
+    watch.look_once(cast("planning.LaunchPlan", plan), run, clock)
+    sentence = "rank 1 delays the other ranks by 40.0 ms per step (steps up to 14)"
+    assert sentence in capsys.readouterr().err
+    assert run.directory.later_windows() == []
+
+
 def test_ranks_of_a_job_of_unknown_size_are_looked_for_until_they_come(
     run: Window, clock: ManualClock
 ) -> None:
