@@ -24,6 +24,7 @@ from clusterprof.collect import live_windows
 from clusterprof.console import say
 from clusterprof.errors import RunDirectoryError, UsageError
 from clusterprof.launch.planning import MOST_STEPS
+from clusterprof.launch.screen import late_now
 from clusterprof.run_directory import Manifest, Window
 
 #: How often --wait looks whether the window is over.
@@ -192,9 +193,8 @@ def with_peers(run: Window, late: Sequence[watched.Late]) -> Selection:
 
 def late_ranks(run: Window) -> Selection:
     """The ranks that are late by the last look, with peers. Raises UsageError for none."""
-    late = watched.lateness(watched.read(watched.path_of(run.directory.path)))
-    if late := [rank for rank in late if rank.until_step is None]:
-        return with_peers(run, sorted(late, key=lambda rank: -rank.lateness_ns))
+    if late := late_now(watched.read(watched.path_of(run.directory.path))):
+        return with_peers(run, late)
     raise UsageError(
         f"--ranks late: no look at {run.path} shows a rank that is late now",
         "name the ranks: --ranks 0,8",

@@ -29,7 +29,7 @@ def lines(rows: Sequence[Row], now_ns: int, run: str = "") -> list[str]:
     come the nodes with late ranks, worst first, and the command that captures these ranks where
     the job still runs: `run` is its run directory.
     """
-    late = [rank for rank in watched.lateness(rows) if rank.until_step is None]
+    late = late_now(rows)
     if not late:
         return [f"{pace(rows, now_ns)}; no rank is late"]
     return [
@@ -37,6 +37,13 @@ def lines(rows: Sequence[Row], now_ns: int, run: str = "") -> list[str]:
         *nodes(late),
         *([f"to capture them: {command(run)}"] if run else []),
     ]
+
+
+def late_now(rows: Sequence[Row]) -> list[Late]:
+    """The ranks that are late by the last look, worst first; of equals as that look has them."""
+    late = [rank for rank in watched.lateness(rows) if rank.until_step is None]
+    place = {row.rank: place for place, row in enumerate(rows)}
+    return sorted(late, key=lambda rank: (-rank.lateness_ns, place[rank.rank]))
 
 
 def pace(rows: Sequence[Row], now_ns: int) -> str:
@@ -65,9 +72,9 @@ def steps_per_s(looks: Sequence[Row]) -> float | None:
 
 
 def nodes(late: Sequence[Late]) -> list[str]:
-    """A table with a row for each node that has late ranks, worst first; at most `MOST_NODES`."""
+    """A table with a row for each node of late ranks, worst first: `MOST_NODES` at most."""
     by_node = defaultdict[str, list[Late]](list)
-    for rank in sorted(late, key=lambda rank: (-rank.lateness_ns, rank.rank)):
+    for rank in late:
         by_node[rank.host].append(rank)
     shown = [_node(host, ranks) for host, ranks in [*by_node.items()][:MOST_NODES]]
     more = len(by_node) - len(shown)
@@ -78,11 +85,13 @@ def nodes(late: Sequence[Late]) -> list[str]:
 def _node(host: str, late: Sequence[Late]) -> tuple[str, ...]:
     """One node's row; `late` are its ranks, worst first."""
     worst = late[0]
+    # the members of a group that wait for one of them are as late as that one
+    apart = len(late) == 1 or worst.lateness_ns - late[1].lateness_ns > worst.bound_ns
     since = "the start" if worst.from_start else f"step {worst.since_step}"
     return (
         words.plain(host) or "-",
         words.spans((rank.rank for rank in late), 4),
-        f"rank {worst.rank}",
+        f"rank {worst.rank}" if apart else "all alike",
         words.with_bound(worst.lateness_ns, worst.bound_ns),
         words.percent(worst.lateness_ns / max(worst.step_ns, 1.0)),
         f"{since}, chronic" if worst.is_chronic else since,

@@ -127,6 +127,25 @@ def test_the_present_of_512_ranks_is_folded_by_node_worst_first() -> None:
     assert not any("capture" in line for line in screen.lines(rows, 150 * S))
 
 
+def test_of_ranks_that_are_as_late_as_each_other_none_is_called_worst() -> None:
+    """One of them is late, and the others of its group wait for it: the look's order tells most."""
+    rows = [late(rank, "node37", 7.4, number=1) for rank in (301, 300, 296, 302)]
+    assert "296, 300–302  all alike  7.40 ±0.10 ms" in screen.lines(rows, 11 * S)[2]
+    assert [rank.rank for rank in screen.late_now(rows)] == [301, 300, 296, 302]
+
+
+def test_the_readme_shows_what_is_shown_of_512_simulated_ranks() -> None:
+    """The look at a simulated job: dp 64, tp 8; from step 4,180 on rank 301's host loses 7.7 ms of
+    each step, and its tensor group waits for it.
+    """
+    numbers = 4150, 4209, 60, 31_396_851
+    rows = [Row(600 * S, *numbers, rank, "node37", "data", 7_392_066, 66_475, 1, 4180, 4209)
+            for rank in (301, 300, 296, 302, 298, 297, 303, 299)]  # fmt: skip
+    shown = screen.lines(rows, 600 * S, "runs/...")
+    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+    assert "```text\n" + "\n".join(shown) + "\n```" in readme, shown
+
+
 def test_at_most_a_screenful_of_nodes_is_shown() -> None:
     rows = [late(rank, f"node{rank}", 1 + rank, number=1) for rank in range(40)]
     lines = screen.lines(rows, 10 * S, "r")
