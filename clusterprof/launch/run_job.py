@@ -185,7 +185,7 @@ def conclude(
             traceback.print_exc()
         console.error(*failure(error, shortest(run.path)))
     for later in run.directory.later_windows():
-        if (later.path / paths.ORDER).exists() and not later.is_auto and not later.html.exists():
+        if later.ranks() and not later.is_auto and not later.html.exists():
             say(f"window {later.number} was captured later: clusterprof collect "
                 f"{shortest(run.directory.path)} --window {later.number}")  # fmt: skip
     if plan.arguments.fail_on and study is None:

@@ -84,6 +84,8 @@ def look_first(plan: LaunchPlan, run: Window, clock: Clock = REAL) -> None:
     look_s = plans.look_s(size)
     server_s = live_windows.server_s(run)
     for _ in range(TRIES):
+        if live_windows.is_silent(run):
+            return  # the job has ended, and its result is that of the look
         ranks = chosen(looked, armed, stages)
         possible = live_windows.possible(run, look_s, clock.wall_ns() / 1e9, server_s)
         steps = StepWindow(possible.first, possible.first + len(plan.window))
