@@ -69,6 +69,11 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     """Order a later window; with --wait also merge it and print its verdict."""
     arguments = parser(verb).parse_args(list(own))
     condition = checked_condition(arguments.when, arguments.steps)
+    if condition and arguments.ranks == "late":
+        raise UsageError(
+            "--ranks late names those that are late now, and --when waits for later",
+            "leave it out: --when 'late > 5%' captures those that are late then",
+        )
     run = run_directory.opened(arguments.run)
     manifest = run.directory.read_manifest()
     for_agent = check(run, manifest)

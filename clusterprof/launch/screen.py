@@ -31,7 +31,7 @@ def lines(rows: Sequence[Row], now_ns: int, run: str = "") -> list[str]:
     """
     late = late_now(rows)
     if not late:
-        return [f"{pace(rows, now_ns)}; no rank is late"]
+        return [f"{pace(rows, now_ns)}; no rank was late"]
     return [
         pace(rows, now_ns),
         *nodes(late),

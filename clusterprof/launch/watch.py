@@ -259,7 +259,7 @@ def watch_lateness(
         is_explained, rows = is_explained or not added, [*rows, *added]
         for sentence in watched.news(late, watched.lateness(rows)):
             say(f"step {rows[-1].last_step}, {words.wall_time(rows[-1].wall_ns)}: {sentence}")
-        if shows and rows:
+        if shows and added:
             say(*screen.lines(rows, clock.wall_ns(), shortest(run.directory.path)))
         was_unwritten = unwritten
         unwritten = _unwritten(table, partial(watched.write, rows=rows))

@@ -261,6 +261,6 @@ def test_why_no_rank_saves_its_recorder_is_said_once_while_the_job_runs(
                 raise EOFError
 
     with pytest.raises(EOFError):
-        watch.watch_lateness(run, 600, None, Job())
+        watch.watch_lateness(run, 600, None, Job(), shows=True)
     text = capsys.readouterr().err
     assert text == "clusterprof: who is late cannot be determined so far: rank 0: it is off\n"

@@ -155,10 +155,10 @@ def test_at_most_a_screenful_of_nodes_is_shown() -> None:
 
 def test_where_no_rank_is_late_the_present_says_so_in_a_line() -> None:
     assert screen.lines([healthy(1)], 12 * S, "r") == [
-        "step 199, looked at 2 s ago: 50.0 ms per step; no rank is late"
+        "step 199, looked at 2 s ago: 50.0 ms per step; no rank was late"
     ]
     ended = [late(5, "n", 9.0), healthy(2), healthy(3), healthy(4)]
-    assert screen.lines(ended, 41 * S, "r")[0].endswith("no rank is late")
+    assert screen.lines(ended, 41 * S, "r")[0].endswith("no rank was late")
 
 
 def test_steps_per_second_are_not_known_across_a_restart() -> None:
@@ -191,6 +191,11 @@ def test_status_shows_the_present_and_who_was_late_before(run: Window) -> None:
     assert "rank 5 (n5) was late by" in shown
     assert "--ranks late --wait" in shown
     assert json.dumps(status.look(run).as_json())
+
+
+def test_late_now_is_not_late_then(run: Window) -> None:
+    with pytest.raises(UsageError, match="waits for later"):
+        capture.main("capture", [str(run.path), "--ranks=late", "--when", "late > 5%"], None)
 
 
 def test_late_ranks_are_refused_where_no_look_shows_one(run: Window) -> None:
