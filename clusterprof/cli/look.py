@@ -42,6 +42,10 @@ def parser(verb: str) -> Parser:
         "look -- accelerate launch --num_processes 4 train.py",
         usage=_USAGE, short_help=False,
     )  # fmt: skip
+    to_capture = (
+        "a look captures no rank: clusterprof capture RUN --ranks late does, in the same run"
+    )
+    parser.gone = dict.fromkeys(("--ranks", "--profiler", "--arm"), to_capture)
     group = parser.add_argument_group("the look")
     for action in launch.launching_parser(verb, "", "")._actions:
         if action.dest in OPTIONS:
@@ -81,7 +85,7 @@ def split(words: Sequence[str]) -> tuple[str, list[str], list[str]]:
     options = list(itertools.takewhile(lambda word: word != "--", rest))
     program = rest[len(options) + 1 :]
     if len(options) == len(rest):
-        begin = next((place for place, word in enumerate(rest) if _may_be_program(word)), None)
+        begin = _program_at(launcher, rest)
         if begin is None:
             raise UsageError(
                 f"what {launcher} starts cannot be told from its options",
@@ -91,6 +95,22 @@ def split(words: Sequence[str]) -> tuple[str, list[str], list[str]]:
     if not program:
         raise UsageError(f"{launcher} has no program to start", _EXAMPLE)
     return launcher, options, program
+
+
+def _program_at(launcher: str, words: Sequence[str]) -> int | None:
+    """The place of the first word that may be a program, and is no value of the launcher's options
+    that we know (`ssh --python PATH`).
+    """
+    known = Parser()
+    getattr(launchers.load(launcher), "add_options", lambda _: None)(known)
+    takes_value = {
+        name for action in known._actions if action.nargs is None for name in action.option_strings
+    }
+    pairs = enumerate(itertools.pairwise(["", *words]))
+    return next(
+        (n for n, (before, word) in pairs if before not in takes_value and _may_be_program(word)),
+        None,
+    )
 
 
 def _may_be_program(word: str) -> bool:
