@@ -97,8 +97,11 @@ def merged(
     disturbed = [window.first, window.end, window.end + 1] if profiled else []
     job = job_record(run, manifest)
     shallow, silent = all_ranks(run.results, disturbed, job.steps)
+    looks = watched.read(watched.path_of(run.directory.path))
+    if shallow is None and looks:
+        # the window left no recorder, and the latest look tells who is in which group
+        shallow, _ = all_ranks(run.results, disturbed, job.steps, "watch")
     if shallow is not None:
-        looks = watched.read(watched.path_of(run.directory.path))
         shallow = replace(shallow, results=watched.over_the_run(shallow.results, looks))
     elif any(len(ranks) == tables.info.world_size for tables in ranks):
         silent = []  # each rank was profiled

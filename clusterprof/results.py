@@ -369,7 +369,14 @@ class Pace(TypedDict):
     window_step_ns: int
 
 
-class Suspect(TypedDict):
+class WhileLate(TypedDict, total=False):
+    """What is left out where no look was made while the job ran."""
+
+    #: what a step took while the rank was late (ns): its lateness is a share of that
+    step_ns: int
+
+
+class Suspect(WhileLate):
     """A rank that makes others wait, by the flight recorders of all ranks."""
 
     rank: int
@@ -825,6 +832,11 @@ class Verification(TypedDict):
     #: what has become of the findings
     findings: list[ComparedFinding]
     notes: list[str]
+
+
+def step_while_late_ns(shallow: ShallowResults, late: Suspect) -> int:
+    """The step that a suspect's lateness is a share of (ns)."""
+    return late.get("step_ns") or compared_step_ns(shallow)
 
 
 def compared_step_ns(shallow: ShallowResults) -> int:

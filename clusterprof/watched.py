@@ -85,6 +85,8 @@ class Late:
     #: those that have no late step in common, and in how many steps it was late
     looks: int
     steps: int
+    #: it was late in the run's first step that was compared
+    from_start: bool = False
 
     @property
     def end_step(self) -> int:
@@ -109,6 +111,7 @@ class Late:
             "late_steps": None,
             "delays": True,
             "line": None,
+            "step_ns": round(self.step_ns),
         }
 
     def sentence(self) -> str:
@@ -119,10 +122,9 @@ class Late:
             verb, then = "is", "; chronic" if self.is_chronic else ""
         lateness = words.with_bound(self.lateness_ns, self.bound_ns)
         share = words.percent(self.lateness_ns / max(self.step_ns, 1.0))
-        return (
-            f"rank {self.rank}{where} {verb} late by {lateness} per step ({share} of it) since "
-            f"step {self.since_step}{then}"
-        )
+        since = "from the start" if self.from_start else f"since step {self.since_step}"
+        much = f"{verb} late by {lateness} per step ({share} of it)"
+        return f"rank {self.rank}{where} {much} {since}{then}"
 
 
 def path_of(run: Path) -> Path:
@@ -188,6 +190,8 @@ def lateness(rows: Sequence[Row]) -> list[Late]:
             if rank in going and row.until_step < row.last_step:
                 ended.append(_late(going.pop(rank), row.until_step + 1, is_over=True))
     every = [*ended, *(_late(late_rows, absent.get(rank)) for rank, late_rows in going.items())]
+    first = min((row.first_step for row in rows), default=0)
+    every = [replace(late, from_start=late.since_step <= first) for late in every]
     return sorted(every, key=lambda late: (late.since_ns, late.rank))
 
 

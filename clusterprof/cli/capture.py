@@ -24,6 +24,7 @@ from clusterprof.collect import live_windows
 from clusterprof.console import say
 from clusterprof.errors import RunDirectoryError, UsageError
 from clusterprof.launch.planning import MOST_STEPS
+from clusterprof.launch.screen import late_now
 from clusterprof.run_directory import Manifest, Window
 
 #: How often --wait looks whether the window is over.
@@ -50,7 +51,8 @@ def parser(verb: str) -> Parser:
         help="steps A to B-1; +A:+B counts from the first step that all ranks can capture "
         "(default +10:+15)")  # fmt: skip
     add("--ranks", metavar="R",
-        help=f"the ranks to profile: {RANKS_GRAMMAR} (default: those of the run)")  # fmt: skip
+        help=f"the ranks to profile: {RANKS_GRAMMAR}; or late: those that are late by the last "
+        "look of --watch, and peers of theirs (default: those of the run)")  # fmt: skip
     add("--profiler", choices=("torch", "none"), default="torch",
         help="none: only flight recorders and steps")  # fmt: skip
     add("--wait", action="store_true", help="wait for the window's end, merge it and print the "
@@ -67,6 +69,11 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     """Order a later window; with --wait also merge it and print its verdict."""
     arguments = parser(verb).parse_args(list(own))
     condition = checked_condition(arguments.when, arguments.steps)
+    if condition and arguments.ranks == "late":
+        raise UsageError(
+            "--ranks late names those that are late now, and --when waits for later",
+            "leave it out: --when 'late > 5%' captures those that are late then",
+        )
     run = run_directory.opened(arguments.run)
     manifest = run.directory.read_manifest()
     for_agent = check(run, manifest)
@@ -189,6 +196,16 @@ def with_peers(run: Window, late: Sequence[watched.Late]) -> Selection:
     return Selection(",".join(map(str, ranks)), "ranks", tuple(ranks))
 
 
+def late_ranks(run: Window) -> Selection:
+    """The ranks that are late by the last look, with peers. Raises UsageError for none."""
+    if late := late_now(watched.read(watched.path_of(run.directory.path))):
+        return with_peers(run, late)
+    raise UsageError(
+        f"--ranks late: no look at {run.path} shows a rank that is late now",
+        "name the ranks: --ranks 0,8",
+    )
+
+
 def check(run: Window, manifest: Manifest) -> plan.Plan:
     """What the run's ranks do, which look for orders. Raises RunDirectoryError where none does."""
     owner = run.path.stat().st_uid
@@ -228,6 +245,8 @@ def _refuse(refusals: Iterable[tuple[object, str, str]]) -> None:
 
 def checked_ranks(run: Window, manifest: Manifest, text: str | None) -> Selection:
     """The ranks to profile. Raises UsageError for those that the job does not have."""
+    if text == "late":
+        return late_ranks(run)
     if text is None:
         selection = (run.deep().order() or manifest).selection
         return Selection(*selection) if selection.text not in ("none", "auto") else parse_ranks("0")

@@ -12,7 +12,7 @@ from clusterprof import installed_nsys, run_directory, words
 from clusterprof.arguments import add_gpu_hour, path
 from clusterprof.cli import Parser, verb_parser
 from clusterprof.collect.live_windows import check_over
-from clusterprof.collect.outcomes import collect_attempts, flights, import_raw
+from clusterprof.collect.outcomes import collect_attempts, import_raw, is_looked_at
 from clusterprof.console import say
 from clusterprof.errors import ReportError, UsageError
 from clusterprof.launch.run_job import print_outcomes
@@ -54,7 +54,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     if run.number == 1 and run.attempt != manifest.attempt:
         manifest.record(attempt=run.attempt)
     print_outcomes(run, outcomes)
-    reports, looked_at = any(outcome.report for outcome in outcomes), flights(run.results)[0]
+    reports, looked_at = any(outcome.report for outcome in outcomes), is_looked_at(run)
     if (reports or looked_at) and not arguments.no_merge:
         from clusterprof.merge_run import check_price, merge_run, tell_results
 

@@ -65,7 +65,7 @@ def every_verb() -> argparse.ArgumentParser:
         command = commands.add_parser(
             name, help=summary(name), usage=verb.usage, parents=[verb], add_help=False
         )
-        if name in (*launchers.names(), "sbatch"):
+        if name in (*launchers.names(), "sbatch", "look"):
             command.add_argument("program", metavar="PROGRAM", nargs=argparse.REMAINDER,
                 help="the training, behind --")  # fmt: skip
     help_of = commands.add_parser("help", help="the options of a verb")

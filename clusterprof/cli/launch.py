@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 from clusterprof import console, gate, launchers
 from clusterprof.arguments import GONE, RANKS_GRAMMAR, add_gpu_hour, path
@@ -13,6 +15,8 @@ from clusterprof.cli import Parser, verb_parser
 from clusterprof.errors import UsageError
 from clusterprof.launch import planning, settings
 from clusterprof.launch.profiling import KEEP_REPORTS, MANY_RANKS, PROFILERS, PYTORCH, REDUCE
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 def parser(verb: str, *, is_whole: bool = True) -> Parser:
@@ -33,6 +37,16 @@ def _add_the_launchers(parser: Parser, verb: str) -> None:
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     """Run the job; returns its own status."""
+    return start(verb, own, program)
+
+
+def start(
+    verb: str, own: Sequence[str], program: Sequence[str] | None,
+    fixed: Mapping[str, Any] = _NOTHING, usual: Mapping[str, Any] = _NOTHING,
+) -> int:  # fmt: skip
+    """Run the job with the settings `fixed`, whatever else gives them, and with those of `usual`
+    that nothing gives; returns its own status.
+    """
     # -h is ours only as a word of its own: argparse would find it in a launcher's -hostfile.
     words = ["--help" if word == "-h" else word for word in own]
     if "--help" in words:
@@ -45,12 +59,18 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     own_parser.check_passed_on(options, theirs)
     command = given_program(verb, own, program)
     origins = settings.settle(arguments, own_parser, words, verb)
+    vars(arguments).update(fixed)
+    origins |= {name: "look" for name in fixed if name in origins}
+    missing = {name for name in usual if getattr(arguments, name) is None}
+    vars(arguments).update({name: usual[name] for name in missing})
     if wrong := wrong_codes(arguments.fail_on):
         return wrong
     # what the user gave stands in a finding's next command, but for what that decides anew
     anew = {"ranks", "arm", "profiler", "run_dir", "force", "dry_run", "fail_on", "debug"}
     by_default = {name for name, origin in origins.items() if origin == "default"}
-    arguments.given = settings.as_words(own_parser, arguments, anew | by_default)
+    arguments.given = settings.as_words(
+        own_parser, arguments, anew | by_default | {*fixed} | missing
+    )
 
     def planned(turn: int = 1) -> planning.LaunchPlan:
         """The plan, once more where another run took its directory in the same second."""
@@ -142,13 +162,15 @@ def _add_profiling(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("what to profile").add_argument
     add("--ranks", metavar="R", help=f"the ranks to profile: {RANKS_GRAMMAR}; or auto: those "
         "that all ranks' flight recorders show to delay the others, and peers of theirs, in a "
-        "second window soon after that of --steps (default auto; 0 with --steps)")  # fmt: skip
+        "second window soon after that of --steps (default auto)")  # fmt: skip
     for name, kind in (("pp", "pipeline"), ("tp", "tensor"), ("cp", "context"), ("dp", "data")):
         add(f"--{name}", type=int, metavar="N", help=f"{kind}-parallel size, for --ranks stages")
     add("--arm", metavar="R",
         help="with --ranks auto: the ranks that start under nsys, which captures them (as --ranks, "
         "or none; default: rank 0, and with --pp one rank of each stage)")  # fmt: skip
-    add("--steps", metavar="A:B", help="the window: steps A to B-1 (default 10:15)")
+    add("--steps", metavar="A:B",
+        help="the window, with --ranks auto that of the look at all ranks: steps A to B-1 "
+        "(default 10:15)")  # fmt: skip
     add("--step-on", metavar="MODULE:FUNCTION",
         help="a step ends when this function returns (default: the optimizer's step)")  # fmt: skip
 

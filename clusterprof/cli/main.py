@@ -18,6 +18,7 @@ from clusterprof.priority import without_pandas
 #: verb, as its module is called -> one line for --help. Each launcher is a verb too: `cli.launch`
 VERBS = {
     "sbatch": "submit a batch job that profiles some of its ranks, and a job that merges",
+    "look": "look at all ranks of a job while it runs, and say which are late; profile none",
     "doctor": "check that profiling can work, on every node of the allocation",
     "status": "show how far each rank of a run is, while the job runs",
     "capture": "capture further steps of a job that runs, on any of its ranks",
@@ -108,7 +109,7 @@ def run(words: Sequence[str]) -> int:
     try:
         if verb not in verbs():
             check_verb(verb)
-        if verb not in (*launchers.names(), "sbatch"):
+        if verb not in (*launchers.names(), "sbatch", "look"):
             # Where a container's umask lets all users write what we make, let its owner alone. The
             # umask of the user's own programs, which those verbs start, is its own affair.
             umask = os.umask(0o022)

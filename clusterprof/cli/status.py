@@ -15,10 +15,11 @@ from typing import Any
 from clusterprof import console, pauses, run_directory, watched, words
 from clusterprof.agent.contracts.states import State
 from clusterprof.agent.contracts.timing import REAL
-from clusterprof.arguments import StepWindow, selected
+from clusterprof.arguments import StepWindow, selected, shortest
 from clusterprof.cli import Parser, verb_parser
 from clusterprof.collect.live_windows import LATEST_B, SILENT_S, current, logged, silent_s
 from clusterprof.errors import RunDirectoryError
+from clusterprof.launch import screen
 from clusterprof.launch.watch import LiveHang, hang_of
 from clusterprof.merge_run import recorded_timeout, run_pauses
 from clusterprof.results import PausesResults
@@ -70,7 +71,7 @@ def render(status: Status, *, everyone: bool) -> str:
     lines = _summary(others, is_below=bool(shown)) if others else []
     if status.hang is not None:
         lines += ["", *status.hang.lines()]
-    lines += _watched(status.looks)
+    lines += _watched(status)
     if status.pauses is not None:
         entries = pauses.costliest(status.pauses, _PAUSES_SHOWN)
         lines += ["", *map(pauses.sentence, entries), *pauses.warnings(status.pauses)]
@@ -123,20 +124,17 @@ def _table(ranks: Sequence[RankStatus], window: StepWindow, width: int) -> list[
     return [text for line, reason in zip(lines, reasons, strict=True) for text in (line, *reason)]
 
 
-def _watched(looks: Sequence[watched.Row]) -> list[str]:
-    """Who delays the others by the last look at all ranks, and who did before."""
-    if not looks:
+def _watched(status: Status) -> list[str]:
+    """The present by the looks at all ranks, and who was late before."""
+    if not status.looks:
         return []
-    late = watched.lateness(looks)
-    lines = ["", *(rank.sentence() for rank in late[-_LATE_SHOWN:])]
-    if len(late) > _LATE_SHOWN:
-        before = words.counted(len(late) - _LATE_SHOWN, "time")
-        lines.insert(1, f"ranks were late {before} before:")
-    if all(rank.until_step is not None for rank in late):
-        last = looks[-1]
-        steps = f"steps {last.first_step} to {last.last_step}, {words.wall_time(last.wall_ns)}"
-        lines.append(f"no rank stands out in the last look at all ranks ({steps})")
-    return lines
+    run = "" if status.ended else shortest(status.run)
+    lines = ["", *screen.lines(status.looks, REAL.wall_ns(), run)]
+    ended = [rank for rank in watched.lateness(status.looks) if rank.until_step is not None]
+    if len(ended) > _LATE_SHOWN:
+        before = words.counted(len(ended) - _LATE_SHOWN, "time")
+        lines.append(f"ranks were late {before} before:")
+    return [*lines, *(rank.sentence() for rank in ended[-_LATE_SHOWN:])]
 
 
 def _later(window: WindowStatus) -> str:

@@ -31,6 +31,9 @@ SILENT_S = 150.0
 #: How long an order is on its way once it was read: the rank looks for it each 2 s
 #: (`steps.FLUSH_NS`), and hosts' clocks may differ by as much.
 ON_ITS_WAY_S = 4.0
+#: The same where ranks expect it (`--ranks auto`): they look for it each 0.1 s (`steps.SOON_NS`),
+#: and clocks need not be compared (`Pace.written_s`). One that comes too late is repeated.
+SOON_ON_ITS_WAY_S = 0.75
 #: no time of a log is beyond it
 _BEYOND_NS = 1 << 62
 #: Of so many seconds between two looks for an order, half as many are added: a rank may get on
@@ -51,6 +54,13 @@ class Pace(NamedTuple):
     at_s: float
     #: what a step takes
     step_s: float
+    #: when that was written, by the clock of the file server, s
+    written_s: float = math.inf
+
+    def age_s(self, now_s: float, server_now_s: float | None) -> float:
+        """How long that is ago: by two hosts' clocks, or longer by the file server's alone."""
+        by_server_s = 0.0 if server_now_s is None else server_now_s - self.written_s
+        return max(now_s - self.at_s, by_server_s)
 
 
 def current(run: Window) -> Window:
@@ -176,7 +186,10 @@ def _first_row(table: Path, columns: int) -> list[list[int]]:
 def pace_of(folder: Path) -> Pace | None:
     """How far the rank with this folder is; None where its step log does not tell."""
     steps, blocks = logged(folder, LATEST_B)
-    if (log := newest_step_log(folder)) is not None:
+    log, written_s = newest_step_log(folder), math.inf
+    if log is not None:
+        with contextlib.suppress(OSError):
+            written_s = log.stat().st_mtime
         # a look at all ranks may have had the steps written since the log was
         watched = log.with_name(beside_steps(log.name, paths.WATCH_STEPS))
         latest = _last_rows(watched, 3, LATEST_B)
@@ -191,7 +204,7 @@ def pace_of(folder: Path) -> Pace | None:
     if not paces:
         return None
     done, end_ns, step_ns = max(paces)
-    return Pace(done, end_ns / 1e9, max(step_ns, 1.0) / 1e9)
+    return Pace(done, end_ns / 1e9, max(step_ns, 1.0) / 1e9, written_s)
 
 
 def _quick_ns(took: list[int]) -> float:
@@ -279,10 +292,23 @@ class Possible(NamedTuple):
         return pace.at_s + (step - pace.steps) * pace.step_s
 
 
-def possible(run: Window, log_s: float, now_s: float) -> Possible:
+def server_s(run: Window) -> float | None:
+    """What the clock of the run directory's file server says now, s; None where it does not."""
+    try:
+        os.utime(run.directory.path)
+        return run.directory.path.stat().st_mtime
+    except OSError:
+        return None
+
+
+def possible(
+    run: Window, log_s: float, now_s: float, server_now_s: float | None = None
+) -> Possible:
     """What can be captured by an order that is written now, where ranks look each `log_s`.
 
-    Raises RunDirectoryError where no rank's steps are known.
+    `server_now_s`: now by the file server's clock, where ranks expect the order and have just had
+    their steps written: by it no clock of a host is needed. Raises RunDirectoryError where no
+    rank's steps are known.
     """
     run = current(run)
     ranks = [rank for rank in run.ranks() if trains(run, rank)]
@@ -292,8 +318,10 @@ def possible(run: Window, log_s: float, now_s: float) -> Possible:
             f"no rank of {run.directory.path} has written its steps yet",
             f"try again in {log_s:g} s: step logs are written that often",
         )
-    then_s = now_s + (1 + FASTER) * log_s + ON_ITS_WAY_S
-    reached = (pace.steps + math.ceil(max(0.0, then_s - pace.at_s) / pace.step_s) for pace in paces)
+    way_s = ON_ITS_WAY_S if server_now_s is None else SOON_ON_ITS_WAY_S
+    later_s = (1 + FASTER) * log_s + way_s
+    steps_of = ((pace, (pace.age_s(now_s, server_now_s) + later_s) / pace.step_s) for pace in paces)
+    reached = (pace.steps + math.ceil(max(0.0, steps)) for pace, steps in steps_of)
     # A window that opens at a step begins when the one before it ends.
     free = max((end for _, end in windows(run)), default=0)
     return Possible(max(max(reached) + 1, free), paces)
@@ -305,6 +333,27 @@ def windows(run: Window) -> Iterator[tuple[int, int]]:
         with contextlib.suppress(RunDirectoryError):  # obeyed by no rank
             window = window_run.window()
             yield window.first, window.end
+
+
+def profiled_steps(run: Window) -> list[int]:
+    """The steps of each window in which ranks are profiled: there a profiler delays them."""
+    profiled: list[int] = []
+    for window in (run.directory.first(), *run.directory.later_windows()):
+        with contextlib.suppress(RunDirectoryError):  # obeyed by no rank
+            if _is_profiled(window):
+                steps = window.window()
+                profiled += range(steps.first, steps.end)
+    return profiled
+
+
+def _is_profiled(window: Window) -> bool:
+    """Whether ranks capture a window; with `--ranks auto` the first one only shows which."""
+    if (order := window.order()) is not None:
+        return order.profiler != "none"
+    manifest = window.directory.read_manifest()
+    profiler = manifest.content.get("profiler")
+    name = profiler.get("name") if isinstance(profiler, dict) else None
+    return name != "none" and manifest.selection.kind != "auto"
 
 
 def order(

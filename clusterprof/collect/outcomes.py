@@ -294,6 +294,11 @@ def flights(run: Window) -> tuple[list[int], str]:
     return recorded, next((f"rank {rank}: {why}" for rank, why in reasons.items() if why), "")
 
 
+def is_looked_at(run: Window) -> bool:
+    """Whether ranks left flight recorders of the window, or looks were made while the job ran."""
+    return bool(flights(run.results)[0]) or (run.directory.path / paths.WATCHED).exists()
+
+
 def flights_over(run: Window, states_of: Mapping[int, Mapping[str, Any]]) -> set[int]:
     """The ranks that left their flight recorder, or say in their states why they did not."""
     return {r for r, state in states_of.items() if "flight" in state or _has_flight(run.rank(r))}

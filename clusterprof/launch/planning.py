@@ -123,7 +123,7 @@ class LaunchPlan:
             ("flight recorder", f"every rank, after step {self.window.end - 1}",
              "with stacks: --stacks" if plan.stacks else "without stacks"),
             ("watch", f"all ranks every {words.age(plan.watch_s)}" if plan.watch_s else "",
-             f"--watch {self.arguments.watch}" if self.arguments.watch else "default"),
+             f"--watch {self.arguments.watch}" if "watch" in came_from else "default"),
             ("reports to tables", reduction_text(plan.reduction, self.expected),
              came_from.get("reduce", f"more than {MANY_RANKS} profiled ranks")),
         )  # fmt: skip

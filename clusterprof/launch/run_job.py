@@ -28,13 +28,14 @@ from clusterprof.collect.outcomes import (
     collect_attempts,
     ended as process_ended,
     flights,
+    is_looked_at,
 )
 from clusterprof.console import command as show_command, say
 from clusterprof.errors import ClusterprofError, RunDirectoryError, RunDirectoryTaken
 from clusterprof.jobs import find_program
 from clusterprof.launch.job_processes import Foreground, beside_job, unless_stalled
 from clusterprof.launch.planning import GATE_FAILED, PROFILE_FAILED, LaunchPlan
-from clusterprof.launch.watch import look_first, watch_hangs, watch_lateness
+from clusterprof.launch.watch import look_first, look_once, watch_hangs, watch_lateness
 from clusterprof.results import RANKS
 from clusterprof.run_directory import Manifest, Window
 
@@ -78,10 +79,13 @@ def launch(launcher: str, plan: LaunchPlan, run: Window, manifest: Manifest) -> 
     before = BeforeSrunKills(run, plan.expected, longer_s) if srun else None
     job = Foreground([launcher, *plan.job.command[1:]], plan.environment, before)
     asked, every_s = plan.arguments, plan.for_agent.watch_s
+    looks_alone = getattr(asked, "looks_alone", False)
+    shows = looks_alone and os.isatty(2)
     watching: tuple[tuple[object, Callable[[], None], str], ...] = (
         (asked.hang_after, lambda: watch_hangs(run), "a job that hangs is not noticed any more"),
         (plan.for_agent.looks_first, lambda: look_first(plan, run), "no second window is captured"),
-        (every_s, lambda: watch_lateness(run, every_s, asked.metrics),
+        (looks_alone, lambda: look_once(plan, run), "all ranks are not looked at so soon"),
+        (every_s, lambda: watch_lateness(run, every_s, asked.metrics, shows=shows),
          "who is late is not said any more"),
         (asked.time_margin != 0,
          lambda: close_before_limit(run, plan.expected, asked.time_margin),
@@ -134,7 +138,13 @@ def begin(plan: LaunchPlan) -> tuple[Window, Manifest]:
         say(remark)
     if plan.job.closed:
         say(f"no rank can be profiled: {plan.job.closed}")
-    step = plan.window.end - 1
+    say(f"{will_profile(plan)}, into {shortest(run.path)}")
+    return run, manifest
+
+
+def will_profile(plan: LaunchPlan) -> str:
+    """What is profiled and looked at, in words."""
+    step, every_s = plan.window.end - 1, plan.for_agent.watch_s
     line = (
         f"profiling steps {plan.window} on {selected(plan.selection.text)} with {plan.capture.name}"
     )
@@ -142,8 +152,7 @@ def begin(plan: LaunchPlan) -> tuple[Window, Manifest]:
         line = f"no rank is profiled; flight recorders are saved after step {step}"
     elif plan.for_agent.looks_first:
         line = f"looking at all ranks after step {step}, then capturing those that delay the others"
-    say(f"{line}, into {shortest(run.path)}")
-    return run, manifest
+    return f"{line}, watching all ranks each {words.age(every_s)}" if every_s else line
 
 
 def conclude(
@@ -176,7 +185,7 @@ def conclude(
             traceback.print_exc()
         console.error(*failure(error, shortest(run.path)))
     for later in run.directory.later_windows():
-        if (later.path / paths.ORDER).exists() and not later.is_auto and not later.html.exists():
+        if later.ranks() and not later.is_auto and not later.html.exists():
             say(f"window {later.number} was captured later: clusterprof collect "
                 f"{shortest(run.directory.path)} --window {later.number}")  # fmt: skip
     if plan.arguments.fail_on and study is None:
@@ -207,7 +216,7 @@ def merged(
     plan: LaunchPlan, run: Window, outcomes: Sequence[Outcome], in_haste: bool
 ) -> Study | None:
     """The study of what was collected; None where nothing is merged."""
-    reported = any(outcome.report for outcome in outcomes) or bool(flights(run.results)[0])
+    reported = any(outcome.report for outcome in outcomes) or is_looked_at(run)
     if not reported or plan.arguments.no_merge:
         return None
     if in_haste:

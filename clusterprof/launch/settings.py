@@ -74,9 +74,6 @@ def settle(
         elif name in SETTINGS:
             origins[name] = "default"
             setattr(arguments, name, default)
-    if origins["ranks"] == "default" != origins["steps"]:
-        # These steps are to be captured, and a look would have to come before them.
-        arguments.ranks, origins["ranks"] = "0", f"as {origins['steps']} was given"
     return origins
 
 

@@ -12,6 +12,7 @@ waits for.
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -23,11 +24,12 @@ from typing import TYPE_CHECKING, Any
 from clusterprof import priority, watched, words
 from clusterprof.agent.contracts import files, paths, plan as plans
 from clusterprof.agent.contracts.timing import REAL, Clock
-from clusterprof.arguments import Selection, StepWindow, parse_ranks
+from clusterprof.arguments import Selection, StepWindow, parse_ranks, shortest
 from clusterprof.collect import live_windows
 from clusterprof.collect.outcomes import flights, flights_over
 from clusterprof.console import say
 from clusterprof.errors import ClusterprofError, ReportError
+from clusterprof.launch import screen
 from clusterprof.results import HangResults, Suspect
 from clusterprof.run_directory import Window
 from clusterprof.watched import Row
@@ -55,6 +57,10 @@ LEAST = 50
 PATIENCE_S = 10.0
 #: So long what the nodes' probers measure at a look is waited for: they are asked as the dumps are.
 MEASURED_S = 3.0
+#: The first window's end is looked for this part of the time later that was waited for it, and at
+#: most so many times as seldom as an order is.
+PATIENT_FRAC = 0.02
+SLOWER = 10
 #: How often it is looked whether ranks hang.
 HANG_LOOK_S = 5.0
 
@@ -66,6 +72,7 @@ def look_first(plan: LaunchPlan, run: Window, clock: Clock = REAL) -> None:
     """Wait for the first window's end, look at all ranks, and order the second window: again where
     the order came too late, since steps got shorter or the run directory is slow.
     """
+    load()
     size = wait_for_ranks(plan, run, clock)
     if size == 0:
         return
@@ -77,9 +84,12 @@ def look_first(plan: LaunchPlan, run: Window, clock: Clock = REAL) -> None:
     armed = {rank for rank, state in run.states().items() if "path" in state.get("nsys", {})}
     stages = parse_ranks("stages", pp=plan.arguments.pp or 1).stage_ranks(size)
     look_s = plans.look_s(size)
+    server_s = live_windows.server_s(run)
     for _ in range(TRIES):
+        if live_windows.is_silent(run):
+            return  # the job has ended, and its result is that of the look
         ranks = chosen(looked, armed, stages)
-        possible = live_windows.possible(run, look_s, clock.wall_ns() / 1e9)
+        possible = live_windows.possible(run, look_s, clock.wall_ns() / 1e9, server_s)
         steps = StepWindow(possible.first, possible.first + len(plan.window))
         selection = Selection(",".join(map(str, ranks)), "ranks", tuple(ranks))
         window = live_windows.order(run, steps, selection, "torch", auto=True)
@@ -91,10 +101,30 @@ def look_first(plan: LaunchPlan, run: Window, clock: Clock = REAL) -> None:
         if not late:
             return
         # The next one may be on its way for as long. An nsys that has it captures no other.
-        look_s = max(look_s, clock.now() - began)
+        look_s, server_s = max(look_s, clock.now() - began), None
         looked, armed = without(looked, armed & reached), armed - reached
         why = f"the order came too late for {words.ranks(late)}"
     say(f"{why}, the last of {TRIES}: the result is that of the look at all ranks")
+
+
+def look_once(plan: LaunchPlan, run: Window, clock: Clock = REAL) -> None:
+    """Wait for the first window's end, look at all ranks, and say what that shows."""
+    load()
+    if wait_for_ranks(plan, run, clock):
+        from clusterprof.merge_run import look
+
+        say(f"{sentence(look(live_windows.current(run)))} (steps up to {plan.window.end - 1})")
+
+
+def load() -> None:
+    """Load what a look needs, which takes a second, before ranks wait for what it shows."""
+    for name in (
+        "clusterprof.merge_run", "clusterprof.clock_probe", "clusterprof.align.clock.measured",
+        "clusterprof.align.lateness", "clusterprof.analysis.model.shallow",
+        "clusterprof.ingest.flight.all_dumps", "clusterprof.ingest.rank_steps",
+        "clusterprof.report.whole_job", "pyarrow.csv",
+    ):  # fmt: skip
+        importlib.import_module(name)
 
 
 def wait_for_order(
@@ -121,9 +151,10 @@ def wait_for_ranks(plan: LaunchPlan, run: Window, clock: Clock = REAL) -> int:
     """
     came: set[int] = set()
     came_at = clock.now()
-    size, every_s = plan.job.world_size, 1.0
+    began, size, every_s = came_at, plan.job.world_size, plans.LEAST_S
     while True:
-        clock.sleep(every_s)
+        # not so often while a job starts that takes long to do so
+        clock.sleep(max(every_s, min((clock.now() - began) * PATIENT_FRAC, every_s * SLOWER)))
         now = live_windows.current(run)
         states = now.states()
         if any(state.get("chosen") for state in states.values()):
@@ -186,11 +217,13 @@ def without(looked: Look, spent: Collection[int]) -> Look:
 
 
 def watch_lateness(
-    run: Window, every_s: int, metrics: Path | None = None, clock: Clock = REAL
-) -> None:
+    run: Window, every_s: int, metrics: Path | None = None, clock: Clock = REAL,
+    shows: bool = False,
+) -> None:  # fmt: skip
     """Look whenever the ranks have saved their recorders, for as long as the job runs.
 
     `metrics`: the file that is written for Prometheus after each look, and where no step ends.
+    `shows`: say after each look how the job is, and not only what has changed.
     """
     # the launching host may be one that trains
     priority.step_aside()
@@ -230,6 +263,8 @@ def watch_lateness(
         is_explained, rows = is_explained or not added, [*rows, *added]
         for sentence in watched.news(late, watched.lateness(rows)):
             say(f"step {rows[-1].last_step}, {words.wall_time(rows[-1].wall_ns)}: {sentence}")
+        if shows and added:
+            say(*screen.lines(rows, clock.wall_ns(), shortest(run.directory.path)))
         was_unwritten = unwritten
         unwritten = _unwritten(table, partial(watched.write, rows=rows))
         unwritten |= _unwritten(metrics, partial(write_gauges, run=now, rows=rows))
@@ -304,8 +339,8 @@ def look(run: Window, wall_ns: int, before: Sequence[Row] = ()) -> list[Row]:
     newest = max((int(log["step"][-1].as_py()) for log in steps.values() if len(log)), default=0)
     seen_step = before[-1].last_step if before else -1
     begin = min(seen_step + 1, newest + 1 - LEAST)
-    profiled = [step for window in live_windows.windows(run) for step in range(*window)]
-    compared, _ = all_ranks(run, [*range(begin), *profiled], steps, "watch", CHANCE, CLOCK_FRAC)
+    disturbed = [*range(begin), *live_windows.profiled_steps(run)]
+    compared, _ = all_ranks(run, disturbed, steps, "watch", CHANCE, CLOCK_FRAC)
     if compared is None or not compared.results["steps"]:
         return []
     results = compared.results

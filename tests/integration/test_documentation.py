@@ -162,7 +162,7 @@ def test_the_command_line_takes_every_command_of_the_documentation(
     (workdir / "train.py").touch()
     commands = [shlex.split(command, comments=True)[1:] for command in _commands()]
     assert len(commands) > 25
-    launching = {*launchers.names(), "sbatch"}
+    launching = {*launchers.names(), "sbatch", "look"}
     lines = [
         [verb, *(["--dry-run"] if verb in launching else []), *words]
         for verb, *words in commands

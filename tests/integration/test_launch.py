@@ -96,8 +96,9 @@ def test_a_launcher_is_one_file_in_a_folder_of_launchers(
     (workdir / "own" / "long.py").write_text("SUMMARY = (\n    'run it '\n    'all alone'\n)\n")
     (workdir / "own" / "helper.py").write_text("raise SystemExit('loaded')\n")
     assert "run it all alone" in run_clusterprof(["--help"], env=env).stdout
-    line = ["env", "--profiler=nsys", "--steps=2:4", "--step-on=loop:step", "--run-dir=run",
-            "--no-merge", "RANK=0", "WORLD_SIZE=1", "--", "python", "train.py"]  # fmt: skip
+    line = ["env", "--profiler=nsys", "--ranks=0", "--steps=2:4", "--step-on=loop:step",
+            "--run-dir=run", "--no-merge", "RANK=0", "WORLD_SIZE=1", "--", "python",
+            "train.py"]  # fmt: skip
     dry = run_clusterprof([line[0], "--dry-run", *line[1:]], env=env)
     assert "env 'RANK=***' 'WORLD_SIZE=***' python train.py" in dry.stdout, dry
     done = run_clusterprof(line, env=env)

@@ -19,6 +19,19 @@ from clusterprof.agent.contracts import paths
 pytestmark = pytest.mark.needs_torch
 
 PROGRAM = str(PROGRAMS / "looked_at.py")
+#: eighteen steps
+QUICK = """
+import time, torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(18):
+    time.sleep(0.02)
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
 
 
 def captured(running: Running) -> bool:
@@ -106,6 +119,24 @@ def test_of_sixteen_ranks_on_four_nodes_the_last_is_named_then_captured(
         folder = running.run / f"windows/2/ranks/{rank:05d}"
         not_reduced = "not_reduced" in state(running.run / "windows/2", rank)
         assert (folder / paths.TRACE).exists() == not_reduced, running.printed()
+
+
+def test_a_job_that_ends_before_its_capture_keeps_the_verdict_of_the_look(
+    run_clusterprof: Any, workdir: Path, torch_process: Warm
+) -> None:
+    """It ends with the window that is looked at: there is no step that could be captured."""
+    (workdir / "train.py").write_text(QUICK)
+    done = run_clusterprof(
+        ["run", "--profiler=torch", "--steps", "4:18", "--run-dir=run", "--",
+         *torch_process.launcher(2), workdir / "train.py"],
+        env={"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done
+    results = json.loads((workdir / "run" / paths.MERGED / paths.RESULTS).read_text())
+    assert results["shallow"]["ranks"] == [0, 1]
+    assert results["shallow"]["steps"], results["shallow"]
+    assert "no second window is captured:" not in done.stderr, done
+    assert done.stdout.startswith(results["verdict"].split(". ")[0]), done
 
 
 def test_rank_0_is_captured_at_once_where_there_is_nothing_to_look_at(warm_job: Job) -> None:

@@ -43,8 +43,8 @@ def test_a_rank_that_turns_slow_is_named_while_the_job_runs_and_afterwards(
 ) -> None:
     (workdir / "train.py").write_text(PROGRAM)
     argv = command.clusterprof(
-        ["run", "--watch", "2s", "--metrics", workdir / "job.prom", "--steps", "4:6",
-         "--profiler=none", "--run-dir", workdir / "run", "--",
+        ["look", "--watch", "2s", "--metrics", workdir / "job.prom", "--steps", "4:6",
+         "--run-dir", workdir / "run", "--",
          *torch_process.launcher(RANKS), workdir / "train.py"]
     )  # fmt: skip
     job = Running(argv, {"OMP_NUM_THREADS": "1"}, workdir / "out")
@@ -54,15 +54,19 @@ def test_a_rank_that_turns_slow_is_named_while_the_job_runs_and_afterwards(
     (workdir / "slow").touch()
     job.wait_until(lambda: "rank 2 (" in job.printed(), "named")
     shown = run_clusterprof(["status", workdir / "run"])
-    assert "rank 2 (" in shown.stdout, shown
+    assert "run --ranks late --wait" in shown.stdout, shown
     late = json.loads(run_clusterprof(["status", workdir / "run", "--json"]).stdout)["late"]
     assert [rank["rank"] for rank in late if rank["until_step"] is None] == [2]
     assert 'rank="2"' in (workdir / "job.prom").read_text()
     ordered = run_clusterprof(["capture", workdir / "run", "--when", "late > 5%"])
     assert "window 2 profiles ranks 2,0 " in ordered.stderr, ordered
+    ordered = run_clusterprof(["capture", workdir / "run", "--ranks", "late"])
+    assert "window 3 profiles ranks 2,0 " in ordered.stderr, ordered
     (workdir / "end").touch()
     assert job.ends() == 0, job.printed()
     printed = job.printed()
+    assert "no rank is profiled; flight recorders are saved after step 5" in printed
+    assert "(steps up to 5)" in printed
     results = json.loads((workdir / "run" / "merged" / "results.json").read_text())
     assert results["shallow"]["watch"]["looks"] >= 3
     (found,) = [f for f in results["findings"] if f["code"] == "straggler.shallow"]

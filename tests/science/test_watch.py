@@ -14,11 +14,13 @@ from lab.clock import ManualClock
 from simulate import Cause, Job
 from simulate.flight import leave, measured, recorded
 
-from clusterprof import run_directory, watched
+from clusterprof import merge_run, run_directory, watched, words
 from clusterprof.agent.contracts import paths, states
 from clusterprof.agent.contracts.timing import REAL
+from clusterprof.arguments import parse_ranks
 from clusterprof.cli import capture
 from clusterprof.collect import live_windows
+from clusterprof.collect.outcomes import is_looked_at
 from clusterprof.launch import watch
 from clusterprof.run_directory import Window
 from clusterprof.watched import Row
@@ -86,6 +88,40 @@ def took(log: pa.Table, first: int, end: int) -> float:
     """The mean of some steps of a log (ns)."""
     rows = [row for row in log.to_pylist() if first <= row["step"] < end]
     return float(np.mean([row["end_ns"] - row["begin_ns"] for row in rows]))
+
+
+def test_a_result_without_the_window_s_recorders_has_all_looks(tmp_path: Path) -> None:
+    run = run_of(tmp_path, LATE)
+    members = {"schema_version": 1, "window": [10, 15], "selection": parse_ranks("auto")._asdict(),
+               "profiler": {"name": "none"}, "began": "2026-01-02T03:04:05+00:00"}  # fmt: skip
+    run.directory.write_manifest(members)
+    rows = [row for wall_ns in (1, 2) for row in watch.look(run, wall_ns)]
+    # steps have become longer since, and what it lost then is a share of those
+    rows = [*rows, replace(rows[-1], wall_ns=3, first_step=175, last_step=199, rank=-1,
+                           step_ns=2 * rows[-1].step_ns)]  # fmt: skip
+    watched.write(watched.path_of(run.path), rows)
+    assert is_looked_at(run)
+    results = merge_run.merged(run, []).results
+    assert results["shallow"] is not None
+    assert results["shallow"]["watch"]["looks"] == 3
+    (found,) = [f for f in results["findings"] if f["code"] == "straggler.shallow"]
+    assert found["ranks"] == [5]
+    (late,) = watched.lateness(rows)
+    share = f"({words.percent(late.lateness_ns / late.step_ns)}"
+    assert share in late.sentence()
+    assert share in found["summary"]
+
+
+@pytest.mark.parametrize(("profiler", "steps"), [("none", 75), ("torch", 70)])
+def test_the_steps_of_a_window_in_which_no_rank_is_profiled_are_compared(
+    profiler: str, steps: int, tmp_path: Path
+) -> None:
+    run = run_of(tmp_path, LATE)
+    run.directory.write_manifest(
+        {"schema_version": 1, "window": [110, 115], "profiler": {"name": profiler},
+         "selection": parse_ranks("0")._asdict()}
+    )  # fmt: skip
+    assert watch.look(run, 1)[0].steps == steps
 
 
 @pytest.mark.parametrize("kind", HEALTHY)
@@ -219,8 +255,10 @@ def test_a_file_that_cannot_be_written_hides_no_rank_that_is_late_and_is_said_on
                 raise EOFError
 
     with pytest.raises(EOFError):
-        watch.watch_lateness(run, 600, tmp_path / "none" / "metrics.prom", Job())
+        watch.watch_lateness(run, 600, tmp_path / "none" / "metrics.prom", Job(), shows=True)
     text = capsys.readouterr().err
+    # the command that captures it stands below each look
+    assert text.count("--ranks late --wait\n") == 2
     assert "rank 5 (node0) is late by " in text
     assert text.count("metrics.prom cannot be written: No such file or directory") == 1
     assert len(watched.read(watched.path_of(run.directory.path))) == 2
@@ -271,6 +309,6 @@ def test_why_no_rank_saves_its_recorder_is_said_once_while_the_job_runs(
                 raise EOFError
 
     with pytest.raises(EOFError):
-        watch.watch_lateness(run, 600, None, Job())
+        watch.watch_lateness(run, 600, None, Job(), shows=True)
     text = capsys.readouterr().err
     assert text == "clusterprof: who is late cannot be determined so far: rank 0: it is off\n"

@@ -327,3 +327,27 @@ def test_steps_of_no_time_at_all_are_handed_over_before_they_take_memory(
         most = max(most, len(counter._pending))
     assert counter.count == 3 * MOST_PENDING
     assert most <= MOST_PENDING
+
+
+def test_what_the_writer_has_is_read_more_often_while_an_order_is_expected(
+    clock: ManualClock, outbox: Outbox
+) -> None:
+    counter, read_at = counting(outbox), []
+    counter.after_flush = lambda: read_at.append(clock.now())
+
+    def steps(seconds: float) -> int:
+        """How often the writer was read in so long, in steps of 10 ms."""
+        read_at.clear()
+        for _ in range(round(seconds * 100)):
+            clock.sleep(0.01)
+            counter.boundary()
+        return len(read_at)
+
+    assert steps(4) == 2
+    counter.expect(3)
+    assert 25 <= steps(3) <= 31
+    counter.expect(0)
+    assert steps(4) == 2
+    counter.expect(1)
+    steps(1)
+    assert steps(4) <= 3, "nothing came"

@@ -379,6 +379,23 @@ def test_a_window_begins_at_the_first_step_that_no_rank_has_begun_once_it_has_th
     assert live_windows.possible(run, 60, now_s).first == begun + 1
 
 
+@pytest.mark.parametrize("ahead_s", [-30.0, 0.0, 30.0])
+def test_an_order_that_ranks_expect_needs_no_host_s_clock(tmp_path: Path, ahead_s: float) -> None:
+    """Its log's time of writing tells how old it is where a host's clock is ahead of ours."""
+    run, now_s = job(tmp_path / "run"), time.time()
+    at_work(run, 0, 1000, 0.1, now_s + ahead_s)
+    os.utime(run.rank(0) / paths.STEPS, (now_s - 2, now_s - 2))
+    wait_s = 0.1 * (1 + live_windows.FASTER) + live_windows.SOON_ON_ITS_WAY_S
+    first = live_windows.possible(run, 0.1, now_s, now_s).first
+    assert first == pytest.approx(1000 + (max(2, -ahead_s) + wait_s) / 0.1, abs=3)
+
+
+def test_a_run_directory_that_cannot_be_written_has_no_time_of_its_server(tmp_path: Path) -> None:
+    run = job(tmp_path / "run")
+    assert live_windows.server_s(run) == pytest.approx(run.path.stat().st_mtime)
+    assert live_windows.server_s(Window.at(tmp_path / "none")) is None
+
+
 def paced(run: Window, rank: int, *stretches: tuple[int, int]) -> None:
     """The steps of a rank: stretches of so many, each of so many ms; from 500 on in blocks."""
     folder = run.rank(rank)

@@ -81,7 +81,7 @@ def test_where_no_rank_stands_out_each_stage_has_one() -> None:
 
 
 def test_looks_for_an_order_are_bounded_for_the_file_server() -> None:
-    assert plans.look_s(4) == 1.0
+    assert (plans.look_s(4), plans.look_s(64)) == (0.1, 0.25)
     for size in (256, 1024, 3840):
         assert size / plans.look_s(size) <= plans.LOOKS_A_SECOND
     assert plans.look_s(100_000) == plans.look_s(None) == 60.0
@@ -177,13 +177,35 @@ def test_an_order_that_came_too_late_is_repeated_a_few_times(
     assert all(each.is_auto for each in run.directory.later_windows())
 
 
+def test_a_look_alone_says_what_it_shows_and_orders_nothing(
+    run: Window, clock: ManualClock, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    clock.plan(0.5, lambda: Ranks(run, 0, clock))
+    monkeypatch.setattr(merge_run, "look", lambda _: look(1))
+    plan = SimpleNamespace(job=SimpleNamespace(world_size=2), window=StepWindow(10, 15))
+    watch.look_once(cast("planning.LaunchPlan", plan), run, clock)
+    sentence = "rank 1 delays the other ranks by 40.0 ms per step (steps up to 14)"
+    assert sentence in capsys.readouterr().err
+    assert run.directory.later_windows() == []
+
+
 def test_ranks_of_a_job_of_unknown_size_are_looked_for_until_they_come(
     run: Window, clock: ManualClock
 ) -> None:
-    clock.plan(2.5, lambda: Ranks(run, 0, clock))
+    clock.plan(2.45, lambda: Ranks(run, 0, clock))
     plan = SimpleNamespace(job=SimpleNamespace(world_size=None))
     assert watch.wait_for_ranks(cast("planning.LaunchPlan", plan), run, clock) == 2
-    assert clock.slept == [1.0, 1.0, 1.0]
+    assert clock.slept == pytest.approx([0.1] * 25)
+
+
+def test_a_job_that_takes_long_to_start_is_looked_at_less_often(
+    run: Window, clock: ManualClock
+) -> None:
+    clock.plan(600, lambda: Ranks(run, 0, clock))
+    plan = SimpleNamespace(job=SimpleNamespace(world_size=None))
+    assert watch.wait_for_ranks(cast("planning.LaunchPlan", plan), run, clock) == 2
+    assert max(clock.slept) == pytest.approx(plans.LEAST_S * watch.SLOWER)
 
 
 def test_ranks_that_leave_their_recorders_one_after_the_other_are_waited_for(
@@ -198,7 +220,7 @@ def test_ranks_that_leave_their_recorders_one_after_the_other_are_waited_for(
     assert watch.wait_for_ranks(cast("planning.LaunchPlan", plan), run, clock) == 4
     assert len(run.ranks()) == 3
     waited_s = clock.now() - began
-    assert 27 + watch.PATIENCE_S < waited_s < 30 + watch.PATIENCE_S
+    assert 27 + watch.PATIENCE_S < waited_s < 31 + watch.PATIENCE_S
 
 
 def test_clocks_that_the_probers_measure_are_waited_for_as_long_as_they_may_come(
@@ -268,9 +290,9 @@ def test_what_keeps_auto_from_a_second_window(job: dict[str, Any], capture: dict
 
 @pytest.mark.parametrize(
     ("given", "ranks"),
-    [({}, "auto"), ({"steps": "5:9"}, "0"), ({"steps": "5:9", "ranks": "auto"}, "auto")],
+    [({}, "auto"), ({"steps": "5:9"}, "auto"), ({"steps": "5:9", "ranks": "0"}, "0")],
 )
-def test_steps_that_are_named_are_captured_in_rank_0_unless_ranks_are_named_too(
+def test_steps_that_are_named_move_the_look_and_do_not_change_which_ranks_are_profiled(
     given: dict[str, str], ranks: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for variable, _ in settings.SETTINGS.values():

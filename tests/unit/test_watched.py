@@ -105,6 +105,14 @@ def test_looks_that_do_not_tell_whether_it_delays_name_no_rank_and_go_on_with_on
     assert late.lateness_ns == 4 * MS
 
 
+def test_a_rank_that_was_late_in_the_first_step_that_was_compared_was_so_from_the_start() -> None:
+    first, later = (watched.lateness([*look(0, row(3, 4.0, since=since))])[0] for since in (0, 50))
+    assert first.sentence().endswith("(40% of it) from the start")
+    assert later.sentence().endswith("(40% of it) since step 50")
+    (ended,) = watched.lateness([*look(0, row(3, 4.0, until=40))])
+    assert ended.sentence().endswith("from the start, until step 41")
+
+
 SHALLOW: ShallowResults = {
     "ranks": [0, 1], "missing": [], "steps": [3, 4], "step_ns": 10 * MS, "by": "durations",
     "suspects": [], "nodes": [], "groups": [], "stages": [],
@@ -123,6 +131,7 @@ def test_the_looks_join_what_the_window_shows() -> None:
     }
     (suspect,) = joined["suspects"]
     assert (suspect["rank"], suspect["since_step"], suspect["until_step"]) == (3, 150, None)
+    assert suspect["step_ns"] == 10 * MS
 
 
 def test_a_rank_that_was_late_in_the_window_is_late_no_longer_than_the_looks_show() -> None:

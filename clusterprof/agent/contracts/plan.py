@@ -29,9 +29,11 @@ MOST_BEGIN_S = 16
 LOOK_NS = 500_000_000
 MB = 1_000_000
 
-#: So many looks for an order a file server sees each second of a job that waits for one: as many
-#: as of 4,000 ranks that look once a minute, as all ranks do at all times.
-LOOKS_A_SECOND = 64
+#: So many looks for an order a file server sees each second of a job that waits for one, mostly for
+#: two seconds: a small part of what it answers.
+LOOKS_A_SECOND = 256
+#: No rank looks more often: of what is to be quicker than that more is waited for than looks.
+LEAST_S = 0.1
 #: After the window by which the ranks of the next one are chosen, an order is looked for so often
 #: for so long.
 SOON_S = 120.0
@@ -318,7 +320,7 @@ def next_order(run: str, number: int) -> Optional[LaterWindow]:
 
 def look_s(world_size: Optional[int]) -> float:
     """How often a rank looks for an order that is to come soon, in a job of this size."""
-    return MOST_S if world_size is None else min(MOST_S, max(1.0, world_size / LOOKS_A_SECOND))
+    return MOST_S if world_size is None else min(MOST_S, max(LEAST_S, world_size / LOOKS_A_SECOND))
 
 
 def is_window(value: Any) -> bool:

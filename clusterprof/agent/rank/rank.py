@@ -239,7 +239,7 @@ class Rank:
 
     def expect_order(self, count: int) -> int:
         """`--ranks auto`: the first window has ended, and an order for the second one may come."""
-        counter.flush()
+        counter.expect(plans.SOON_S)
         self.outbox.say("expect", every_s=plans.look_s(self.me.world_size))
         return -1
 
@@ -255,6 +255,7 @@ class Rank:
 
     def obey(self, order: LaterWindow) -> None:
         """Take part in one later window, or have its state say why not."""
+        counter.expect(0)
         outbox = self.outbox.of_window(order.number)
         plan = self.plan._replace(
             window=order.steps, selection=order.selection, profiler=order.profiler

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: A step that ends this long after the last time hands the new ones to the writer.
 FLUSH_NS = 2_000_000_000
+#: The same while an order for a window is expected, which the writer then has at any moment.
+SOON_NS = 100_000_000
 #: So many steps are handed over at once, however short they are.
 MOST_PENDING = 10_000
 #: A wall clock that was set by less is left as it is in the log: steps take milliseconds.
@@ -80,6 +82,8 @@ class Counter:
         #: (begin, end) by the monotonic clock of the steps that were not handed over yet
         self._pending: List[Tuple[int, int]] = []
         self._flush_at = 0
+        #: until then an order is expected
+        self._soon_until = 0
         self._counted: Optional[ref[Any]] = None
         #: steps of the counted optimizer, and those of them since another one stepped
         self._own = 0
@@ -237,6 +241,11 @@ class Counter:
             if self.after_flush is not None:
                 self.after_flush()
 
+    def expect(self, seconds: float) -> None:
+        """An order may come within so long: read what the writer has more often, from now on."""
+        self._soon_until = self._now_ns() + int(seconds * 1e9)
+        self.flush()
+
     def hurry(self) -> None:
         """Have `between` called at the end of this step."""
         self._flush_at = 0
@@ -280,7 +289,8 @@ class Counter:
     def flush(self) -> None:
         """Hand the new steps to the process that writes the log."""
         pending, self._pending = self._pending, []
-        self._flush_at = self._now_ns() + FLUSH_NS
+        now = self._now_ns()
+        self._flush_at = now + (SOON_NS if now < self._soon_until else FLUSH_NS)
         self._plan()
         if self.outbox is not None and pending:
             self.outbox.steps(self.count - len(pending), pending)

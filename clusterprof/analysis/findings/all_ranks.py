@@ -19,7 +19,7 @@ from clusterprof.analysis.findings.finding import (
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.hardware import Compared, Difference
-from clusterprof.results import Finding, ShallowResults, Suspect, compared_step_ns
+from clusterprof.results import Finding, ShallowResults, Suspect, step_while_late_ns
 from clusterprof.words import listed, ms, percent, ranks as rank_list
 
 TIER = Tier.REST
@@ -68,7 +68,8 @@ def _finding(dataset: Dataset, shallow: ShallowResults, suspects: list[Suspect])
     watched run, and `bound` is how far that may be wrong. It is 0 where the suspects may not delay
     their peers' work. `late_steps` None: late in all from `since_step` to `until_step`.
     """
-    ranks, worst, step_ns = [s["rank"] for s in suspects], suspects[0], compared_step_ns(shallow)
+    ranks, worst = [s["rank"] for s in suspects], suspects[0]
+    step_ns = step_while_late_ns(shallow, worst)
     since, until, late_steps = worst["since_step"], worst["until_step"], worst["late_steps"]
     of_run = _share_of_run(shallow, worst) if worst["delays"] else 0.0
     saved = round(min(worst["lateness_ns"], step_ns) * of_run)
@@ -136,7 +137,7 @@ def _peers(shallow: ShallowResults, late: Suspect) -> list[int]:
 
 
 def _summary(shallow: ShallowResults, suspects: list[Suspect]) -> str:
-    worst, step = suspects[0], compared_step_ns(shallow)
+    worst, step = suspects[0], step_while_late_ns(shallow, suspects[0])
     ranks = [suspect["rank"] for suspect in suspects]
     # who is behind by more than a step is waited for no longer than that
     late = min(worst["lateness_ns"], step or worst["lateness_ns"])
