@@ -25,6 +25,8 @@ from clusterprof.results import ShallowResults, Suspect, WatchEntry
 CHRONIC = 3
 #: a table of a look a minute over a month, several ranks late in each, is smaller
 MOST_BYTES = 64 << 20
+#: a row's `delays` where the steps' pace told it
+BY_PACE = 2
 #: no step is counted so high, and no time in ns is so long
 _BEYOND = 1 << 63
 
@@ -47,7 +49,8 @@ class Row:
     #: how long its peers waited for it per step, and how far that may be wrong (ns)
     lateness_ns: int = 0
     bound_ns: int = 0
-    #: 1: its peers' work was delayed by as much; 0: whether it was cannot be determined
+    #: 1: its peers' work was delayed by as much; 2: steps were longer by as much than before; 0:
+    #: whether anything was delayed cannot be determined
     delays: int = 0
     #: the first and the last of the steps in which it was late
     since_step: int = 0
@@ -90,6 +93,8 @@ class Late:
     #: those that have no late step in common, and in how many steps it was late
     looks: int
     steps: int
+    #: the lateness is how much longer steps were than before
+    by_pace: bool = False
 
     @property
     def end_step(self) -> int:
@@ -114,6 +119,8 @@ class Late:
             "late_steps": None,
             "delays": True,
             "line": None,
+            "looked_steps": self.steps,
+            "by_pace": self.by_pace,
         }
 
     def sentence(self) -> str:
@@ -223,6 +230,7 @@ def _late(rows: Sequence[Row], until_step: int | None, *, is_over: bool = False)
         step_ns=sum(row.step_ns * row.late_steps for row in telling) / steps,
         looks=_apart(rows),
         steps=_once(telling),
+        by_pace=any(row.delays == BY_PACE for row in telling),
     )  # fmt: skip
 
 
@@ -261,6 +269,7 @@ def over_the_run(shallow: ShallowResults, rows: Sequence[Row]) -> ShallowResults
         "last_step": max(row.last_step for row in rows),
         "steps": _step_count(look[0].all_steps for look in looks),
         "step_ns": looks[-1][0].step_ns,
+        "late_ranks": sorted({row.rank for row in rows if row.rank >= 0}),
     }
     late = [rank.suspect(first_step) for rank in _by_rank(lateness(rows))]
     # of one that was late in the window's steps the looks tell until when as well

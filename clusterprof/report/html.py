@@ -193,6 +193,11 @@ def _saving(finding: Finding) -> list[dict[str, Any]]:
         stated = " (stated)" if view == saving["stated"] else ""
         cells = [f"{words.milliseconds(ns, 2)} ms" for ns in (step, without, step - without)]
         rows.append({"name": name + stated, "cells": cells})
+    if looks := saving.get("looks"):
+        name = f"{words.percent(looks['share'])} of the lateness in {looks['steps']} steps (stated)"
+        step, saved_ns = saving["window"]["step_ns"], finding["saved_ns_per_step"]
+        cells = [f"{words.milliseconds(ns, 2)} ms" for ns in (step, step - saved_ns, saved_ns)]
+        rows.append({"name": name, "cells": cells})
     return rows
 
 

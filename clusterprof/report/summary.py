@@ -490,6 +490,13 @@ def saving(finding: Finding) -> list[str]:
         f"of chance, and of the ranks' alignment ({words.duration(entry['clocks_ns'])})."
     )
     sentences = [replayed]
+    if looks := entry.get("looks"):
+        late = words.with_bound(looks["lateness_ns"], looks["bound_ns"])
+        share = f"{words.percent(looks['share'])} ±{words.percent(looks['share_uncertainty'])}"
+        sentences.append(
+            f"In {looks['steps']} steps without a profiler the rank was late by {late} per step; "
+            f"of a lateness the step loses {share} by the replay, and as much is stated here."
+        )
     if entry["net_of"]:
         names = [f"{cause['code']} ({words.ranks(cause['ranks'])})" for cause in entry["net_of"]]
         sentences.append(

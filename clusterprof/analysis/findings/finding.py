@@ -128,7 +128,7 @@ def finding(
         job_of(dataset).weighed[code.code, tuple(ranks), round(saved_ns)] = saved
     hit = np.flatnonzero(costs_ns > limits.WARNING_FRAC * costs_ns.max(initial=0.0))
     often = recurrence(len(hit), len(costs_ns))
-    if saved and not saved.paced and often == "once":
+    if saved and not (saved.paced or saved.looks) and often == "once":
         at_most = "info"
     share = min(max(saved_ns / step_ns, 0.0), 1.0)
     if saved and at_most != "info" and lies.least_ns <= 0 and severity(share) != "info":
@@ -177,7 +177,7 @@ def severity(share: float) -> Severity:
 def _saving(saved: Saved, clocks_ns: float) -> Saving:
     """Where a saving is from."""
     base, long = saved.base_ns, saved.base_long_ns
-    return {
+    entry: Saving = {
         "window": {"step_ns": round(base), "without_ns": round(base - saved.window_ns)},
         "long_run": {"step_ns": round(long), "without_ns": round(long - saved.long_ns)},
         "stated": "long_run" if saved.long_run else "window",
@@ -185,6 +185,13 @@ def _saving(saved: Saved, clocks_ns: float) -> Saving:
         "clocks_ns": round(clocks_ns),
         "net_of": [{"code": code, "ranks": list(ranks)} for code, ranks in saved.base.repaired],
     }
+    if looks := saved.looks:
+        entry["stated"] = "looks"
+        entry["looks"] = {
+            "steps": looks.steps, "lateness_ns": looks.lateness_ns, "bound_ns": looks.bound_ns,
+            "share": round(looks.share, 4), "share_uncertainty": round(looks.share_error, 4),
+        }  # fmt: skip
+    return entry
 
 
 def _worded(dataset: Dataset, text: str) -> str:
@@ -265,7 +272,7 @@ def of_step(dataset: Dataset, saved: Saved) -> str:
 def of_saving(dataset: Dataset, saved: Saved) -> str:
     """The same; of what the window has in few steps, how long in those."""
     hit, count = np.flatnonzero(saved.hit), len(saved.by_step_ns)
-    if saved.paced or not len(hit) or recurrence(len(hit), count) == "persistent":
+    if saved.looks or saved.paced or not len(hit) or recurrence(len(hit), count) == "persistent":
         return of_step(dataset, saved)
     much = words.ms(min(float(saved.by_step_ns[hit].mean()), float(dataset.durations[hit].mean())))
     if len(hit) == 1:
