@@ -219,7 +219,39 @@ class Combined(TypedDict):
     remaining_ns: list[int]
 
 
-class Finding(TypedDict):
+#: what a row of the evidence is from
+EvidenceSource = Literal["window", "looks", "step logs", "replay", "flight recorders", "hardware"]
+
+
+class EvidenceRow(TypedDict):
+    """One value that sentences rest on, per step (ns)."""
+
+    #: from 1, by which findings and sentences name it
+    number: int
+    source: EvidenceSource
+    #: "step", "lateness", "cost" or "saving"
+    what: str
+    ranks: list[int]
+    #: the first and the last step, and how many; None and 0: those of whole step logs
+    first_step: int | None
+    last_step: int | None
+    steps: int
+    value_ns: int
+    #: from where to where it lies; None where that is not known
+    least_ns: int | None
+    most_ns: int | None
+    #: a profiler was there in these steps, or in some of them
+    profiler: bool
+
+
+class NamesRows(TypedDict, total=False):
+    """What is left out where a run has no `evidence_table`."""
+
+    #: the numbers of the rows that it rests on
+    rows: list[int]
+
+
+class Finding(NamesRows):
     """One finding, with its cost, confidence, evidence and recommendation."""
 
     code: str
@@ -253,7 +285,7 @@ class Finding(TypedDict):
     next: str
 
 
-class Sentence(TypedDict):
+class Sentence(NamesRows):
     """A sentence of the verdict, and what it is of."""
 
     #: the finding that it is the first sentence of, or the second; `unknown`: it says that
@@ -479,7 +511,13 @@ class ShallowResults(OverTheRun):
     stages: list[list[int]]
 
 
-class Results(TypedDict):
+class EvidenceOfRun(TypedDict, total=False):
+    """What is left out where reports alone were merged: all evidence is of their window then."""
+
+    evidence_table: list[EvidenceRow]
+
+
+class Results(EvidenceOfRun):
     """The whole of results.json."""
 
     schema_version: int

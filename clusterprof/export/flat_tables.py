@@ -31,7 +31,7 @@ from clusterprof.report.text import spreadsheet_cell
 from clusterprof.results import Finding, OperationEntry, RankEntry
 
 #: what is not exported: paths of the machine that merged; command lines; what has parts of its own
-_LEFT_OUT = {"source", "next", "evidence", "saving"}
+_LEFT_OUT = {"source", "next", "evidence", "saving", "rows"}
 _TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}
 
 #: a kernel is launch-bound where this part of its calls at least began on a stream that had

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 from simulate import Cause, Job, simulate
@@ -14,7 +15,7 @@ from clusterprof.align.lateness import host_clock
 from clusterprof.analysis.findings import undisturbed
 from clusterprof.analysis.model.shallow import Shallow, all_ranks
 from clusterprof.analysis.model.what_if import what_ifs
-from clusterprof.report import html, summary
+from clusterprof.report import html, results_json, summary, text
 from clusterprof.results import Finding, Results
 from clusterprof.study import Study, study
 from clusterprof.watched import Row
@@ -133,7 +134,75 @@ def test_looks_that_could_not_show_it_contradict_no_window(rows: list[Row]) -> N
 def test_the_page_and_the_text_say_what_a_saving_by_looks_rests_on() -> None:
     made = study_with(JOB, looks(3, 5.0))
     found = straggler(made.results)
-    text = " ".join(summary.saving(found))
-    assert "In 400 steps without a profiler the rank was late by 5.00 ±" in text
+    sentences = " ".join(summary.saving(found))
+    assert "In 400 steps without a profiler the rank was late by 5.00 ±" in sentences
     page = html.render(made.results, made.collectives, made.lanes, title="run")
     assert "of the lateness in 400 steps (stated)" in page
+
+
+# --- the table of all evidence
+
+
+def rows_named(results: Results, numbers: list[int]) -> list[tuple[str, str, list[int], bool]]:
+    rows = {row["number"]: row for row in results["evidence_table"]}
+    return [
+        (row["source"], row["what"], row["ranks"], row["profiler"])
+        for row in (rows[number] for number in numbers)
+    ]
+
+
+def test_each_sentence_and_each_finding_names_the_rows_that_it_rests_on() -> None:
+    results = study_with(JOB, looks(3, 5.0)).results
+    found = straggler(results)
+    assert rows_named(results, found["rows"]) == [
+        ("window", "step", [3, 5], True),
+        ("looks", "lateness", [3], False),
+        ("window", "cost", [3], True),
+        ("replay", "saving", [3], True),
+    ]
+    assert results["headline"][0]["rows"] == found["rows"]
+    (lateness,) = [row for row in results["evidence_table"] if row["what"] == "lateness"]
+    assert (lateness["first_step"], lateness["last_step"], lateness["steps"]) == (0, 399, 400)
+    assert lateness["value_ns"] == 5 * MS
+    assert lateness["least_ns"] is not None
+    assert lateness["least_ns"] < 5 * MS
+    (saving,) = [row for row in results["evidence_table"] if row["source"] == "replay"]
+    assert (saving["value_ns"], saving["least_ns"], saving["most_ns"]) == (
+        found["saved_ns_per_step"], found["saved_least_ns"], found["saved_most_ns"]
+    )  # fmt: skip
+    assert [row["number"] for row in results["evidence_table"]] == [
+        *range(1, 1 + len(results["evidence_table"]))
+    ]
+
+
+def test_that_no_look_shows_a_rank_late_is_a_row_of_its_finding() -> None:
+    results = study_with(JOB, looks(-1, 0.0)).results
+    named = rows_named(results, straggler(results)["rows"])
+    assert ("looks", "step", [*range(8)], False) in named
+
+
+def test_a_sentence_of_no_finding_names_what_compared_the_ranks() -> None:
+    results = study_with(replace(JOB, causes=()), looks(-1, 0.0)).results
+    assert results["headline"][0]["code"] == "none"
+    sources = [source for source, *_ in rows_named(results, results["headline"][0]["rows"])]
+    assert sources == ["window", "flight recorders", "looks"]
+
+
+def test_reports_alone_have_no_table_and_their_findings_name_no_rows() -> None:
+    results = study(simulate(JOB)[0]).results
+    assert "evidence_table" not in results
+    assert not any("rows" in finding for finding in results["findings"])
+
+
+def test_the_page_has_the_rows_and_links_to_them_and_the_text_a_footnote(tmp_path: Path) -> None:
+    made = study_with(JOB, looks(3, 5.0))
+    page = html.render(made.results, made.collectives, made.lanes, title="run")
+    for row in made.results["evidence_table"]:
+        assert f'id="evidence-{row["number"]}"' in page
+    for number in straggler(made.results)["rows"]:
+        assert page.count(f'<a href="#evidence-{number}">') >= 2
+    count = len(made.results["evidence_table"])
+    printed = text.render(made.results)
+    assert f"{count} rows at the end of the page, and in results.json" in " ".join(printed.split())
+    results_json.write(tmp_path / "results.json", made.results)
+    assert results_json.read(tmp_path / "results.json") == made.results
