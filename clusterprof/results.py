@@ -172,7 +172,25 @@ class Repaired(TypedDict):
     ranks: list[int]
 
 
-class Saving(TypedDict):
+class LooksSaving(TypedDict):
+    """A saving by the looks at a running job: a share of how late the rank was in their steps."""
+
+    #: how many steps, in which no profiler was
+    steps: int
+    lateness_ns: int
+    bound_ns: int
+    #: which part of a lateness the step loses, by the window's replay, and how far it may be wrong
+    share: float
+    share_uncertainty: float
+
+
+class SavingOfLooks(TypedDict, total=False):
+    """What is left out where the looks do not tell a saving."""
+
+    looks: LooksSaving
+
+
+class Saving(SavingOfLooks):
     """Where `saved_ns_per_step` is from: replays of one graph with and without the cause."""
 
     #: the mean of the window's steps
@@ -180,8 +198,8 @@ class Saving(TypedDict):
     #: the same steps again and again, so that queued work hides nothing for ever
     long_run: Replayed
     #: which of both is stated: the long run where the pace without the profiler is known, or where
-    #: queued work hides the cause in the window
-    stated: Literal["window", "long_run"]
+    #: queued work hides the cause in the window; `looks` where these have shown the rank late
+    stated: Literal["window", "long_run", "looks"]
     #: what the window's steady-state steps save, one after the other
     each_ns: list[int]
     #: what the clocks add to the uncertainty: by how much the saving changes within their bounds
@@ -201,7 +219,39 @@ class Combined(TypedDict):
     remaining_ns: list[int]
 
 
-class Finding(TypedDict):
+#: what a row of the evidence is from
+EvidenceSource = Literal["window", "looks", "step logs", "replay", "flight recorders", "hardware"]
+
+
+class EvidenceRow(TypedDict):
+    """One value that sentences rest on, per step (ns)."""
+
+    #: from 1, by which findings and sentences name it
+    number: int
+    source: EvidenceSource
+    #: "step", "lateness", "cost" or "saving"
+    what: str
+    ranks: list[int]
+    #: the first and the last step, and how many; None and 0: those of whole step logs
+    first_step: int | None
+    last_step: int | None
+    steps: int
+    value_ns: int
+    #: from where to where it lies; None where that is not known
+    least_ns: int | None
+    most_ns: int | None
+    #: a profiler was there in these steps, or in some of them
+    profiler: bool
+
+
+class NamesRows(TypedDict, total=False):
+    """What is left out where a run has no `evidence_table`."""
+
+    #: the numbers of the rows that it rests on
+    rows: list[int]
+
+
+class Finding(NamesRows):
     """One finding, with its cost, confidence, evidence and recommendation."""
 
     code: str
@@ -235,7 +285,7 @@ class Finding(TypedDict):
     next: str
 
 
-class Sentence(TypedDict):
+class Sentence(NamesRows):
     """A sentence of the verdict, and what it is of."""
 
     #: the finding that it is the first sentence of, or the second; `unknown`: it says that
@@ -376,7 +426,16 @@ class WhileLate(TypedDict, total=False):
     step_ns: int
 
 
-class Suspect(WhileLate):
+class LateInLooks(WhileLate, total=False):
+    """What is left out where the window's own flight recorders show a suspect."""
+
+    #: over how many steps, in which no profiler was, its lateness is the mean
+    looked_steps: int
+    #: its lateness is how much longer steps were than before; else how long its peers waited
+    by_pace: bool
+
+
+class Suspect(LateInLooks):
     """A rank that makes others wait, by the flight recorders of all ranks."""
 
     rank: int
@@ -415,7 +474,14 @@ class ShallowNode(TypedDict):
     suspects: list[int]
 
 
-class WatchEntry(TypedDict):
+class LateRanks(TypedDict, total=False):
+    """What files of earlier versions do not have."""
+
+    #: all that were late in any look, whether that delayed others or not
+    late_ranks: list[int]
+
+
+class WatchEntry(LateRanks):
     """In which steps all ranks were looked at while the job ran (`--watch`)."""
 
     looks: int
@@ -583,6 +649,8 @@ class OfTheRun(TypedDict, total=False):
     hardware: list[HardwareEntry]
     run_size: RunSize
     pauses: PausesResults
+    #: not there where reports alone were merged: all evidence is of their window then
+    evidence_table: list[EvidenceRow]
 
 
 class Results(OfTheRun):

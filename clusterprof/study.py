@@ -18,7 +18,7 @@ from clusterprof.align.lateness import joined
 from clusterprof.align.match import contradicted, match, numbered, tolerance
 from clusterprof.align.placing import place
 from clusterprof.align.waiting_kernels import as_exchanges, waiting_kernels
-from clusterprof.analysis.findings import communication
+from clusterprof.analysis.findings import communication, evidence_table
 from clusterprof.analysis.findings.finding import of_the_window, pace
 from clusterprof.analysis.findings.registry import all_findings, combined
 from clusterprof.analysis.findings.verdict import verdict
@@ -154,6 +154,7 @@ def study(
         results["run_size"] = run_size
     if interruptions is not None:
         results["pauses"] = interruptions
+    evidence_table.add_to(results)
     return Study(
         results,
         dataset.placed,

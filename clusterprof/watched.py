@@ -23,6 +23,9 @@ from clusterprof import words
 from clusterprof.agent.contracts import files, paths
 from clusterprof.results import ShallowResults, Suspect, WatchEntry
 
+#: a row's `delays` where the steps' pace told it
+BY_PACE = 2
+
 
 @dataclass(frozen=True)
 class Row:
@@ -42,7 +45,8 @@ class Row:
     #: how long its peers waited for it per step, and how far that may be wrong (ns)
     lateness_ns: int = 0
     bound_ns: int = 0
-    #: 1: its peers' work was delayed by as much; 0: whether it was cannot be determined
+    #: 1: its peers' work was delayed by as much; 2: steps were longer by as much than before; 0:
+    #: whether anything was delayed cannot be determined
     delays: int = 0
     #: the first and the last of the steps in which it was late
     since_step: int = 0
@@ -87,6 +91,8 @@ class Late:
     steps: int
     #: it was late in the run's first step that was compared
     from_start: bool = False
+    #: the lateness is how much longer steps were than before
+    by_pace: bool = False
 
     @property
     def end_step(self) -> int:
@@ -112,6 +118,8 @@ class Late:
             "delays": True,
             "line": None,
             "step_ns": round(self.step_ns),
+            "looked_steps": self.steps,
+            "by_pace": self.by_pace,
         }
 
     def sentence(self) -> str:
@@ -217,6 +225,7 @@ def _late(rows: Sequence[Row], until_step: int | None, *, is_over: bool = False)
         step_ns=sum(row.step_ns * row.late_steps for row in telling) / steps,
         looks=_apart(rows),
         steps=_once(telling),
+        by_pace=any(row.delays == BY_PACE for row in telling),
     )  # fmt: skip
 
 
@@ -255,6 +264,7 @@ def over_the_run(shallow: ShallowResults, rows: Sequence[Row]) -> ShallowResults
         "last_step": max(row.last_step for row in rows),
         "steps": _step_count(look[0].all_steps for look in looks),
         "step_ns": looks[-1][0].step_ns,
+        "late_ranks": sorted({row.rank for row in rows if row.rank >= 0}),
     }
     late = [rank.suspect(first_step) for rank in _by_rank(lateness(rows))]
     # of one that was late in the window's steps the looks tell until when as well

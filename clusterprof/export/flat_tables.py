@@ -77,7 +77,7 @@ def _of_entries(entries: Sequence[Any], form: type) -> pa.Table:
     columns = {}
     for name, kind in get_type_hints(form).items():
         # paths of the machine that merged; command lines; what has parts of its own
-        if name in {"source", "next", "evidence", "saving"}:
+        if name in {"source", "next", "evidence", "saving", "rows"}:
             continue
         values = [entry[name] for entry in entries]
         if get_origin(kind) is list:

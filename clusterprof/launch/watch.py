@@ -362,7 +362,7 @@ def _row(late: Suspect, of_look: Row, steps: Mapping[int, pa.Table], before: Seq
     if not late["delays"] and (healthy := _healthy(late["rank"], first, since, before)):
         # what its lateness delays is how much longer steps are since it began
         longer = lengthened(steps, healthy, range(since, until + 1), CHANCE)
-        much = (*longer, 1) if longer is not None else much
+        much = (*longer, watched.BY_PACE) if longer is not None else much
     step_ns = round(mean_step(steps, np.arange(since, until + 1)))
     return Row(
         of_look.wall_ns, first, last, of_look.steps, step_ns,

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from clusterprof import hardware, pauses, words
 from clusterprof.results import (
     UNBOUNDED_NS,
+    EvidenceRow,
     Finding,
     GroupEntry,
     HardwareEntry,
@@ -190,6 +191,18 @@ class Summary:
         if leading is not None:
             headline = sorted(headline, key=lambda sentence: not _is_of(sentence, leading))
         return [sentence["text"] for sentence in headline]
+
+    @property
+    def verdict_rows(self) -> list[int]:
+        """The numbers of the evidence's rows that the verdict rests on; [] where there are none."""
+        return sorted(
+            {n for sentence in self.results["headline"] for n in sentence.get("rows", ())}
+        )
+
+    @property
+    def evidence_rows(self) -> list[dict[str, object]]:
+        """The rows of the evidence as texts; [] where there are none."""
+        return [_evidence_row(row) for row in self.results.get("evidence_table", ())]
 
     def not_in_verdict(self, finding: Finding) -> str:
         """A finding's summary without the sentences that the verdict has."""
@@ -578,6 +591,13 @@ def saving(finding: Finding) -> list[str]:
         f"of chance, and of the ranks' alignment ({words.duration(entry['clocks_ns'])})."
     )
     sentences = [replayed]
+    if looks := entry.get("looks"):
+        late = words.with_bound(looks["lateness_ns"], looks["bound_ns"])
+        share = f"{words.percent(looks['share'])} ±{words.percent(looks['share_uncertainty'])}"
+        sentences.append(
+            f"In {looks['steps']} steps without a profiler the rank was late by {late} per step; "
+            f"of a lateness the step loses {share} by the replay, and as much is stated here."
+        )
     if entry["net_of"]:
         names = [f"{cause['code']} ({words.ranks(cause['ranks'])})" for cause in entry["net_of"]]
         sentences.append(
@@ -745,3 +765,18 @@ def natural(name: str) -> list[tuple[int, str]]:
     """Sorts numbers in names by their value."""
     runs = re.findall(r"\d+|\D+", name)
     return [(int(run), "") if run.isdecimal() else (-1, run) for run in runs]
+
+
+def _evidence_row(row: EvidenceRow) -> dict[str, object]:
+    """One row of the evidence as texts."""
+    steps = f"{row['steps']}" if row["steps"] else "all that are logged"
+    if row["steps"] and row["first_step"] is not None:
+        steps += f" ({row['first_step']} to {row['last_step']})"
+    lies = ""
+    if row["least_ns"] is not None and row["most_ns"] is not None:
+        lies = f"{words.ms(row['least_ns'])} to {words.ms(row['most_ns'])}"
+    return {
+        "number": row["number"], "source": row["source"], "what": row["what"],
+        "ranks": words.numbers(row["ranks"]), "steps": steps, "value": words.ms(row["value_ns"]),
+        "lies": lies, "profiler": "yes" if row["profiler"] else "no",
+    }  # fmt: skip

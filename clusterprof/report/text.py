@@ -62,6 +62,11 @@ def render(results: Results, *, colour: bool = False, width: int = 100) -> str:
     page.paragraph()
     for warning in results["warnings"]:
         page.sentence(words.plain(warning), 9, "warning", style="warning")
+    page.paragraph()
+    if evidence := results.get("evidence_table"):
+        sources = words.listed(dict.fromkeys(row["source"] for row in evidence))
+        where = "at the end of the page, and in results.json (evidence_table)"
+        page.sentence(f"evidence by {sources}: {len(evidence)} rows {where}", style="quiet")
     return page.text()
 
 

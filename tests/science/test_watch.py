@@ -69,13 +69,13 @@ def test_what_a_lateness_of_hosts_that_run_ahead_delays_is_how_much_longer_steps
     run.directory.write_manifest({"schema_version": 1, "window": [10, 15]})
     leave(run, late, watched=True)
     (row,) = watch.look(run, 1)
-    assert (row.rank, row.delays) == (5, 1)
+    assert (row.rank, row.delays) == (5, watched.BY_PACE)
     assert row.since_step == pytest.approx(150, abs=2)
     assert row.lateness_ns == pytest.approx(more_ns, abs=row.bound_ns)
     assert row.lateness_ns == pytest.approx(more_ns, rel=0.05)
     # where a look begins with it, the steps of the look before tell
     (row,) = watch.look(run, 2, [Row(1, 100, row.since_step - 1, 50, MS)])
-    assert (row.rank, row.delays, row.since_step) == (5, 1, row.first_step)
+    assert (row.rank, row.delays, row.since_step) == (5, watched.BY_PACE, row.first_step)
     assert row.lateness_ns == pytest.approx(more_ns, abs=row.bound_ns)
     # of a rank that was late before, they do not
     (row,) = watch.look(
@@ -170,7 +170,7 @@ def test_hosts_whose_clocks_are_not_known_are_not_compared_by_them(tmp_path: Pat
     assert watch.look(run_of(tmp_path / "gloo", replace(apart, on_host=True)), 1) == []
     # durations need no clock; whether a lead is carried on is then told by the pace
     (row,) = watch.look(run_of(tmp_path / "nccl", apart), 1)
-    assert (row.rank, row.since_step, row.delays) == (5, 150, 1)
+    assert (row.rank, row.since_step, row.delays) == (5, 150, watched.BY_PACE)
 
 
 #: on processors, each node's clock is off and gains on the others'

@@ -128,10 +128,12 @@ def test_the_looks_join_what_the_window_shows() -> None:
         "last_step": 199,
         "steps": 200,
         "step_ns": 10 * MS,
+        "late_ranks": [3],
     }
     (suspect,) = joined["suspects"]
     assert (suspect["rank"], suspect["since_step"], suspect["until_step"]) == (3, 150, None)
     assert suspect["step_ns"] == 10 * MS
+    assert (suspect["looked_steps"], suspect["by_pace"]) == (50, False)
 
 
 def test_a_rank_that_was_late_in_the_window_is_late_no_longer_than_the_looks_show() -> None:

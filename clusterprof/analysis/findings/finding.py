@@ -146,7 +146,8 @@ def finding_of_repair(
     # where queued work hides it, the longer step to come
     step_ns = max(job.step_ns if saved.paced or not saved.long_run else saved.of_ns, 1.0)
     share = min(max(saved_ns / step_ns, 0.0), 1.0)
-    at_most: Severity = "info" if often == "once" and not saved.paced else say.at_most
+    known = bool(saved.paced or saved.looks)
+    at_most: Severity = "info" if often == "once" and not known else say.at_most
     level = min(severity(lies.least_ns / step_ns), at_most, key=_LEVELS.index)
     if at_most != "info" and lies.least_ns <= 0 and severity(share) != "info":
         say = say._replace(summary=_doubted(say.summary, saved, lies))
@@ -174,7 +175,7 @@ def finding_of_repair(
 def _saving(saved: Saved, clocks_ns: float) -> Saving:
     """Where a saving is from."""
     base, long = saved.base_ns, saved.base_long_ns
-    return {
+    entry: Saving = {
         "window": {"step_ns": round(base), "without_ns": round(base - saved.window_ns)},
         "long_run": {"step_ns": round(long), "without_ns": round(long - saved.long_ns)},
         "stated": "long_run" if saved.long_run else "window",
@@ -182,6 +183,13 @@ def _saving(saved: Saved, clocks_ns: float) -> Saving:
         "clocks_ns": round(clocks_ns),
         "net_of": [{"code": code, "ranks": list(ranks)} for code, ranks in saved.base.repaired],
     }
+    if looks := saved.looks:
+        entry["stated"] = "looks"
+        entry["looks"] = {
+            "steps": looks.steps, "lateness_ns": looks.lateness_ns, "bound_ns": looks.bound_ns,
+            "share": round(looks.share, 4), "share_uncertainty": round(looks.share_error, 4),
+        }  # fmt: skip
+    return entry
 
 
 def _doubted(summary: str, saved: Saved, lies: Interval) -> str:
@@ -276,7 +284,7 @@ def of_step(dataset: Dataset, saved: Saved) -> str:
 def of_saving(dataset: Dataset, saved: Saved) -> str:
     """The same; of what the window has in few steps, how long in those."""
     hit, count = np.flatnonzero(saved.hit), len(saved.by_step_ns)
-    if saved.paced or not len(hit) or recurrence(len(hit), count) == "persistent":
+    if saved.looks or saved.paced or not len(hit) or recurrence(len(hit), count) == "persistent":
         return of_step(dataset, saved)
     much = words.ms(min(float(saved.by_step_ns[hit].mean()), float(dataset.durations[hit].mean())))
     if len(hit) == 1:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from clusterprof.analysis import findings
-from clusterprof.analysis.findings import all_ranks, profiler_overhead, unprofiled
+from clusterprof.analysis.findings import all_ranks, profiler_overhead, undisturbed, unprofiled
 from clusterprof.analysis.findings.finding import Code, Repair, Tier, finding_of_repair, job_of
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import LEAST_STEADY, Dataset
@@ -33,6 +33,8 @@ from clusterprof.results import Combined, Finding
 _Weighed = tuple[tuple[str, tuple[int, ...]], Saved]
 #: the finding modules in the order in which they run
 MODULES: list[Any] = []
+#: those of a rank that was profiled
+STRAGGLERS = ("straggler.host", "straggler.gpu")
 #: every code that a finding can carry
 CODES: dict[str, Code] = {}
 
@@ -116,7 +118,16 @@ def weigh(dataset: Dataset) -> list[tuple[Repair, Saved]]:
                 repaired = (*lengths.repaired, (best.code.code, best.ranks))
                 lengths = replace(saved[best].without, repaired=repaired)
     job.repaired = lengths.repaired
-    return weighed
+    return [(repair, _by_looks(dataset, repair, saved)) for repair, saved in weighed]
+
+
+def _by_looks(dataset: Dataset, repair: Repair, saved: Saved) -> Saved:
+    """What a repair saves, by the looks at the running job where they tell it of its one rank."""
+    if repair.code.code not in STRAGGLERS or len(repair.ranks) != 1:
+        return saved
+    looks = undisturbed.lateness_in_looks(dataset, job_of(dataset), repair.ranks[0], saved)
+    alone = saved.by_looks(looks, saved.alone) if saved.alone else None
+    return replace(saved.by_looks(looks), alone=alone)
 
 
 def _first_turn(repairs: list[Repair]) -> list[Repair]:

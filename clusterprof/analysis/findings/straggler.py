@@ -14,7 +14,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from clusterprof.analysis.findings import causes
+from clusterprof.analysis.findings import causes, undisturbed
 from clusterprof.analysis.findings.causes import beyond_lengths
 from clusterprof.analysis.findings.finding import (
     Code,
@@ -333,6 +333,8 @@ class _Late:
         saved = replace(saved, long_run=saved.long_run or hidden)
         # by what it would save to leave the work out that their repair spreads, they delay others
         lost = replace(self.tried(saved.base), long_run=saved.long_run) if self.moved else saved
+        if self.moved:
+            lost = saved.by_looks(saved.looks, lost)
         texts, rows = [self._delays(lost, hidden=hidden), *self.causes()], Evidence()
         if self.node:
             texts.append(f"They are {rank_list(self.ranks, limits.FEW)} of {named(self.node)}.")
@@ -343,6 +345,8 @@ class _Late:
                 texts.append(f"The work spread over all ranks saves {ms(saved.ns)}.")
             rows.append({"rank": self.ranks[0], "left_out_saves_ns_per_step": round(lost.ns)})
         say = self.say(texts, "excess_ns_per_step", rows)
+        if undisturbed.is_contradicted(self.dataset, tuple(self.ranks)):
+            say = say._replace(at_most="info", confidence=limits.ASSUMED)
         costs = np.full_like(lost.by_step_ns, lost.ns) if hidden else lost.by_step_ns
         return say._replace(hidden=hidden, costs=costs)
 
@@ -440,6 +444,10 @@ class _Late:
         late = f"{who} {verb} {'each other' if everyone else 'the other ranks'}"
         if saved.rare:
             return f"{late} in the window, and hardly in the steps before it."
+        if undisturbed.is_contradicted(dataset, tuple(self.ranks)):
+            return (
+                f"{late} in the window, and in no look without a profiler, which may be the cause."
+            )
         if saved.ns <= 0:
             return f"{late} in the window, and may do so without the profiler."
         if not hidden:

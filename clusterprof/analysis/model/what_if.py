@@ -49,6 +49,27 @@ PARTS: tuple[Part, ...] = ("host", "gpu")
 _MEASURED_FRAC = 1 / 8
 
 
+class Undisturbed(NamedTuple):
+    """How late a rank is in steps that no profiler disturbs, and what the step loses of it."""
+
+    steps: int
+    lateness_ns: int
+    bound_ns: int
+    #: what the step loses of a lateness, by the replay of a window, and how far that may be wrong
+    share: float
+    share_error: float
+
+    @property
+    def ns(self) -> float:
+        """What the step loses."""
+        return self.share * self.lateness_ns
+
+    @property
+    def errors_ns(self) -> tuple[float, float]:
+        """How far that may be wrong by the lateness, and by the share."""
+        return self.share * self.bound_ns, self.share_error * self.lateness_ns
+
+
 @dataclass(eq=False)
 class Saved:
     """What a what-if saves a step (ns): in the window, by steady step, and in the long run."""
@@ -74,6 +95,8 @@ class Saved:
     shares: Floats | None = None
     #: the same repair where nothing is repaired before it; None: nothing is
     alone: Saved | None = None
+    #: the cause by the looks at the running job, of which the saving is stated then
+    looks: Undisturbed | None = None
 
     def __post_init__(self) -> None:
         savings_ns = self.by_step_ns
@@ -86,6 +109,11 @@ class Saved:
         self.ns, self.of_ns = self.window_ns, self.base_ns
         if self.long_run:
             self.ns, self.of_ns = self.long_ns, self.base_long_ns
+        #: the stated saving over that of the replay
+        self.of_replay = 1.0
+        if self.looks and self.ns > 0:
+            stated = min(self.looks.ns, self.of_ns)
+            self.of_replay, self.ns = stated / self.ns, stated
         #: what it saves where nothing is repaired before it, as `ns`
         self.alone_ns = replace(self.alone, long_run=self.long_run).ns if self.alone else self.ns
         #: the larger of both views
@@ -98,6 +126,8 @@ class Saved:
     def errors_ns(self) -> Floats:
         """By how much less, and how much more, each of four unknowns may make it, [4, 2] (95%).
 
+        By looks, of five: how late the rank is and which share of that the step loses are in the
+        place of chance. What is unknown of the replay is so of the share.
         Another explanation of the pace, what queues hide or reveal, the model, and chance
         (`docs/findings.md`). Chance is by how much those steps differ in which it happens; a known
         pace tells the mean step, and so what differs as the steps do (a control variate).
@@ -114,8 +144,18 @@ class Saved:
         hidden = [-apart if self.long_run else apart] if self.paced or not self.long_run else []
         # beyond what clocks differ by nothing was wrong
         slower = (MOST_SLOWER - 1) * max(self.of_ns - self.ns, 0.0)
-        both = [(error, error) for error in (min(abs(self.ns) * _MEASURED_FRAC, slower), chance)]
-        return np.asarray([_sides(others), _sides(hidden), *both])
+        unlike = self.looks.errors_ns if self.looks else (chance,)
+        both = [(ns, ns) for ns in (min(abs(self.ns) * _MEASURED_FRAC, slower), *unlike)]
+        replayed = np.asarray([_sides(others), _sides(hidden)]) * self.of_replay
+        return np.asarray([*replayed, *both])
+
+    def by_looks(self, looks: Undisturbed | None, other: Saved | None = None) -> Saved:
+        """The same, or what `other` saves of the same cause, as looks tell of this one."""
+        other = other or self
+        if looks is None or self.ns <= 0:
+            return other
+        share = looks.share * other.ns / (self.ns / self.of_replay)
+        return replace(other, looks=looks._replace(share=share))
 
     @property
     def certain_ns(self) -> float:
@@ -136,6 +176,14 @@ def _shortened(lengths: Ints, before: Ints, after: Ints) -> Ints:
     """Lengths as much shorter as others got; below nothing only where they were, or those are."""
     least = np.minimum(np.minimum(lengths, after), 0)
     return np.asarray(np.maximum(lengths + after - before, least))
+
+
+def _partly(before: Ints, after: Ints, part: float) -> Ints:
+    """Lengths that get shorter by a part of what they do; by looks a cause may be less, or more."""
+    if part == 1.0:
+        return after
+    changed = np.rint((after - before) * part).astype(np.int64)
+    return np.asarray(np.maximum(before + changed, np.minimum(after, 0)))
 
 
 class WhatIfs:
@@ -250,9 +298,9 @@ class WhatIfs:
     def remaining_ns(self, repairs: Sequence[Saved], long_run: bool, ranks: Some = EVERY) -> float:
         """Some ranks' step with all of `repairs`, each as much shorter as it alone makes things."""
         own, run, woken = self.base.own, self.base.run, self.base.woken
-        for before, after in ((saved.base, saved.without) for saved in repairs):
-            own = _shortened(own, before.own, after.own)
-            run = _shortened(run, before.run, after.run)
+        for before, after, part in ((s.base, s.without, s.of_replay) for s in repairs):
+            own = _shortened(own, before.own, _partly(before.own, after.own, part))
+            run = _shortened(run, before.run, _partly(before.run, after.run, part))
             woken = np.where(after.woken == before.woken, woken, after.woken)
         explained = any(saved.without.explained and not saved.base.explained for saved in repairs)
         lengths = replace(self.base, own=own, run=run, woken=woken, explained=explained)

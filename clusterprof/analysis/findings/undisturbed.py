@@ -1,0 +1,116 @@
+"""What the looks at a running job say of a straggler that its capture shows.
+
+The capture's replay tells which share of a rank's lateness the step loses; the looks, over many
+steps without a profiler, how late it is. A rank that is late in the window alone, although looks
+could have shown it, is late by the profiler until something else shows it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from clusterprof.analysis.model import limits
+from clusterprof.analysis.model.accounts import call_of
+from clusterprof.analysis.model.dataset import Dataset
+from clusterprof.analysis.model.replay import Lengths
+from clusterprof.analysis.model.shallow import COMPUTED, students_t
+from clusterprof.analysis.model.what_if import Saved, Undisturbed, WhatIfs
+from clusterprof.columns import Bools, Floats, row_of
+from clusterprof.results import Suspect
+
+#: looks at fewer undisturbed steps than these confirm a window, and do not contradict it
+ENOUGH_STEPS = 50
+#: how often an interval may miss the truth on one side
+_CHANCE = 0.025
+
+
+def lateness_in_looks(
+    dataset: Dataset, job: WhatIfs, rank: int, saved: Saved
+) -> Undisturbed | None:
+    """Return what a rank's repair saves by the looks; None where they do not tell.
+
+    The share of its lateness that the step loses is what the repair saves over how long the
+    profiled peers wait for it, both in the replay; `saved` is of this rank alone.
+    """
+    late = _late_in_looks(dataset, rank)
+    if late is None or saved.rare or saved.ns <= 0:
+        return None
+    share, unsure = 1.0, 0.0
+    if not late.get("by_pace"):
+        caused = lateness_ns(dataset, job, rank, saved.base)
+        if caused.mean() < limits.LEAST_FRAC * dataset.step_ns:
+            return None
+        share = saved.ns / float(caused.mean())
+        unsure = _unsure(saved.by_step_ns, caused)
+    return Undisturbed(
+        late.get("looked_steps", 0), late["lateness_ns"], late["bound_ns"], share, unsure
+    )
+
+
+def lateness_ns(dataset: Dataset, job: WhatIfs, rank: int, lengths: Lengths) -> Floats:
+    """Return by how much each steady-state step's profiled peers wait for a rank at least (ns).
+
+    As the flight recorders' lateness is computed (`model/shallow`): the longest of a step's waits
+    of the peer that waits least, but for what the rank waits itself. In the replay of `lengths`.
+    """
+    replay, c = job.job, dataset.collectives
+    begin = len(replay.host_rank)
+    starts = replay.times(lengths)[begin : begin + len(replay.rank)]
+    members = np.flatnonzero(replay.joined)
+    call = call_of(dataset)[replay.activity[members]]
+    members, call = members[c.synchronising[call]], call[c.synchronising[call]]
+    place, step = replay.rank[members], replay.step[members]
+    last = np.full(c.collective.max(initial=0) + 1, np.iinfo(np.int64).min)
+    np.maximum.at(last, c.collective[call], starts[members])
+    waited = (last[c.collective[call]] - starts[members]).astype(float)
+    k = int(row_of(dataset.ranks, np.asarray([rank]))[0])
+    with_k = np.isin(c.collective[call], c.collective[call[place == k]])
+    computed = with_k & np.isin(c.operation[call].astype(str), COMPUTED)
+    longest, own = np.zeros((2, len(dataset.ranks), len(replay.steps)))
+    np.maximum.at(longest, (place[computed], step[computed]), waited[computed])
+    np.add.at(own, (place[with_k], step[with_k]), waited[with_k])
+    others = _peers(place[computed], k, len(dataset.ranks))
+    caused = longest[others].min(axis=0, initial=np.inf) - own[k]
+    caused = np.where(np.isfinite(caused), np.maximum(caused, 0.0), 0.0)
+    return job.by_steady_step(caused, float(caused.mean()))
+
+
+def _peers(places: np.ndarray, k: int, count: int) -> Bools:
+    """Which ranks have calls in common with rank `k` (all of these places have)."""
+    with_calls = np.zeros(count, bool)
+    with_calls[places] = True
+    with_calls[k] = False
+    return with_calls
+
+
+def _unsure(saved: Floats, caused: Floats) -> float:
+    """Return how far the share may be wrong, by how savings vary beside the lateness (95%).
+
+    The variance of a ratio of means (Cochran, Sampling Techniques, 1977, section 6.4).
+    """
+    n, mean = saved.size, float(caused.mean())
+    if n < 2:
+        return 1.0
+    apart = saved - saved.mean() / mean * caused
+    return float(students_t(_CHANCE, n - 1) * apart.std(ddof=1) / np.sqrt(n) / mean)
+
+
+def _late_in_looks(dataset: Dataset, rank: int) -> Suspect | None:
+    """How the looks have ended with this rank late; None where they have not."""
+    suspects = dataset.shallow["suspects"] if dataset.shallow else []
+    for late in suspects:
+        is_over = late["until_step"] is not None
+        if late["rank"] == rank and "looked_steps" in late and late["delays"] and not is_over:
+            return late
+    return None
+
+
+def is_contradicted(dataset: Dataset, ranks: tuple[int, ...]) -> bool:
+    """Whether looks at enough undisturbed steps show none of these ranks late, as a window does."""
+    shallow = dataset.shallow
+    watch = shallow.get("watch") if shallow else None
+    if shallow is None or watch is None or watch["steps"] < ENOUGH_STEPS:
+        return False
+    shown = {*watch.get("late_ranks", ()), *(late["rank"] for late in shallow["suspects"])}
+    compared = {rank for group in shallow["groups"] for rank in group["ranks"]}
+    return shown.isdisjoint(ranks) and compared.issuperset(ranks)
