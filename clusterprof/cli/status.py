@@ -121,9 +121,10 @@ def _watched(looks: Sequence[watched.Row]) -> list[str]:
     if not looks:
         return []
     late = watched.lateness(looks)
-    lines = ["", *(rank.sentence() for rank in late[-_LATE_SHOWN:])]
-    if len(late) > _LATE_SHOWN:
-        before = words.counted(len(late) - _LATE_SHOWN, "time")
+    sentences = watched.sentences(late)
+    lines = ["", *sentences[-_LATE_SHOWN:]]
+    if len(sentences) > _LATE_SHOWN:
+        before = words.counted(len(sentences) - _LATE_SHOWN, "time")
         lines.insert(1, f"ranks were late {before} before:")
     if all(rank.until_step is not None for rank in late):
         last = looks[-1]
