@@ -306,9 +306,9 @@ def progress(before: Path, after: Path) -> dict[int, int | None]:
 
     newest = []
     for folder in (before, after):
-        flight = read_dumps(find_dumps(folder))
-        rank, record = (flight.entries[name].to_numpy() for name in ("rank", "record"))
-        newest.append({each: int(record[rank == each].max()) for each in {*rank.tolist()}})
+        entries = read_dumps(find_dumps(folder)).entries
+        rows = entries.group_by("rank").aggregate([("record", "max")]).to_pylist()
+        newest.append({row["rank"]: row["record_max"] for row in rows})
     first, last = newest
     return {
         rank: max(last[rank] - first[rank], 0) if rank in last else None for rank in sorted(first)

@@ -78,7 +78,7 @@ def parser(verb: str) -> Parser:
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     """List ranks, or gather dumps and print what they show; 0, or 1 where there is nothing."""
     arguments = parser(verb).parse_args([*own, *(program or ())])
-    every_s = watch_seconds(arguments.every)
+    every_s = _seconds(arguments.every)
     if arguments.what and (arguments.pipes or arguments.dumps):
         raise UsageError("a PID or DIR says itself where pipes and dumps are: leave out --pipes")
     if arguments.what and Path(arguments.what).is_dir():
@@ -100,12 +100,19 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     return shown(folder, arguments.json)
 
 
+def _seconds(text: str) -> int:
+    with contextlib.suppress(UsageError):
+        if seconds := watch_seconds(text):
+            return seconds
+    raise UsageError(f"--every {text!r} is no time", "write 30s, 10m or 1h, a day at most")
+
+
 def listed(ranks: Sequence[RunningRank]) -> int:
-    """Print the ranks of this user on this host, and what they allow."""
+    """Print the ranks of this user on this host, and what they allow; 0."""
     host = socket.gethostname()
     if not ranks:
         console.say(f"no Python process of yours on {host} has a rank (RANK, SLURM_PROCID, ...)")
-        return 1
+        return 0
     rows = [("rank", "pid", "launcher", "dumps on request", "recorder", "durations")]
     for rank in ranks:
         of_job = f" of {rank.world_size}" if rank.world_size else ""
@@ -139,15 +146,17 @@ def job_of(arguments: argparse.Namespace) -> Job:
         return _job_of_process(arguments.what, running.running_ranks())
     prefix = arguments.dumps or running.dumps_of(os.environ)
     try:
-        if arguments.pipes is None:
-            return Job({}, running.dumps_at(prefix), None)
-        pipes = running.pipes_of(arguments.pipes)
+        pipes = running.pipes_of(arguments.pipes) if arguments.pipes is not None else {}
+        dumps = {} if arguments.pipes is not None else running.dumps_at(prefix)
     except OSError as error:
         raise ReportError(f"{error.filename} cannot be read: {error.strerror}") from None
+    if dumps:
+        return Job({}, dumps, None)
     if not pipes:
+        name = f"dump {prefix}<rank>" if arguments.pipes is None else (
+            f"named pipe {arguments.pipes}<rank>.pipe")  # fmt: skip
         raise ReportError(
-            f"there is no named pipe {arguments.pipes}<rank>.pipe on this host",
-            "which ranks have one: clusterprof attach",
+            f"there is no {name} on this host", "which ranks have one: clusterprof attach"
         )
     return Job(pipes, {rank: Path(f"{prefix}{rank}") for rank in pipes}, None)
 
@@ -156,7 +165,7 @@ def _job_of_process(what: str, ranks: Sequence[RunningRank]) -> Job:
     """The job of a process: ranks of one size whose pipes and dumps are named alike."""
     own = next((rank for rank in ranks if what == str(rank.pid)), None)
     if own is None:
-        raise UsageError(
+        raise ReportError(
             f"{what} is neither a folder nor a Python process of yours with a rank on this host",
             "which there are: clusterprof attach",
         )
@@ -165,6 +174,8 @@ def _job_of_process(what: str, ranks: Sequence[RunningRank]) -> Job:
     if not pipes:
         advise(f"process {own.pid} has no pipe: nothing can be asked of its job")
     dumps = {r.rank: r.dump for r in same if r.rank in pipes or r.dump.is_file()}
+    if not dumps:
+        raise ReportError(f"the job of process {own.pid} has left no dump on this host either")
     return Job(pipes, dumps, own.world_size)
 
 

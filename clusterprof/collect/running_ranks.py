@@ -62,7 +62,8 @@ def running_ranks(proc: Path = Path("/proc")) -> list[RunningRank]:
     """
     by_pid = {}
     for folder in proc.iterdir():
-        if folder.name.isdecimal():
+        # we may be a task of srun ourselves
+        if folder.name.isdecimal() and folder.name != str(os.getpid()):
             with contextlib.suppress(OSError, ValueError):  # it has ended, or is another user's
                 rank = _running_rank(folder)
                 if rank is not None:

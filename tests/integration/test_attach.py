@@ -112,5 +112,6 @@ def test_dumps_that_lie_there_are_read_and_no_rank_is_asked(
     assert "AllReduce 10" in done.stdout
     assert "a call that was on its way looks like one that does not end" in done.stderr
     done = run_clusterprof(["attach", "--dumps", "none_", "-o", "other"])
-    assert done.returncode == 1
-    assert "no dump could be had" in done.stderr
+    assert done.returncode == 3
+    assert "there is no dump none_<rank> on this host" in done.stderr
+    assert not (workdir / "other").exists()

@@ -96,6 +96,7 @@ def test_what_is_no_rank_is_left_out(tmp_path: Path) -> None:
     process(tmp_path, 17, TORCHRUN)
     (tmp_path / "17" / "stat").write_text("17 (py")
     (tmp_path / "self").mkdir()
+    process(tmp_path, os.getpid(), TORCHRUN)  # clusterprof itself, as a task of srun
     assert [rank.pid for rank in running_ranks.running_ranks(tmp_path)] == [10]
 
 
@@ -107,23 +108,23 @@ def test_the_job_of_a_process_has_the_ranks_whose_files_are_named_alike(tmp_path
     ranks = running_ranks.running_ranks(tmp_path)
     job = attach._job_of_process("11", ranks)
     assert {*job.pipes} == {*job.dumps} == {3, 4}
-    with pytest.raises(UsageError, match="99 is neither a folder nor a Python process"):
+    with pytest.raises(ReportError, match="99 is neither a folder nor a Python process"):
         attach._job_of_process("99", ranks)
 
 
 def test_without_a_pipe_the_lines_for_the_next_time_are_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    process(tmp_path, 10, TORCHRUN | {"SECRET": "hunter2"})
+    process(tmp_path, 10, TORCHRUN | {"SECRET": "hunter2", "HOME": str(tmp_path)})
     ranks = running_ranks.running_ranks(tmp_path)
     assert attach.listed(ranks) == 0
-    job = attach._job_of_process("10", ranks)
-    assert job.pipes == {}
+    with pytest.raises(ReportError, match="has left no dump on this host either"):
+        attach._job_of_process("10", ranks)
     shown = capsys.readouterr()
     assert "torchrun  no " in shown.out
     assert "export TORCH_NCCL_DEBUG_INFO_PIPE_FILE=" in shown.err
     assert "hunter2" not in shown.out + shown.err
-    assert attach.listed([]) == 1
+    assert attach.listed([]) == 0
     assert "has a rank" in capsys.readouterr().err
 
 
@@ -232,3 +233,9 @@ def test_what_is_no_host_file_is_left_out(tmp_path: Path) -> None:
     for number, content in enumerate(("", "{}", '{"host": 1, "ranks": [], "asked_ns": []}', "[")):
         (tmp_path / f"host-{number}.json").write_text(content)
     assert attach._hosts(tmp_path) == ({}, [])
+
+
+@pytest.mark.parametrize("text", ["off", "0s", "3x", "", "99h"])
+def test_a_time_between_two_dumps_is_a_time(text: str) -> None:
+    with pytest.raises(UsageError, match="--every"):
+        attach.main("attach", ["--every", text], None)

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clusterprof.columns import Floats, Ints, coded, integers
+from clusterprof.columns import Floats, Ints, coded, integers, rows_by
 from clusterprof.ingest.flight.all_dumps import Flight
 from clusterprof.tables import STEPS
 
@@ -67,12 +67,12 @@ def _calls_of_all(flight: Flight) -> tuple[tuple[int, ...], Ints, Ints, Ints] | 
     """The collectives of one group that all ranks have: the ranks, the calls' numbers, kinds, and
     times [ranks, calls] (ns). Of several groups that with most calls; None for none.
     """
-    entries = flight.entries.filter(pc.invert(flight.entries["p2p"]))
+    alone = pc.or_(flight.entries["p2p"], pc.not_equal(flight.entries["part"], 0))
+    entries = flight.entries.filter(pc.invert(alone))
     rank, group, sequence = (integers(entries, name) for name in ("rank", "group", "sequence"))
     best: Ints = np.array([], np.int64)
-    for number in np.unique(group):
-        rows = np.flatnonzero((group == number) & (integers(entries, "part") == 0))
-        if {*rank[rows].tolist()} == {*flight.ranks} and rows.size > best.size:
+    for rows in rows_by(group).values():
+        if rows.size > best.size and {*rank[rows].tolist()} == {*flight.ranks}:
             best = rows
     numbers, counts = np.unique(sequence[best], return_counts=True)
     joint = numbers[counts == len(flight.ranks)]
