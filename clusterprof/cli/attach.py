@@ -193,8 +193,7 @@ def gather(job: Job, folder: Path, every_s: int, wait_s: int, clock: Clock = REA
             console.say(f"asking {words.ranks(job.pipes)} for a dump, {number} of {len(_ROUNDS)}")
             why = running.gather(job.pipes, job.dumps, round_folder, wait_s, clock)
         else:
-            copied = {r: running.copy(p, round_folder, r) for r, p in job.dumps.items()}
-            why = {rank: reason for rank, reason in copied.items() if reason}
+            why = _copied(job.dumps, round_folder)
         spans.append([began_ns, clock.wall_ns()])
         for rank, reason in why.items():
             console.say(f"rank {rank}: {reason}")
@@ -207,6 +206,23 @@ def gather(job: Job, folder: Path, every_s: int, wait_s: int, clock: Clock = REA
     about = {"host": host, "ranks": sorted(job.dumps), "asked_ns": spans}
     files.write_json(str(folder / f"host-{host}.json"), about, mode=0o600)
     return ranks
+
+
+def _copied(dumps: Mapping[int, Path], folder: Path) -> dict[int, str]:
+    """Copy dumps that lie there, and say when they were written: they may be another job's.
+
+    Returns, by rank, why one cannot be read. Raises OSError where the folder cannot be written.
+    """
+    copied = {rank: running.copy(dump, folder, rank) for rank, dump in dumps.items()}
+    why = {rank: reason for rank, reason in copied.items() if reason}
+    times_ns = list[int]()
+    for rank in dumps.keys() - why.keys():
+        with contextlib.suppress(OSError):
+            times_ns.append(dumps[rank].stat().st_mtime_ns)
+    if times_ns:
+        period = words.period(min(times_ns), max(times_ns))
+        console.say(f"dumps of {words.ranks(dumps.keys() - why.keys())}, written {period}")
+    return why
 
 
 def shown(folder: Path, as_json: bool) -> int:

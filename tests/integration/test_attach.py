@@ -110,6 +110,7 @@ def test_dumps_that_lie_there_are_read_and_no_rank_is_asked(
     done = run_clusterprof(["attach", "--dumps", "dump_", "-o", "look"])
     assert done.returncode == 0, done.stderr
     assert "AllReduce 10" in done.stdout
+    assert "dumps of rank 0, written 20" in done.stderr
     assert "a call that was on its way looks like one that does not end" in done.stderr
     done = run_clusterprof(["attach", "--dumps", "none_", "-o", "other"])
     assert done.returncode == 3
