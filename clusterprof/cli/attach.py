@@ -184,28 +184,33 @@ def gather(job: Job, folder: Path, every_s: int, wait_s: int, clock: Clock = REA
 
     Returns the ranks with a dump. Raises OSError where the folder cannot be written.
     """
-    host, spans, ranks = socket.gethostname(), list[list[int]](), list[int]()
+    host, spans, ranks, asked = socket.gethostname(), list[list[int]](), list[int](), set[int]()
     for number in _ROUNDS if job.pipes else _ROUNDS[:1]:
-        round_folder = folder / number
-        round_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         began_ns = clock.wall_ns()
-        if job.pipes:
-            console.say(f"asking {words.ranks(job.pipes)} for a dump, {number} of {len(_ROUNDS)}")
-            why = running.gather(job.pipes, job.dumps, round_folder, wait_s, clock)
-        else:
-            why = _copied(job.dumps, round_folder)
+        ranks = _round(job, folder / number, wait_s, clock)
         spans.append([began_ns, clock.wall_ns()])
-        for rank, reason in why.items():
-            console.say(f"rank {rank}: {reason}")
-        ranks = sorted({*(job.pipes or job.dumps)} - {*why})
+        asked |= {*ranks} & job.pipes.keys()  # whose process runs here
         if not ranks:
             console.say("no dump could be had")
             break
         if number != _ROUNDS[-1] and job.pipes:
             clock.sleep(every_s)
-    about = {"host": host, "ranks": sorted(job.dumps), "asked_ns": spans}
+    about = {"host": host, "ranks": sorted(asked), "asked_ns": spans}
     files.write_json(str(folder / f"host-{host}.json"), about, mode=0o600)
     return ranks
+
+
+def _round(job: Job, folder: Path, wait_s: int, clock: Clock) -> list[int]:
+    """Gather one dump of each rank, and say why there is none; returns the ranks with one."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if job.pipes:
+        console.say(f"asking {words.ranks(job.pipes)} for a dump, {folder.name} of {len(_ROUNDS)}")
+        why = running.gather(job.pipes, job.dumps, folder, wait_s, clock)
+    else:
+        why = _copied(job.dumps, folder)
+    for rank, reason in why.items():
+        console.say(f"rank {rank}: {reason}")
+    return sorted({*(job.pipes or job.dumps)} - {*why})
 
 
 def _copied(dumps: Mapping[int, Path], folder: Path) -> dict[int, str]:

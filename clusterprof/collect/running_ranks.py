@@ -156,7 +156,7 @@ def ask(pipe: Path) -> str | None:
         descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         if error.errno == errno.ENXIO:
-            return f"no process reads {pipe}: the rank has ended"
+            return f"no process here reads {pipe}: its rank has ended, or runs on another host"
         return f"{pipe}: {error.strerror}"
     try:
         if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):

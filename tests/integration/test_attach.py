@@ -97,7 +97,7 @@ def test_a_rank_that_has_ended_is_named_and_the_other_is_dumped(
     line = ["attach", "--pipes", "pipe_", "--dumps", "dump_", "--every", "1s", "-o", "look"]
     done = run_clusterprof(line)
     assert done.returncode == 0, done.stderr
-    assert "rank 0: no process reads pipe_0.pipe: the rank has ended" in done.stderr
+    assert "rank 0: no process here reads pipe_0.pipe: its rank has ended" in done.stderr
     assert "who is late cannot be determined from one rank" in done.stderr
 
 
