@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from clusterprof import console, folders, masking, run_directory, watched
+from clusterprof import console, folders, masking, run_directory, watched, words
 from clusterprof.agent.contracts import files, identity, paths
 from clusterprof.collect import live_windows
 from clusterprof.collect.outcomes import Outcome
@@ -421,6 +421,68 @@ def merge_dumps(dumps: Sequence[tuple[Path, int | None]], ranks: Mapping[Path, i
         "verdict": text.hang_verdict(diagnosis.causes, diagnosis.waiting),
         "warnings": flight.warnings,
     }
+
+
+def progress(before: Path, after: Path) -> dict[int, int | None]:
+    """How many calls each rank with a dump in one folder made until that in the other; None without
+    one there.
+
+    0 also for a rank whose program was started over between them. Raises ReportError.
+    """
+    from clusterprof.ingest.flight.all_dumps import find_dumps, read_dumps
+
+    newest = []
+    for folder in (before, after):
+        entries = read_dumps(find_dumps(folder)).entries
+        rows = entries.group_by("rank").aggregate([("record", "max")]).to_pylist()
+        newest.append({row["rank"]: row["record_max"] for row in rows})
+    first, last = newest
+    return {
+        rank: max(last[rank] - first[rank], 0) if rank in last else None for rank in sorted(first)
+    }
+
+
+def _reasons(missing: Sequence[MissingRank]) -> list[str]:
+    """Why dumps are missing, the first few."""
+    return [f"{lost['source']}: {lost['reason']}" for lost in missing[:4]]
+
+
+def merge_cycles(
+    dumps: Sequence[tuple[Path, int | None]],
+    hosts: Mapping[int, str],
+    disturbed_ns: Sequence[tuple[int, int]] = (),
+) -> Study:
+    """Compare the ranks of a job that runs, by dumps of their flight recorders alone.
+
+    Its steps are the cycles in which all ranks repeat their calls; those that overlap a time of
+    `disturbed_ns` (wall clock) are left out. Raises ReportError where nothing can be compared.
+    """
+    from clusterprof.align.clock.measured import RankReadings
+    from clusterprof.align.lateness import host_clock
+    from clusterprof.analysis.model.shallow import all_ranks as compared
+    from clusterprof.ingest.flight.all_dumps import read_dumps
+    from clusterprof.ingest.flight.cycles import cycles, within
+    from clusterprof.study import study
+
+    flight = read_dumps(dumps)
+    if len(flight.ranks) < 2:
+        reasons = (f"{words.ranks(flight.ranks)} alone has a dump", *_reasons(flight.missing))
+        raise ReportError("who is late cannot be determined from one rank", *reasons)
+    steps = cycles(flight)
+    if not steps:
+        raise ReportError(
+            "who is late cannot be determined: the dumps show no steps",
+            "a group of all ranks repeats its calls eight times or more where they do; a recorder "
+            "holds more with TORCH_NCCL_TRACE_BUFFER_SIZE=20000",
+        )
+    clock = host_clock(flight, {rank: RankReadings(hosts[rank]) for rank in hosts})
+    shallow = compared(flight, clock, steps, hosts, sorted(within(steps, disturbed_ns)))
+    if shallow.results["by"] == "nothing":
+        raise ReportError(
+            "who is late cannot be determined: NCCL measured no durations of collectives",
+            "next time, set TORCH_NCCL_ENABLE_TIMING=1 in the job script",
+        )
+    return study([], shallow=shallow)
 
 
 def save(made: Study, run: Window) -> None:

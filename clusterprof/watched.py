@@ -315,10 +315,34 @@ def _step_count(spans: Iterable[range]) -> int:
 
 def news(before: Sequence[Late], now: Sequence[Late]) -> list[str]:
     """What a look has changed, in sentences: who is late now, chronically, or no longer."""
+    was = {(late.rank, late.since_step): _state(late) for late in before}
+    changed = [late for late in now if was.get((late.rank, late.since_step)) != _state(late)]
+    return sentences(changed)
 
-    def state(late: Late) -> tuple[bool, bool]:
-        return late.is_over, late.is_chronic and not late.is_over
 
-    was = {(late.rank, late.since_step): state(late) for late in before}
-    changed = [late for late in now if was.get((late.rank, late.since_step)) != state(late)]
-    return [late.sentence() for late in changed]
+def _state(late: Late) -> tuple[bool, bool]:
+    return late.is_over, late.is_chronic and not late.is_over
+
+
+def sentences(late: Sequence[Late]) -> list[str]:
+    """A sentence for each node and each group whose ranks are late at the same time, the latest
+    rank first.
+
+    At the same time: what is late of it at all is late, or was until about the same step.
+    """
+    joint: dict[tuple[object, ...], list[Late]] = {}
+    for rank in late:
+        place = (rank.host,) if rank.host else ("", rank.group)
+        joint.setdefault((*place, rank.until_step, _state(rank)), []).append(rank)
+    return list(map(_sentence, joint.values()))
+
+
+def _sentence(late: Sequence[Late]) -> str:
+    """One node's late ranks, or one group's."""
+    first, *others = sorted(late, key=lambda rank: (-rank.lateness_ns, rank.rank))
+    if not others:
+        return first.sentence()
+    where = "this node" if first.host else f"group {words.plain(first.group)}"
+    tense = ("is", "are") if first.until_step is None else ("was", "were")
+    ranks = words.ranks(rank.rank for rank in others)
+    return f"{first.sentence()}; {ranks} of {where} {tense[len(others) > 1]} late as well"

@@ -170,8 +170,8 @@ def comes_late(run: Window, share: float, every_s: int, clock: Clock = REAL) -> 
         return [rank for rank in ranks if rank.lateness_ns > share * rank.step_ns]
 
     late = _awaited(run, look, every_s / 10, clock) or []
-    for rank in late:
-        say(rank.sentence())
+    for sentence in watched.sentences(late):
+        say(sentence)
     if not late:
         say(f"the job of {run.path} has ended, and no rank delayed the others by {least}")
     return sorted(late, key=lambda rank: -rank.lateness_ns)

@@ -21,6 +21,7 @@ VERBS = {
     "look": "look at all ranks of a job while it runs, and say which are late; profile none",
     "doctor": "check that profiling can work, on every node of the allocation",
     "status": "show how far each rank of a run is, while the job runs",
+    "attach": "look at a job that was not started under clusterprof, as far as torch lets one",
     "capture": "capture further steps of a job that runs, on any of its ranks",
     "collect": "finish an interrupted run: collect its reports, merge, print the verdict",
     "merge": "merge reports of several ranks; print which rank delays the others, and why",

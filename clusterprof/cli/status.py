@@ -130,11 +130,12 @@ def _watched(status: Status) -> list[str]:
         return []
     run = "" if status.ended else shortest(status.run)
     lines = ["", *screen.lines(status.looks, REAL.wall_ns(), run)]
-    ended = [rank for rank in watched.lateness(status.looks) if rank.until_step is not None]
+    late = [rank for rank in watched.lateness(status.looks) if rank.until_step is not None]
+    ended = watched.sentences(late)
     if len(ended) > _LATE_SHOWN:
         before = words.counted(len(ended) - _LATE_SHOWN, "time")
         lines.append(f"ranks were late {before} before:")
-    return [*lines, *(rank.sentence() for rank in ended[-_LATE_SHOWN:])]
+    return [*lines, *ended[-_LATE_SHOWN:]]
 
 
 def _later(window: WindowStatus) -> str:

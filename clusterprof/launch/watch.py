@@ -15,7 +15,7 @@ import contextlib
 import importlib
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -333,6 +333,7 @@ def look(run: Window, wall_ns: int, before: Sequence[Row] = ()) -> list[Row]:
 
     Of the steps after those of the looks `before`, or of the last `LEAST` where fewer are new.
     """
+    from clusterprof.analysis.model.joint_suspects import joint_suspects
     from clusterprof.merge_run import all_ranks
 
     steps = _steps(run)
@@ -346,28 +347,44 @@ def look(run: Window, wall_ns: int, before: Sequence[Row] = ()) -> list[Row]:
     results = compared.results
     first, last, count = results["steps"][0], results["steps"][-1], len(results["steps"])
     of_look = Row(wall_ns, first, last, count, results["step_ns"])
-    return [_row(late, of_look, steps, before) for late in results["suspects"]] or [of_look]
+    # what is late together makes steps longer once: it is stated of the first rank
+    first_ranks = {late[0]["rank"] for late in joint_suspects(results)}
+    rows = [_row(late, of_look, steps) for late in results["suspects"]]
+    rows = [
+        _with_cost(row, steps, before) if row.rank in first_ranks and not row.delays else row
+        for row in rows
+    ]
+    return rows or [of_look]
 
 
-def _row(late: Suspect, of_look: Row, steps: Mapping[int, pa.Table], before: Sequence[Row]) -> Row:
+def _row(late: Suspect, of_look: Row, steps: Mapping[int, pa.Table]) -> Row:
     """The row of one rank that is late by a look, of which `of_look` has no rank yet."""
     import numpy as np
 
-    from clusterprof.analysis.model.shallow import lengthened, mean_step
+    from clusterprof.analysis.model.shallow import mean_step
 
     first, last = of_look.first_step, of_look.last_step
     since = first if late["since_step"] is None else late["since_step"]
     until = last if late["until_step"] is None else late["until_step"]
     much = late["lateness_ns"], late["bound_ns"], int(late["delays"])
-    if not late["delays"] and (healthy := _healthy(late["rank"], first, since, before)):
-        # what its lateness delays is how much longer steps are since it began
-        longer = lengthened(steps, healthy, range(since, until + 1), CHANCE)
-        much = (*longer, watched.BY_PACE) if longer is not None else much
     step_ns = round(mean_step(steps, np.arange(since, until + 1)))
     return Row(
         of_look.wall_ns, first, last, of_look.steps, step_ns,
         late["rank"], late["host"] or "", late["group"], *much, since, until,
     )  # fmt: skip
+
+
+def _with_cost(row: Row, steps: Mapping[int, pa.Table], before: Sequence[Row]) -> Row:
+    """The row of a rank that others wait for, with how much longer steps are since it began: that
+    is what it delays. As it is where the steps do not tell.
+    """
+    from clusterprof.analysis.model.shallow import lengthened
+
+    healthy = _healthy(row.rank, row.first_step, row.since_step, before)
+    late = range(row.since_step, row.until_step + 1)
+    if not healthy or (longer := lengthened(steps, healthy, late, CHANCE)) is None:
+        return row
+    return replace(row, lateness_ns=longer[0], bound_ns=longer[1], delays=watched.BY_PACE)
 
 
 def _healthy(rank: int, first: int, since: int, before: Sequence[Row]) -> range:

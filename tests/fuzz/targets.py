@@ -53,6 +53,7 @@ from clusterprof.tables import RankTables
 from fuzz.spoil import ODD, Change, spoilt, spoilt_bytes
 
 FLIGHT = Path(__file__).parent.parent / "data/flight/nccl/recv"
+RUNNING = Path(__file__).parent.parent / "data/flight/pipe/timed"
 RECORDING = Path(__file__).parent.parent / "data/recordings/nsys-2025.3/ddp/rank1.sqlite.xz"
 #: s of processor time: a busy machine makes no input slow
 PATIENCE_S = 30
@@ -164,6 +165,30 @@ def flight_values(changes: Sequence[Change]) -> None:
     with folder() as at:
         (at / "rank_1").write_text(json.dumps(spoilt(flight()[1], changes)))
         joined(at)
+
+
+@functools.cache
+def cycling() -> tuple[bytes, dict[str, Any]]:
+    """Rank 0's dump of a job that ran, packed, and what rank 1's holds: each with 200 calls."""
+    good, bad = (
+        unpickled(gzip.decompress((RUNNING / f"rank_{rank}.gz").read_bytes())) for rank in (0, 1)
+    )
+    for dump in (good, bad):
+        dump["entries"] = dump["entries"][-200:]
+    return gzip.compress(json.dumps(good).encode(), 1), bad
+
+
+@target
+def flight_cycles(changes: Sequence[Change]) -> None:
+    """The values in a dump of a job that runs, whose steps are taken from its calls."""
+    good, bad = cycling()
+    with folder() as at, contextlib.suppress(ReportError):
+        (at / "rank_0.json.gz").write_bytes(good)
+        (at / "rank_1").write_text(json.dumps(spoilt(bad, changes)))
+        dumps = [(at / "rank_0.json.gz", 0), (at / "rank_1", 1)]
+        made = merge_run.merge_cycles(dumps, {0: "a", 1: "a"})
+        results_json.dumps(made.results)
+        text.render(made.results, colour=False, width=100).encode(errors="surrogateescape")
 
 
 @target

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ from studies import found_in
 from clusterprof import merge_run, run_directory
 from clusterprof.agent.contracts import paths, states
 from clusterprof.align.lateness import SHALLOW, host_clock
+from clusterprof.analysis.findings import all_ranks as findings_all_ranks
+from clusterprof.analysis.model.joint_suspects import joint_suspects
 from clusterprof.analysis.model.shallow import Shallow, all_ranks
 from clusterprof.arguments import parse_ranks
 from clusterprof.cli import merge
@@ -250,3 +253,107 @@ def test_dumps_that_cannot_be_used_are_named_and_the_rest_is_merged(
     ]
     assert any(bad.name in warning for warning in results["warnings"])
     assert [each["rank"] for each in results["shallow"]["suspects"]] == [3]
+
+
+#: 64 ranks, each tensor group on a node of its own
+MANY = replace(JOB, tp=8, ranks_per_host=8, causes=())
+NODE = (16, 17, 18, 19, 20, 21, 22, 23)
+
+
+def findings_of_many(job: Job) -> list[Any]:
+    return study([], shallow=compared(recorded(job))).results["findings"]
+
+
+@pytest.mark.parametrize("kind", ["host", "gpu_slow"])
+@pytest.mark.parametrize("per_host", [8, 4])
+def test_a_slow_rank_and_the_tensor_group_that_follows_it_are_one_finding(
+    kind: Any, per_host: int
+) -> None:
+    job = replace(MANY, causes=(Cause(kind, 21, 8 * MS),), ranks_per_host=per_host)
+    (finding,) = findings_of_many(job)
+    assert (finding["rank"], finding["ranks"]) == (21, [21])
+    assert finding["severity"] == "critical"
+    late = finding["evidence"]
+    assert late[0]["rank"] == 21
+    assert sorted(each["rank"] for each in late) == [*NODE]
+    follow = f"Rank 21 of node{21 // per_host} comes latest; ranks 16–20, 22–23 follow"
+    assert f"{follow} in group tensor 2." in finding["summary"]
+    assert "--ranks 21,16 " in finding["next"]
+
+
+@pytest.mark.parametrize("tensor", [True, False])
+def test_a_slow_node_is_one_finding_with_the_latest_rank_first(tensor: bool) -> None:
+    causes = tuple(Cause("host", rank, (8 + (rank == 19)) * MS) for rank in NODE)
+    job = replace(MANY, causes=causes)
+    (finding,) = findings_of_many(job if tensor else replace(job, dp=64, tp=1))
+    assert (finding["rank"], finding["ranks"]) == (None, [*NODE])
+    assert finding["evidence"][0]["rank"] == 19
+    assert finding["saved_ns_per_step"] == pytest.approx(9 * MS, rel=0.1)
+    latest = "Rank 19 of node2 comes latest; ranks 16–18, 20–23 of node2 are late as well."
+    assert latest in finding["summary"]
+    assert "--ranks 19,16," in finding["next"]
+
+
+def test_ranks_of_a_node_that_are_equally_late_have_no_first_one() -> None:
+    (finding,) = findings_of_many(
+        replace(MANY, causes=tuple(Cause("host", rank, 8 * MS) for rank in NODE))
+    )
+    assert "Ranks 16–23 of node2 are late together." in finding["summary"]
+
+
+@pytest.mark.parametrize("other", [42, 45])
+def test_slow_ranks_of_two_nodes_are_two_findings(other: int) -> None:
+    """45 is in one data group with 21, 42 in that of a rank that follows 21."""
+    causes = Cause("host", 21, 8 * MS), Cause("host", other, 6 * MS)
+    first, second = findings_of_many(replace(MANY, causes=causes))
+    assert (first["ranks"], second["ranks"]) == ([21], [other])
+    assert [{each["host"] for each in f["evidence"]} for f in (first, second)] == [
+        {"node2"},
+        {"node5"},
+    ]
+
+
+def test_equally_slow_ranks_that_one_group_waits_for_are_one_finding_with_both_nodes() -> None:
+    """Neither repaired alone would save anything."""
+    causes = Cause("host", 21, 8 * MS), Cause("host", 42, 8 * MS)
+    (finding,) = findings_of_many(replace(MANY, dp=64, tp=1, causes=causes))
+    assert finding["ranks"] == [21, 42]
+    assert "Rank 21 of node2 and rank 42 of node5 are late together." in finding["summary"]
+
+
+def test_a_node_s_ranks_that_are_late_at_other_times_are_two_findings() -> None:
+    halves = tuple(range(10, 20)), tuple(range(20, 30))
+    causes = tuple(Cause("host", 18 + k, 10 * MS, steps) for k, steps in enumerate(halves))
+    found = findings_of_many(replace(MANY, dp=32, tp=1, steps=20, causes=causes))
+    assert sorted(each["ranks"] for each in found) == [[18], [19]]
+
+
+def test_a_suspect_that_is_late_in_no_step_that_was_compared_is_one_alone() -> None:
+    """Looks and the window may be of other steps."""
+    shallow = compared(recorded(replace(MANY, causes=(Cause("host", 21, 8 * MS),)))).results
+    shallow["suspects"][1] |= {"since_step": 99, "until_step": 20}
+    shallow["suspects"][2]["late_steps"] = []
+    joint = [[s["rank"] for s in late] for late in joint_suspects(shallow)]
+    assert [*map(len, joint)] == [6, 1, 1]
+    assert joint[0][0] == 21
+
+
+def test_what_follows_a_rank_that_reports_have_named_is_no_finding_of_its_own() -> None:
+    shallow = compared(recorded(replace(MANY, causes=(Cause("host", 21, 8 * MS),)))).results
+    dataset: Any = SimpleNamespace(ranks=(21, 5), steps=(10, 11), shallow=shallow)
+    named: Any = {"code": "straggler.host", "ranks": [21]}
+    assert findings_all_ranks.find(dataset, [named]) == []
+
+
+def test_a_rank_that_became_late_after_its_own_window_is_named_all_the_same() -> None:
+    made = compared(recorded(replace(JOB, dp=4)))
+    (suspect,) = made.results["suspects"]
+    later: Any = {**made.results, "suspects": [{**suspect, "since_step": 900}]}
+    reports = simulate(replace(JOB, dp=4, causes=()))[0]
+    results = study(reports, shallow=replace(made, results=later)).results
+    assert results["headline"][0]["text"].startswith("Rank 3 delays the other ranks by ")
+    (finding,) = [f for f in results["findings"] if f["code"] == "straggler.shallow"]
+    assert (finding["ranks"], finding["severity"]) == ([3], "critical")
+    # of one that is late in the window's steps its report tells
+    captured = study(reports, shallow=made).results["findings"]
+    assert "straggler.shallow" not in [f["code"] for f in captured]

@@ -182,3 +182,31 @@ def test_a_row_of_many_steps_is_counted_at_once_and_a_field_too_long_ends_the_ta
     assert watched.read(path) == [most]
     watch = watched.over_the_run(SHALLOW, [most, replace(most, first_step=50)])["watch"]
     assert watch["steps"] == (1 << 62) + 1
+
+
+def test_ranks_of_one_node_are_one_line_with_the_latest_first() -> None:
+    own = replace(row(40, 5.0), host="node5")
+    late = [row(296, 4.0), own, row(301, 8.0), row(297, 4.0)]
+    lines = watched.news([], watched.lateness(look(0, *late)))
+    assert [line.split(" per step")[0] for line in lines] == [
+        "rank 40 (node5) is late by 5.00 ±0.50 ms",
+        "rank 301 (node37) is late by 8.00 ±0.50 ms",
+    ]
+    assert lines[1].endswith("; ranks 296–297 of this node are late as well")
+
+
+def test_ranks_of_unknown_nodes_are_one_line_for_each_group() -> None:
+    late = [replace(row(rank, 4.0), host="", group=f"tp {rank // 4}") for rank in (0, 1, 5)]
+    lines = watched.news([], watched.lateness(look(0, *late)))
+    assert [line.endswith("; rank 1 of group tp 0 is late as well") for line in lines] == [
+        True,
+        False,
+    ]
+
+
+def test_a_rank_that_joins_its_node_later_is_said_alone() -> None:
+    rows = look(0, row(3, 4.0))
+    before = watched.lateness(rows)
+    (line,) = watched.news(before, watched.lateness([*rows, *look(1, row(3, 4.0), row(4, 9.0))]))
+    assert line.startswith("rank 4 (node37)")
+    assert "as well" not in line

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
+from math import hypot
 
 from clusterprof import words
 from clusterprof.analysis.findings.finding import (
@@ -18,6 +20,7 @@ from clusterprof.analysis.findings.finding import (
 )
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset
+from clusterprof.analysis.model.joint_suspects import joint_group, joint_suspects
 from clusterprof.hardware import Compared, Difference
 from clusterprof.results import Finding, ShallowResults, Suspect, step_while_late_ns
 from clusterprof.words import listed, ms, percent, ranks as rank_list
@@ -32,7 +35,8 @@ CODES = (
         "In each step the members of a group wait for one rank (or several together), which was "
         "not profiled. Saved: at least what its peers wait for it in the longest of a step's "
         "calls. As information only: they wait for it in calls that may have been launched ahead, "
-        "and whether that delays their work cannot be determined from flight recorders alone.",
+        "and whether that delays their work cannot be determined from flight recorders alone. Late "
+        "ranks of one node or one group are one finding, with those that follow them.",
         "Flight recorders show when ranks call, not what they do. Batches of different length, or "
         "experts with more tokens, look like a slow rank if it is always the same one.",
         "Profile the rank and a peer of its group (--ranks): the command is in the finding.",
@@ -41,60 +45,71 @@ CODES = (
 
 
 def find(dataset: Dataset, earlier: Sequence[Finding] = ()) -> list[Finding]:
-    """Return the stragglers of all ranks, and who may be one, of each group together.
+    """Return the stragglers of all ranks, and who may be one: those that are late together at once.
 
-    Those that were late until some step are apart from those that still are, and those that are
-    late now and then in other steps from each other. Those that are named already are left out,
-    and those that were profiled beside others: of them their reports tell more.
+    Those that are named already are left out, with those that only follow them, and those that were
+    profiled beside others: of them their reports tell more.
     """
     shallow = dataset.shallow
     if shallow is None:
         return []
-    named = {*dataset.ranks} if len(dataset.ranks) > 1 else set[int]()
-    named.update(*(f["ranks"] for f in earlier if f["code"].startswith("straggler.")))
-    groups: dict[tuple[object, ...], list[Suspect]] = {}
-    for suspect in shallow["suspects"]:
-        if suspect["rank"] not in named:
-            late = tuple(suspect["late_steps"] or ())
-            key = (suspect["delays"], suspect["group"], suspect["until_step"], late)
-            groups.setdefault(key, []).append(suspect)
-    return [_finding(dataset, shallow, suspects) for suspects in groups.values()]
+    stragglers = {r for f in earlier if f["code"].startswith("straggler.") for r in f["ranks"]}
+    findings = []
+    for late in joint_suspects(shallow):
+        unknown = [
+            suspect
+            for suspect in late
+            if suspect["rank"] not in stragglers and not _captured(dataset, suspect)
+        ]
+        follow = late[0]["rank"] in stragglers and not any(s["delays"] for s in unknown)
+        if unknown and not follow:
+            findings.append(_finding(dataset, shallow, unknown))
+    return findings
 
 
-def _finding(dataset: Dataset, shallow: ShallowResults, suspects: list[Suspect]) -> Finding:
-    """Make one finding of suspects that `find` put together, worst first.
+def _captured(dataset: Dataset, suspect: Suspect) -> bool:
+    """Whether reports of a rank and of others have steps in which it was late: they tell more."""
+    if len(dataset.ranks) < 2 or suspect["rank"] not in dataset.ranks:
+        return False
+    since, until = suspect["since_step"] or 0, suspect["until_step"]
+    return any(since <= step <= (step if until is None else until) for step in dataset.steps)
 
-    Nothing is replayed: what is saved is the worst one's lateness, by its share of the steps of a
+
+def _finding(dataset: Dataset, shallow: ShallowResults, late: list[Suspect]) -> Finding:
+    """Make one finding of suspects that are late together, the first one first.
+
+    Nothing is replayed: what is saved is the first one's lateness, by its share of the steps of a
     watched run, and `bound` is how far that may be wrong. It is 0 where the suspects may not delay
-    their peers' work. `late_steps` None: late in all from `since_step` to `until_step`.
+    their peers' work. `late_steps` None: late in all from `since_step` to `until_step`. Those that
+    follow ranks which delay the others are in the summary and the evidence alone.
     """
-    ranks, worst = [s["rank"] for s in suspects], suspects[0]
-    step_ns = step_while_late_ns(shallow, worst)
-    since, until, late_steps = worst["since_step"], worst["until_step"], worst["late_steps"]
-    of_run = _share_of_run(shallow, worst) if worst["delays"] else 0.0
-    saved = round(min(worst["lateness_ns"], step_ns) * of_run)
-    bound = round(worst["bound_ns"] * of_run)
-    peers = [rank for rank in _peers(shallow, worst) if rank not in ranks]
-    differences = _hardware(dataset, worst["rank"])
-    whose = f"rank {worst['rank']}: " if len(suspects) > 1 else ""
+    first = late[0]
+    step_ns = step_while_late_ns(shallow, first)
+    ranks = [suspect["rank"] for suspect in late if suspect["delays"] or not first["delays"]]
+    since, until, late_steps = first["since_step"], first["until_step"], first["late_steps"]
+    of_run = _share_of_run(shallow, first) if first["delays"] else 0.0
+    saved = round(min(first["lateness_ns"], step_ns) * of_run)
+    bound = round(first["bound_ns"] * of_run)
+    differences = _hardware(dataset, first["rank"])
+    whose = f"rank {first['rank']}: " if len(late) > 1 else ""
     texts = [f"{words.capitalised(whose + difference.text)}." for difference in differences]
     say = Words(
-        summary=" ".join([_summary(shallow, suspects), *texts]),
+        summary=" ".join([_summary(shallow, late, ranks), *texts]),
         evidence=[
-            *({k: v for k, v in s.items() if v is not None} for s in suspects),
+            *({k: v for k, v in s.items() if v is not None} for s in late),
             *(difference.evidence for difference in differences),
         ],
-        confidence=limits.MEASURED if worst["delays"] else limits.ASSUMED,
+        confidence=limits.MEASURED if first["delays"] else limits.ASSUMED,
         rank=ranks[0] if len(ranks) == 1 else None,
         advice=_advice(differences),
-        follow_up=capture(dataset, [*sorted(ranks)[:2], *peers[:1]], profiler=lighter(dataset)),
+        follow_up=capture(dataset, _to_profile(shallow, late, ranks), profiler=lighter(dataset)),
         recurrence="persistent" if until is None and late_steps is None else "intermittent",
     )
-    first, last = since or 0, math.inf if until is None else until
+    begin, end = since or 0, math.inf if until is None else until
     steps = shallow["steps"] if late_steps is None else late_steps
     return finding(dataset, CODES[0], sorted(ranks), say) | {
         "severity": severity((saved - bound) / max(step_ns, 1)),
-        "steps": [step for step in steps if first <= step <= last],
+        "steps": [step for step in steps if begin <= step <= end],
         "cost_ns_per_step": saved,
         "share_of_step": round(saved / max(step_ns, 1), 4),
         "saved_ns_per_step": saved,
@@ -118,6 +133,17 @@ def _advice(differences: Sequence[Difference]) -> str:
     return " ".join([CODES[0].recommendation, *own]) if own else ""
 
 
+def _to_profile(shallow: ShallowResults, late: list[Suspect], ranks: list[int]) -> list[int]:
+    """The first rank, another that delays the others as well, and a peer that waits for the first.
+
+    One that is not late at all is the better peer.
+    """
+    following = [suspect["rank"] for suspect in late]
+    peers = [rank for rank in _peers(shallow, late[0]) if rank not in ranks]
+    peers.sort(key=lambda rank: rank in following)
+    return [*ranks[:1], *sorted(ranks[1:])[:1], *peers[:1]]
+
+
 def _share_of_run(shallow: ShallowResults, late: Suspect) -> float:
     """In what share of the steps of a watched run a rank was late; 1 where that is not known."""
     watch = shallow.get("watch")
@@ -136,30 +162,84 @@ def _peers(shallow: ShallowResults, late: Suspect) -> list[int]:
     ]  # fmt: skip
 
 
-def _summary(shallow: ShallowResults, suspects: list[Suspect]) -> str:
-    worst, step = suspects[0], step_while_late_ns(shallow, suspects[0])
-    ranks = [suspect["rank"] for suspect in suspects]
+def _summary(shallow: ShallowResults, suspects: list[Suspect], ranks: list[int]) -> str:
+    """Suspects that are late together in words; `ranks` are those that the finding is about."""
+    first, step = suspects[0], step_while_late_ns(shallow, suspects[0])
     # who is behind by more than a step is waited for no longer than that
-    late = min(worst["lateness_ns"], step or worst["lateness_ns"])
+    late = min(first["lateness_ns"], step or first["lateness_ns"])
     share = f" ({percent(late / step)})" if step else ""
     much = f"{ms(late)} of each {ms(step)} step{share}"
-    begin, end = worst["since_step"], worst["until_step"]
+    when = _when(shallow, first)
+    text = f"The other ranks wait {much} for {rank_list(ranks, 4)}{when}."
+    text += " Whether that delays their work cannot be determined from flight recorders."
+    if first["delays"]:
+        verb = "delay" if len(ranks) > 1 else "delays"
+        verb = "delayed" if first["until_step"] is not None else verb
+        text = f"{rank_list(ranks, 4).capitalize()} {verb} the other ranks by {much}{when}."
+        text += " Cause: cannot be determined from flight recorders; profile it."
+    hosts = listed(sorted({named(s["host"]) for s in suspects if s["host"] and s["rank"] in ranks}))
+    text += f" Group {named(first['group'])} waits" + (f" for host {hosts}" if hosts else "")
+    text += f", in {named(first['line'])}." if first["line"] else "."
+    return text + _others(shallow, suspects)
+
+
+def _when(shallow: ShallowResults, late: Suspect) -> str:
+    """From when until when a rank is late, and in how many steps."""
+    begin, end = late["since_step"], late["until_step"]
     when = {
         (True, True): "",
         (False, True): f", since step {begin}",
         (True, False): f", until step {end}",
         (False, False): f", in the steps {begin} to {end}",
     }[begin is None, end is None]
-    some_steps = words.in_some(worst["late_steps"], shallow["steps"])
-    when += f", {some_steps}" if some_steps else ""
-    text = f"The other ranks wait {much} for {rank_list(ranks, 4)}{when}."
-    text += " Whether that delays their work cannot be determined from flight recorders."
-    if worst["delays"]:
-        verb = "delayed" if end is not None else "delays" if len(suspects) == 1 else "delay"
-        text = f"{rank_list(ranks, 4).capitalize()} {verb} the other ranks by {much}{when}."
-        text += " Cause: cannot be determined from flight recorders; profile it."
-    hosts = listed(sorted({named(s["host"]) for s in suspects if s["host"]}))
-    text += f" Group {named(worst['group'])} waits" + (f" for host {hosts}" if hosts else "")
-    text += f", in {named(worst['line'])}." if worst["line"] else "."
-    nodes = [named(n["host"]) for n in shallow["nodes"] if {*n["suspects"]} <= {*ranks}]
-    return text + (f" Most ranks of {listed(nodes)} are late." if nodes else "")
+    some_steps = words.in_some(late["late_steps"], shallow["steps"])
+    return when + (f", {some_steps}" if some_steps else "")
+
+
+def _others(shallow: ShallowResults, suspects: list[Suspect]) -> str:
+    """Which other ranks are late with the first one: of its node, or since they wait for it."""
+    first, *others = suspects
+    # of ranks without a cost each other one may follow the first, if that one stands out
+    alike = [s for s in others if s["delays"] and first["delays"]]
+    following, text = [s for s in others if not s["delays"]], ""
+    if not all(map(partial(_later, first), alike or following)):
+        alike, following = ([first, *alike], following) if alike else ([first, *following], [])
+        text = f" {_at(alike).capitalize()} are late together"
+    elif others:
+        text = f" {_at([first]).capitalize()} comes latest"
+        text += f"; {_at(alike)} {'is' if len(alike) == 1 else 'are'} late as well" if alike else ""
+    if following:
+        text += f"; {_follow(shallow, first, following)}"
+    ranks = {suspect["rank"] for suspect in suspects}
+    nodes = [named(n["host"]) for n in shallow["nodes"] if {*n["suspects"]} <= ranks]
+    most = f" Most ranks of {listed(nodes)} are late." if nodes else ""
+    return (f"{text}." if others else "") + most
+
+
+def _later(first: Suspect, other: Suspect) -> bool:
+    """Whether one is late by more than another beyond what both may be wrong by.
+
+    Who delays its peers is later than who only waits with them.
+    """
+    apart = first["lateness_ns"] - other["lateness_ns"]
+    return first["delays"] > other["delays"] or apart > hypot(first["bound_ns"], other["bound_ns"])
+
+
+def _at(suspects: list[Suspect]) -> str:
+    """`ranks 16–18 of node2 and rank 42 of node5`."""
+    by_host: dict[str, list[int]] = {}
+    for suspect in suspects:
+        by_host.setdefault(suspect["host"] or "", []).append(suspect["rank"])
+    return listed(
+        rank_list(ranks, 4) + (f" of {named(host)}" if host else "")
+        for host, ranks in by_host.items()
+    )
+
+
+def _follow(shallow: ShallowResults, first: Suspect, following: list[Suspect]) -> str:
+    """Which ranks follow the first one, and in which group if it is one."""
+    ranks = [suspect["rank"] for suspect in following]
+    group = joint_group(shallow, [first, *following])
+    verb = "follows" if len(ranks) == 1 else "follow"
+    where = f" in group {named(words.group(group['name'], group['description']))}" if group else ""
+    return f"{rank_list(ranks, 4)} {verb}{where}"
