@@ -302,7 +302,11 @@ def busy_gpu(dataset: Dataset, k: int) -> Reason:
         "more_ns_per_step": round(float(more[worst])),
         "more_calls_per_step": float(more_calls[worst]) + 0.0,  # none, and not minus none
     }  # fmt: skip
-    own_ns, peers_ns = took[k, chosen].sum(), (took[k] - more)[chosen].sum()
+    # what it has less of may be other forms of the same work: longer batches run other kernels
+    shown = chosen | ~copies & (np.round(more_calls) <= -1) if chosen is work else chosen
+    own_ns, peers_ns = took[k, shown].sum(), (took[k] - more)[shown].sum()
+    if own_ns <= peers_ns:
+        return Reason("cannot be determined: its kernels take no longer than its peers'", [row])
     numbers = f"{ms(own_ns)}, its peers {ms(peers_ns)}"
     return Reason(f"{why} ({numbers})", [row], advice, movable=chosen is work)
 
