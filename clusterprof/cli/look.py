@@ -14,7 +14,7 @@ from clusterprof.errors import UsageError
 #: the options of the launching verbs that a look has as well
 OPTIONS = (
     "steps", "step_on", "watch", "metrics", "hang_after", "stacks", "clock_probe", "run_dir",
-    "force", "dry_run", "no_merge", "strict", "fail_on",
+    "force", "dry_run", "no_merge", "strict", "fail_on", "gpu_hour",
 )  # fmt: skip
 #: no rank is profiled, whatever the environment or a file of settings says
 FIXED: dict[str, Any] = {

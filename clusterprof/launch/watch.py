@@ -351,7 +351,7 @@ def look(run: Window, wall_ns: int, before: Sequence[Row] = ()) -> list[Row]:
     first_ranks = {late[0]["rank"] for late in joint_suspects(results)}
     rows = [_row(late, of_look, steps) for late in results["suspects"]]
     rows = [
-        _with_cost(row, steps, before) if row.rank in first_ranks and not row.delays else row
+        _with_cost(row, steps, before) if row.rank in first_ranks else row
         for row in rows
     ]
     return rows or [of_look]
@@ -376,7 +376,7 @@ def _row(late: Suspect, of_look: Row, steps: Mapping[int, pa.Table]) -> Row:
 
 def _with_cost(row: Row, steps: Mapping[int, pa.Table], before: Sequence[Row]) -> Row:
     """The row of a rank that others wait for, with how much longer steps are since it began: that
-    is what it delays. As it is where the steps do not tell.
+    is what it delays, and no more than they wait for it. As it is where the steps do not tell.
     """
     from clusterprof.analysis.model.shallow import lengthened
 
@@ -384,6 +384,8 @@ def _with_cost(row: Row, steps: Mapping[int, pa.Table], before: Sequence[Row]) -
     late = range(row.since_step, row.until_step + 1)
     if not healthy or (longer := lengthened(steps, healthy, late, CHANCE)) is None:
         return row
+    if row.delays and sum(longer) >= row.lateness_ns - row.bound_ns:
+        return row  # they agree: waits vary less than steps
     return replace(row, lateness_ns=longer[0], bound_ns=longer[1], delays=watched.BY_PACE)
 
 

@@ -17,6 +17,7 @@ from simulate.flight import leave, measured, recorded
 from clusterprof import merge_run, run_directory, watched, words
 from clusterprof.agent.contracts import paths, states
 from clusterprof.agent.contracts.timing import REAL
+from clusterprof.analysis.model import shallow
 from clusterprof.arguments import parse_ranks
 from clusterprof.cli import capture
 from clusterprof.collect import live_windows
@@ -82,6 +83,19 @@ def test_what_a_lateness_of_hosts_that_run_ahead_delays_is_how_much_longer_steps
         run, 2, [replace(row, wall_ns=1, first_step=100, last_step=149, until_step=149)]
     )
     assert row.delays == 0
+
+
+@pytest.mark.parametrize(("pace_ms", "stated_ms"), [(7.4, 7.4), (8.6, 9.0), (12.0, 9.0)])
+def test_a_wait_costs_no_more_than_steps_became_longer(
+    monkeypatch: pytest.MonkeyPatch, pace_ms: float, stated_ms: float
+) -> None:
+    """Two H100s: the others waited 9.03 ms for a rank, and steps took 27.2 ms after 19.8."""
+    longer = round(pace_ms * MS), MS // 4
+    monkeypatch.setattr(shallow, "lengthened", lambda *_: longer)
+    late = Row(1, 700, 900, 200, 27 * MS, 1, "", "0", 9 * MS, MS // 2, 1, 770, 900)
+    row = watch._with_cost(late, {}, [])
+    assert row.lateness_ns == stated_ms * MS
+    assert row.delays == (watched.BY_PACE if stated_ms == pace_ms else 1)
 
 
 def took(log: pa.Table, first: int, end: int) -> float:
