@@ -105,9 +105,14 @@ def _cost(run: Summary, top: Finding) -> Tile:
 def _saving(run: Summary, top: Finding) -> Tile:
     pace, shallow, ns = run.results["pace"], run.results["shallow"], top["saved_ns_per_step"]
     step_ns = pace["step_ns"] if pace else compared_step_ns(shallow) if shallow else None
+    suspects = shallow["suspects"] if shallow and top["saving"] is None else []
+    for suspect in (suspect for suspect in suspects if suspect["rank"] in top["ranks"][:1]):
+        # it is late in steps that need not be those of a window
+        step_ns = suspect.get("step_ns") or step_ns
     if ns <= 0 or not step_ns:
-        late = _lateness_ns(run, top)
-        why = "a profile of the rank would tell" if late else summary.saved(top)
+        why = summary.saved(top)
+        if _lateness_ns(run, top):
+            why = "a profile of the rank would tell"
         return Tile(_SAVING, "unknown", why)
     value, _, bound = summary.saved_text(top).removesuffix("ms").partition(" ")
     saving = top["saving"]
