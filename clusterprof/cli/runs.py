@@ -122,7 +122,9 @@ def least_age(text: str | None) -> dt.timedelta:
 
 
 def clean(runs: Sequence[Run], keep: int | None, older_than: str | None, really: bool) -> int:
-    """Remove runs that have ended: all but the `keep` newest, those `older_than`, or both."""
+    """Remove (`really`) or list those of `runs`, newest first, that have ended: all but the `keep`
+    newest, or those `older_than` that; with both given those that are both.
+    """
     age = least_age(older_than)
     if keep is None and older_than is None:
         raise UsageError("runs clean: which?", "say --keep N, or --older-than 30d")

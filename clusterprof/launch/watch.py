@@ -191,7 +191,8 @@ def chosen(looked: Look, armed: Iterable[int], stages: Iterable[int]) -> list[in
     """The ranks to capture: suspects, each with a peer in each of its groups; at most `MOST`.
 
     Where no rank stands out these are rank 0 and the first rank of each stage, `stages` where the
-    look shows none. Those that are `armed` are taken as peers before others, and up to the limit.
+    look shows none. Those that are `armed` run under an nsys that has a window still to take: they
+    are taken as peers before others, and up to the limit, as they are slower by it anyway.
     """
     armed = sorted({*armed})
     suspects = [suspect["rank"] for suspect in looked.suspects]
@@ -350,10 +351,7 @@ def look(run: Window, wall_ns: int, before: Sequence[Row] = ()) -> list[Row]:
     # what is late together makes steps longer once: it is stated of the first rank
     first_ranks = {late[0]["rank"] for late in joint_suspects(results)}
     rows = [_row(late, of_look, steps) for late in results["suspects"]]
-    rows = [
-        _with_cost(row, steps, before) if row.rank in first_ranks else row
-        for row in rows
-    ]
+    rows = [_with_cost(row, steps, before) if row.rank in first_ranks else row for row in rows]
     return rows or [of_look]
 
 

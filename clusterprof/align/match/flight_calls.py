@@ -123,10 +123,13 @@ def _as_one(*keys: npt.NDArray[Any]) -> Ints:
 
 @dataclass(frozen=True)
 class _Lanes:
-    """A lane is a group since its numbers last began anew; each rank's stretch of it."""
+    """The entries of all recorders by lane: a group between two times that its numbers began anew,
+    the same on all ranks. `lane`, `rank`, `sequence` and `p2p` are of each entry.
+    """
 
     lane: Ints
-    #: of each lane its group and how often its numbers began anew
+    #: of each lane its group, and how often its numbers began anew after it: counted from the end,
+    #: which every recorder has
     names: list[tuple[int, int]]
     rank: Ints
     sequence: Ints

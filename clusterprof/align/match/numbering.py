@@ -189,13 +189,15 @@ def _counted_as(
 
 
 def _warning(tables: RankTables, by: int, base: RankTables) -> str:
-    """The warning about a rank whose steps are `by` behind what it counts."""
+    """The warning that `by` is added to a rank's step numbers, so that it counts as `base` does:
+    `tables` has its own numbers still.
+    """
     common = _common(tables, base, by)
     first = tables.steps["step"][0].as_py()
     overlap = (
         f"{words.counted(common, 'step')} in common with rank {base.rank}'s"
         if common
-        else "no step in common with the others'"
+        else f"no step in common with rank {base.rank}'s"
     )
     return (
         f"its step numbers are {abs(by)} {'ahead of' if by < 0 else 'behind'} those of the other "

@@ -69,12 +69,15 @@ def accounts(d: Timelines, ranks: Sequence[int], placed: pa.Table, clock: Clock)
         """What the steps of some ranks last, and what is spent in them."""
         steps, rows = rows_between(d.rank, *block), (member >= block[0]) & (member < block[1])
         compute, communication, copies = d.ran(*block, (COMPUTE,), (COLLECTIVE,), (COPY, MEMSET))
+        # when compute kernels started and when they were launched: rows 0 and 3 of four times
         started, launch = d.on_axis((0, 3), *block)[:, d.kind[d.rows(*block)] == COMPUTE]
         launched, waits = union(launch, started) | compute, union(start[rows], stop[rows])
         either = compute | communication
         sets = (compute, either, either | copies, compute | waits, launched)
         begin, end = d.begin[steps], d.end[steps]
-        computes, both, busy, waiting, some = (ran.within(begin, end) for ran in sets)
+        computes, both, busy, waiting, launched_ns = (ran.within(begin, end) for ran in sets)
+        # communication while no compute kernel is launched keeps none waiting
+        blocks_none = (launched | communication).within(begin, end) - launched_ns
         return {
             "duration_ns": end - begin,
             "compute_ns": computes,
@@ -83,8 +86,8 @@ def accounts(d: Timelines, ranks: Sequence[int], placed: pa.Table, clock: Clock)
             "idle_ns": end - begin - busy,
             "communication_ns": communication.within(begin, end),
             "exposed_wait_ns": waiting - computes,
-            "unlaunched_ns": end - begin - some,
-            "blocking_ns": both - computes - (launched | communication).within(begin, end) + some,
+            "unlaunched_ns": end - begin - launched_ns,
+            "blocking_ns": both - computes - blocks_none,
         }
 
     parts, (_, begin) = threads.each(spent, d.blocks()), d.axis.back(d.begin)

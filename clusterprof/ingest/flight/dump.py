@@ -265,7 +265,7 @@ def _listed_beside(path: Path) -> tuple[_Listed, list[str]]:
     try:
         return _listed_ranks(orjson.loads(content_of(beside))["pg_config"]), []
     except (*DAMAGES, OSError, TypeError, KeyError, ValueError) as error:
-        return {}, [f"{paths.GROUPS}, the ranks of its process groups, cannot be read: {error}"]
+        return {}, [f"{beside.name}, the ranks of its process groups, cannot be read: {error}"]
 
 
 def _table(
