@@ -267,9 +267,12 @@ def _pause_log(folder: Path, rank: int) -> RankLog | None:
     log, extent_ns = newest_step_log(folder), live_windows.extent_ns(folder)
     if log is None or extent_ns is None:
         return None
-    with contextlib.suppress(ReportError):
-        return pauses.RankLog(rank, *extent_ns, read_pauses(beside_log(log, paths.PAUSES)))
-    return None
+    try:
+        rows = read_pauses(beside_log(log, paths.PAUSES))
+    except ReportError as error:
+        say(f"{error.what}: the pauses of rank {rank} are left out")
+        return None
+    return pauses.RankLog(rank, *extent_ns, pauses.possible(rows, *extent_ns))
 
 
 def again(run: Window, manifest: Manifest) -> list[str]:
@@ -418,7 +421,9 @@ def merge_dumps(dumps: Sequence[tuple[Path, int | None]], ranks: Mapping[Path, i
         "missing": [*flight.missing, *lost],
         "waiting": diagnosis.waiting,
         "hang": diagnosis.causes,
-        "verdict": text.hang_verdict(diagnosis.causes, diagnosis.waiting),
+        "verdict": text.hang_verdict(
+            diagnosis.causes, diagnosis.waiting, whole=not (lost or flight.missing)
+        ),
         "warnings": flight.warnings,
     }
 

@@ -536,7 +536,7 @@ COLUMNS = (
     "steps",
     "first (UTC)",
     "of the run",
-    "GPU hours",
+    "rank hours",
 )
 
 
@@ -562,6 +562,17 @@ def times(entry: PauseEntry) -> str:
     return mean if least == most else f"{mean} ({least} to {most})"
 
 
+def possible(rows: Mapping[str, Ints], begin_ns: int, end_ns: int) -> dict[str, Ints]:
+    """The rows of a `pauses.csv` that can be: each step once, within the steps that a rank has
+    logged from `begin_ns` to `end_ns` (wall clock), which may be a minute behind.
+    """
+    within = (rows["begin_ns"] >= begin_ns) & (rows["end_ns"] <= end_ns + 60_000_000_000)
+    _, first = np.unique(rows["step"], return_index=True)
+    once = np.zeros_like(within)
+    once[first] = True
+    return {name: column[within & once] for name, column in rows.items()}
+
+
 def cells(entry: PauseEntry) -> list[str]:
     """A row of `COLUMNS`."""
     restart = entry["kind"] == "restart"
@@ -575,7 +586,7 @@ def cells(entry: PauseEntry) -> list[str]:
 
 
 def gpu_hours(entry: PauseEntry) -> str:
-    """The time of all ranks together, in hours of a GPU."""
+    """The time of all ranks together, in hours: of a GPU, where each rank has one."""
     hours = entry["gpu_ns"] / 3.6e12
     if 0 < hours < 0.001:
         return "<0.001"
@@ -587,7 +598,7 @@ def sentence(entry: PauseEntry) -> str:
     kind, count, takes, steps, _, share, hours = cells(entry)
     many = f"{count} pauses, mean {takes}" if entry["count"] > 1 else takes
     where = "" if entry["kind"] == "restart" else f", step{'s' if ' ' in steps else ''} {steps}"
-    return f"{kind}: {many}{where}; {share} of the run, {hours} GPU hours"
+    return f"{kind}: {many}{where}; {share} of the run, {hours} rank hours"
 
 
 def costliest(results: PausesResults | None, count: int) -> list[PauseEntry]:

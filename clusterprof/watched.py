@@ -23,6 +23,8 @@ from clusterprof import words
 from clusterprof.agent.contracts import files, paths
 from clusterprof.results import ShallowResults, Suspect, WatchEntry
 
+#: no rank has a higher number (`tables.HIGHEST_RANK`)
+_HIGHEST_RANK = 2**31 - 1
 #: a row's `delays` where the steps' pace told it
 BY_PACE = 2
 
@@ -168,7 +170,8 @@ def _row(entry: dict[str, Any]) -> Row | None:
     # no step is counted so high, and no time in ns is so long
     numbers = (0 <= values[name] < 1 << 63 for name in _COLUMNS if name not in (*_TEXTS, "rank"))
     within = row.rank < 0 or row.first_step <= row.since_step <= row.until_step <= row.last_step
-    is_look = row.first_step <= row.last_step and row.steps >= 1
+    within = within and row.rank <= _HIGHEST_RANK
+    is_look = row.first_step <= row.last_step and row.steps >= 1 and row.step_ns >= 1
     return row if within and is_look and all(numbers) else None
 
 

@@ -276,7 +276,8 @@ def _runs(progress: Mapping[int, int | None]) -> bool:
     elif calls:
         low, high = f"{min(calls):,}", f"{max(calls):,}"
         count = high if low == high else f"{low} to {high}"
-        console.say(f"the job runs: each rank made {count} calls between the two dumps")
+        goes_on = "the job runs: each rank" if not without else "each of the others"
+        console.say(f"{goes_on} made {count} calls between the two dumps")
     else:
         console.say("whether the job goes on cannot be determined: no rank has two dumps")
     return bool(calls) and not still

@@ -176,6 +176,8 @@ def sentence(looked: Look) -> str:
     """What was seen, in words."""
     if not looked.ranks:
         return f"no rank can be looked at ({'; '.join(looked.warnings[:1])})"
+    if not looked.steps:
+        return "ranks cannot be compared: no step is known of all members of a group"
     if not looked.suspects:
         return "no rank delays the other ranks, by their flight recorders"
     suspect = looked.suspects[0]

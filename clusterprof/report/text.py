@@ -260,12 +260,14 @@ def spreadsheet_cell(value: str) -> str:
     return f"'{value}" if value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 
-def hang_verdict(hang: list[HangEntry], waiting: list[int]) -> str:
-    """Return what a job hangs in, in one sentence."""
+def hang_verdict(hang: list[HangEntry], waiting: list[int], *, whole: bool = True) -> str:
+    """What a job hangs in, in one sentence; `whole`: there is a dump of each of its ranks."""
     if hang:
         return hang_sentence(hang[0])
     if waiting:
         return f"{words.ranks(waiting).capitalize()} had not ended a call when the dump was taken."
+    if not whole:
+        return "Of the ranks with a dump none waits for another; of the others nothing is known."
     return "No rank waits for another rank."
 
 

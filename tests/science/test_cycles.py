@@ -181,6 +181,7 @@ def test_a_damaged_dump_is_a_missing_rank(
     assert attach.shown(folder, as_json=False) == 0
     out, err = capsys.readouterr()
     assert "rank 1 left no second dump that can be read" in err
+    assert "the job runs" not in err
     assert "who is late cannot be determined from one rank\n  rank 0 alone has a dump" in err
     assert "rank_1" in err
     assert not out

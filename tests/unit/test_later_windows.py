@@ -192,6 +192,18 @@ def test_an_order_that_is_to_come_soon_is_looked_for_more_often_until_it_is_late
     assert handed_over(outbox, within_s=60) == []
 
 
+def test_the_steps_that_are_looked_at_are_logged_at_once(
+    outbox: Outbox, tmp_path: Path, written: Callable[[], None]
+) -> None:
+    run, folder = tmp_path / "run", tmp_path / "run/ranks/00003"
+    run.mkdir()
+    outbox.say("begin", run=str(run), folder=str(folder), window=[10, 20], wall_ns=0, log_s=3600)
+    outbox.steps(0, [(each * MS, (each + 1) * MS) for each in range(20)])
+    outbox.say("log")
+    written()
+    assert len(read_log(folder / paths.STEPS)) == 20
+
+
 def test_a_window_that_the_rank_has_captured_already_is_not_handed_over(
     asking: Path, outbox: Outbox
 ) -> None:

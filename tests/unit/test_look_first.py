@@ -44,7 +44,8 @@ def suspect(rank: int) -> Suspect:
 
 
 def look(*suspects: int, groups: Any = (WORLD,), stages: Any = ()) -> Look:
-    return Look(tuple(range(16)), [suspect(each) for each in suspects], groups, stages, [])
+    late = [suspect(each) for each in suspects]
+    return Look(tuple(range(16)), late, groups, stages, [], [10, 11])
 
 
 def test_a_suspect_is_captured_with_one_peer_of_each_of_its_groups() -> None:
@@ -59,6 +60,12 @@ def test_a_rank_whose_lateness_may_cost_nothing_is_not_said_to_delay_others() ->
     assert watch.sentence(found) == "rank 13 delays the other ranks by 40.0 ms per step"
     found.suspects[0]["delays"] = False
     assert watch.sentence(found) == "the other ranks wait 40.0 ms per step for rank 13"
+
+
+def test_where_no_step_could_be_compared_no_rank_is_cleared() -> None:
+    assert watch.sentence(look()) == "no rank delays the other ranks, by their flight recorders"
+    unknown = "ranks cannot be compared: no step is known of all members of a group"
+    assert watch.sentence(look()._replace(steps=())) == unknown
 
 
 def test_a_rank_that_is_late_in_some_steps_is_said_to_be_so_in_these() -> None:

@@ -61,7 +61,7 @@ def test_a_checkpoint_is_named_by_its_steps_with_its_length_and_cost() -> None:
     assert entry["first_ns"] == NOW + 20 * S
     assert pauses.sentence(entry) == (
         "every 200 steps (a checkpoint or an evaluation): 9 pauses, mean 4.00 s, steps 200 to "
-        "1800; 15% of the run, 0.04 GPU hours"
+        "1800; 15% of the run, 0.04 rank hours"
     )
 
 
@@ -335,3 +335,12 @@ def test_rows_that_no_log_of_ours_has_are_left_out() -> None:
     rank = RankLog(0, NOW, NOW + 100 * S, dict(zip(NAMES, table.T, strict=True)))
     (entry,) = entries_of(rank)
     assert (entry["kind"], entry["steps"]) == ("single", [far])
+
+
+def test_rows_that_cannot_be_are_no_pauses() -> None:
+    begin = np.array([5, 6, 6, 7, -9]) * S
+    step = np.array([50, 60, 60, 70, 40])
+    end = begin + np.array([1, 1, 1, 4_000_000, 1]) * S
+    rows = {"step": step, "begin_ns": begin, "end_ns": end}
+    kept = pauses.possible(rows, 0, 100 * S)
+    assert kept["step"].tolist() == [50, 60]

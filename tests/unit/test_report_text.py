@@ -239,7 +239,7 @@ def test_the_pauses_of_a_run_are_told_with_their_share_and_cost() -> None:
     assert "pauses 9.3% of the run of 4 h" in page
     assert (
         "every 500 steps (a checkpoint or an evaluation): 11 pauses, mean 41.0 s (40.0 s to "
-        "43.0 s), steps 500 to 5500; 3.1% of the run, 0.63 GPU hours"
+        "43.0 s), steps 500 to 5500; 3.1% of the run, 0.63 rank hours"
     ) in page
     assert "start: compilation and warm-up, 3 steps: 41.0 s" in page
     assert "restart after attempt 1: 41.0 s" in page

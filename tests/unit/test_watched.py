@@ -164,6 +164,8 @@ def test_what_was_written_is_read_and_what_is_no_row_is_left_out(tmp_path: Path)
         {"since_step": 10},
         {"wall_ns": 1 << 63},
         {"lateness_ns": -1},
+        {"step_ns": 0},
+        {"rank": 1 << 40},
     ],
     ids=str,
 )

@@ -231,6 +231,11 @@ class Writer:
         if peer.log is not None:
             self.jobs.put(peer.log.write)
 
+    def do_log(self, peer: Peer) -> None:
+        """Write the step log now: a look at all ranks follows."""
+        if peer.log is not None:
+            peer.log.write()
+
     def do_watch(self, peer: Peer) -> None:
         """Look for the order to close the window from now on, and answer it."""
         self.watching.append(peer)

@@ -188,6 +188,8 @@ class Rank:
         if self.plan.looks_first:
             counter.attend(self.plan.window[0], self.unless_seen)
             counter.attend(self.plan.window[1], self.expect_order)
+        elif self.plan.profiler == "none":
+            counter.attend(self.plan.window[1], self.log_steps)
         self.take_part(self.plan, self.outbox, captures)
         self.hanging = Hanging(self.plan, self.outbox, self.recorders[0], counter)
         if self.plan.hang_after:
@@ -241,6 +243,12 @@ class Rank:
         """`--ranks auto`: the first window has ended, and an order for the second one may come."""
         counter.expect(plans.SOON_S)
         self.outbox.say("expect", every_s=plans.look_s(self.me.world_size))
+        return -1
+
+    def log_steps(self, count: int) -> int:
+        """The steps that are looked at have ended: what is compared needs their log beside it."""
+        counter.flush()
+        self.outbox.say("log")
         return -1
 
     def look_for_windows(self) -> None:

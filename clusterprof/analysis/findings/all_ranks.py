@@ -107,6 +107,8 @@ def _finding(dataset: Dataset, shallow: ShallowResults, late: list[Suspect]) -> 
     )
     begin, end = since or 0, math.inf if until is None else until
     steps = shallow["steps"] if late_steps is None else late_steps
+    if first.get("looked_steps"):
+        steps = []  # those of the looks are not the window's; from when until when is said
     return finding(dataset, CODES[0], sorted(ranks), say) | {
         "severity": severity((saved - bound) / max(step_ns, 1)),
         "steps": [step for step in steps if begin <= step <= end],
