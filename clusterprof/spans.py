@@ -207,18 +207,22 @@ class _Block(NamedTuple):
 
 
 def _of_block(block: _Block, waits: Intervals, names: Names) -> Ints:
-    """The spans of the ranks of a block, by lane and in order, on the axis; fills `names`."""
+    """The spans of the ranks of a block, by lane and in order; fills `names`.
+
+    Their step is not set yet, and their times are still on the axis: `_of_steps` sets both.
+    """
     activity, rank = block.table("activity")
     texts, name = coded(activity, "name")
     rows_of_host, texts_of_host = _host(block, len(texts))
     device, axis = _device(block, activity, rank, name, waits), block.dataset.timelines.axis
     rows = []
     for row, kind, text, start, stop in [device, *rows_of_host]:
-        single = np.ones_like(start)
+        unset, one = np.zeros_like(start), np.ones_like(start)
         lane = axis.back(start)[0] * len(SPAN_ROWS) + row
-        rows.append(np.stack([lane, single, kind, text, start, stop - start, single]))
+        rows.append(np.stack([lane, unset, kind, text, start, stop - start, one]))
     drawn = np.concatenate(rows, axis=1)
     drawn = drawn[:, order_by(drawn[_LANE])]
+    # the last name is that of idle times, -1
     drawn[_NAME] = _numbered(drawn, [*texts, *texts_of_host, ""], names)
     return drawn
 

@@ -83,7 +83,9 @@ def ask(
 ) -> dict[str, list[Check]]:
     """Every node's checks, by one task of ours on each, beside the job's own.
 
-    `asked` are srun's options that the user gave, or `expected` the nodes of this allocation.
+    `asked` are srun's options that the user gave, or `expected` the nodes of this allocation;
+    `arguments` go on to each node's `doctor`. `folder` is where run directories are made: a probe in
+    it has a token for each node to see, and each node leaves a file of its host's name in it.
     With options neither the wait in the queue nor Slurm's own for a node that does not answer is
     known: the time counts from the first answer. Raises LaunchError where there is no srun or no
     node answers at all.
@@ -106,6 +108,7 @@ def ask(
             )))  # fmt: skip
             (probe / this_host.TOKEN).touch()
         except OSError:
+            # we cannot write there: each node says whether it can, for a run directory in it
             answers, srun_printed = _run([*command, f"--run-dir={folder / 'run'}"], expected)
         else:
             answers, srun_printed = _run([*command, f"--probe={probe}"], expected)

@@ -71,10 +71,13 @@ def read(path: Path, *, alone: bool = False) -> list[Recording]:
     apart.
     """
     trace = trace_events.read(path)
+    # `ranks`: each rank's own trace, where a tool that merged several has labelled its processes or
+    # events with ranks; empty in any other. Labels are certain, and hold where it is `alone` too;
+    # what follows concludes from processes and GPUs.
     if len(trace.ranks) == 1:
         (trace,) = trace.ranks.values()
-    launches = [trace.spans[category].column("process") for category in _HOST_CALLS["cuda"]]
-    processes = [] if alone else _frequent(np.concatenate(launches))
+    launching = [trace.spans[category].column("process") for category in _HOST_CALLS["cuda"]]
+    processes = [] if alone else _frequent(np.concatenate(launching))
     on_devices = [] if alone else _frequent(trace.spans["kernel"].column("device"))
     devices = [number for number in on_devices if number < _MOST_DEVICES]
     if trace.ranks:
