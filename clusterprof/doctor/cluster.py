@@ -84,8 +84,8 @@ def ask(
     """Every node's checks, by one task of ours on each, beside the job's own.
 
     `asked` are srun's options that the user gave, or `expected` the nodes of this allocation;
-    `arguments` go on to each node's `doctor`. `folder` is where run directories are made: a probe in
-    it has a token for each node to see, and each node leaves a file of its host's name in it.
+    `arguments` go on to each node's `doctor`. `folder` is where run directories are made: a probe
+    in it has a token for each node to see, and each node leaves a file of its host's name there.
     With options neither the wait in the queue nor Slurm's own for a node that does not answer is
     known: the time counts from the first answer. Raises LaunchError where there is no srun or no
     node answers at all.
