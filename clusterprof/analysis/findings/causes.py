@@ -362,21 +362,23 @@ def _sums(job: WhatIfs, rows: Ints, values: Ints | None, kind: Ints, count: int)
 def _slower(job: WhatIfs, took: Floats, calls: Floats, alike: Bools) -> Floats:
     """The part of its kernels' time by which each GPU is slower, whatever it works on, [ranks].
 
-    Of those kernels that it and its middle peer both run as often (`alike`). None where those of a
-    name are not slower: as long as the peer's is likelier, by a hundred times the number of names
-    that are asked, than as much longer as all of them are (as steps vary, normally).
+    Of those kernels that it and its middle peer both run as often (`alike`, [ranks, names]). 0 where
+    those of a name contradict it: that they take as long as the peer's is likelier, by a hundred
+    times the number of names that are asked, than that they are slower as all are (normal errors).
     """
     count, steps = calls.sum(axis=2), took.shape[2]
     call_ns = np.where(calls > 0, took, np.nan) / np.maximum(calls, 1)
+    # of a call the logarithm over the middle peer's, [ranks, names, steps], 0 where one has none; of
+    # their mean over the steps the variance
     longer = job.peers.differences(np.log(np.maximum(call_ns, 1.0)))
-    mean, apart = longer.mean(axis=2), longer.var(axis=2, ddof=1) / steps
+    mean, error = longer.mean(axis=2), longer.var(axis=2, ddof=1) / steps
     weight = np.where(alike, took.sum(axis=2), 0.0)
     slower = ((weight * mean).sum(axis=1) / np.maximum(weight.sum(axis=1), 1.0)).clip(0.0)
     # shorter kernels take what it takes to start one, however fast the GPU is
     asked = alike & (took.sum(axis=2) >= 10_000 * count)
     enough = np.log(np.maximum(asked.sum(axis=1), 1) / limits.CHANCE)
-    # the logarithm of how much likelier, times `apart`
+    # the logarithm of how much likelier, times `error`
     likelier = slower[:, None] * (slower[:, None] / 2 - mean)
-    as_long = (asked & (likelier > apart * enough[:, None])).any(axis=1)
+    as_long = (asked & (likelier > error * enough[:, None])).any(axis=1)
     share = weight.sum(axis=1) / np.maximum(took.sum(axis=(1, 2)), 1.0)
     return np.asarray(np.where(as_long, 0.0, share * (1 - np.exp(-slower))))
