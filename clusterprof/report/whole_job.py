@@ -167,8 +167,8 @@ def _caused(run: Summary, table: pa.Table) -> Measure:
     """How long the other members of its collectives wait for each rank."""
     names = ("rank", "last_rank", "step", "aligned_start_ns")
     rank, last, step, start = (integers(table, name) for name in names)
-    # each call's wait, 0 where clocks may explain it; where a rank's waits for the same rank overlap
-    # in a step, the overlap counts once
+    # each call's wait, 0 where clocks may explain it; where a rank's waits for the same rank
+    # overlap in a step, the overlap counts once
     certain = exchanges.certain_waits(table, run.uncertainties)
     waits = exchanges.counted_once(start, certain, rank, last, step)
     # the mean over the ranks for which it comes last in the step

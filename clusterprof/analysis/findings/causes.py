@@ -362,14 +362,14 @@ def _sums(job: WhatIfs, rows: Ints, values: Ints | None, kind: Ints, count: int)
 def _slower(job: WhatIfs, took: Floats, calls: Floats, alike: Bools) -> Floats:
     """The part of its kernels' time by which each GPU is slower, whatever it works on, [ranks].
 
-    Of those kernels that it and its middle peer both run as often (`alike`, [ranks, names]). 0 where
-    those of a name contradict it: that they take as long as the peer's is likelier, by a hundred
-    times the number of names that are asked, than that they are slower as all are (normal errors).
+    Of those kernels that it and its middle peer both run as often (`alike`, [ranks, names]). 0
+    where those of a name contradict it: that they take as long as the peer's is likelier, by a
+    hundred times the number of names asked, than that they are slower as all are (normal errors).
     """
     count, steps = calls.sum(axis=2), took.shape[2]
     call_ns = np.where(calls > 0, took, np.nan) / np.maximum(calls, 1)
-    # of a call the logarithm over the middle peer's, [ranks, names, steps], 0 where one has none; of
-    # their mean over the steps the variance
+    # of a call the logarithm over the middle peer's, [ranks, names, steps], 0 where one has none;
+    # of their mean over the steps the variance
     longer = job.peers.differences(np.log(np.maximum(call_ns, 1.0)))
     mean, error = longer.mean(axis=2), longer.var(axis=2, ddof=1) / steps
     weight = np.where(alike, took.sum(axis=2), 0.0)
