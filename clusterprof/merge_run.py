@@ -84,11 +84,7 @@ def merged(
     gathered = gather(sources, engine=engine, world_size=size) if sources else Gathered([], [], [])
     ranks = gathered.ranks
     profiled = [tables.rank for tables in ranks]
-    lost: list[MissingRank] = [
-        {"rank": outcome.rank, "source": str(run.rank(outcome.rank)), "reason": outcome.reason}
-        for outcome in outcomes
-        if not outcome.report and outcome.rank not in profiled
-    ]
+    lost = _lost_ranks(run, outcomes, profiled)
     # A report may be there although something went wrong: the program ended inside the window, say.
     reported = {outcome.rank: outcome.reason for outcome in outcomes if outcome.report}
     incomplete = [f"rank {rank}: {reason}" for rank, reason in reported.items() if reason]
@@ -96,15 +92,7 @@ def merged(
     # Profilers start in the window's first step and stop after its last one.
     disturbed = [window.first, window.end, window.end + 1] if profiled else []
     job = job_record(run, manifest)
-    shallow, silent = all_ranks(run.results, disturbed, job.steps)
-    looks = watched.read(watched.path_of(run.directory.path))
-    if shallow is None and looks:
-        # the window left no recorder, and the latest look tells who is in which group
-        shallow, _ = all_ranks(run.results, disturbed, job.steps, "watch")
-    if shallow is not None:
-        shallow = replace(shallow, results=watched.over_the_run(shallow.results, looks))
-    elif any(len(ranks) == tables.info.world_size for tables in ranks):
-        silent = []  # each rank was profiled
+    shallow, silent = _over_the_run(run, ranks, disturbed, job.steps)
     sampled, unread = sampled_hardware(run)
     timeout = pauses.timeout_of(*(shallow.timeout_ns, shallow.backends) if shallow else (None,))
     made = study(
@@ -121,6 +109,39 @@ def merged(
         run_size=run_size(job, manifest, ranks, sampled, gpu_hour),
     )
     return replace(made, job=replace(job, shallow=made.shallow))
+
+
+def _lost_ranks(
+    run: Window, outcomes: Sequence[Outcome], profiled: Container[int]
+) -> list[MissingRank]:
+    """The ranks that were to leave a report and have none, and why."""
+    return [
+        {"rank": outcome.rank, "source": str(run.rank(outcome.rank)), "reason": outcome.reason}
+        for outcome in outcomes
+        if not outcome.report and outcome.rank not in profiled
+    ]
+
+
+def _over_the_run(
+    run: Window,
+    ranks: Sequence[RankTables],
+    disturbed: Sequence[int],
+    steps: Mapping[int, pa.Table],
+) -> tuple[Shallow | None, list[str]]:
+    """What `all_ranks` tells of the window, with what the looks of `--watch` tell of the run.
+
+    `ranks` are the profiled ones: there are no warnings where these are all of the job.
+    """
+    shallow, warnings = all_ranks(run.results, disturbed, steps)
+    looks = watched.read(watched.path_of(run.directory.path))
+    if shallow is None and looks:
+        # the window left no recorder, and the latest look tells who is in which group
+        shallow, _ = all_ranks(run.results, disturbed, steps, "watch")
+    if shallow is not None:
+        shallow = replace(shallow, results=watched.over_the_run(shallow.results, looks))
+    elif any(len(ranks) == tables.info.world_size for tables in ranks):
+        warnings = []  # each rank was profiled
+    return shallow, warnings
 
 
 def _sources(run: Window, outcomes: Sequence[Outcome]) -> Sequence[Source]:

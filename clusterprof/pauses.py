@@ -467,40 +467,30 @@ class _Run(NamedTuple):
     def entries(self, pauses: Sequence[Pause], disturbed: Sequence[range]) -> list[PauseEntry]:
         """What is told of the pauses of one attempt."""
         entries = [self.entry("start", [pause]) for pause in pauses if pause.is_start]
-        rest = [pause for pause in pauses if not pause.is_start]
-        of_job = [pause for pause in rest if pause.of_job]
-        of_some: dict[tuple[int, ...], list[Pause]] = {}
-        for pause in rest:
-            if not pause.of_job:
-                of_some.setdefault(pause.ranks, []).append(pause)
         single = []
-        for alike in (of_job, *of_some.values()):
+        for alike in _by_ranks([pause for pause in pauses if not pause.is_start]):
             regular = series(alike, disturbed)
             entries += [self.entry("regular", members, chain) for chain, members in regular]
-            named = {member.step for _, members in regular for member in members}
-            single.append([pause for pause in alike if pause.step not in named])
-        left_over = single[0], [pause for pauses in single[1:] for pause in pauses]
-        return entries + [self.entry("single", some) for some in left_over if some]
+            single.append(_in_no_series(alike, regular))
+        of_job, *of_some = single
+        left_over = of_job, [pause for of_ranks in of_some for pause in of_ranks]
+        return entries + [self.entry("single", rest) for rest in left_over if rest]
 
     def entry(
         self, kind: PauseKind, pauses: Sequence[Pause], regular: Regular | None = None
     ) -> PauseEntry:
         """One series, or all that are in none."""
-        by_steps = regular is not None and regular.by_steps
+        every_steps, every_ns = _period(regular)
         excess = [pause.excess_ns for pause in pauses]
-        of_job = pauses[0].of_job
-        ranks = () if of_job else sorted({rank for pause in pauses for rank in pause.ranks})
-        gpu_ns = sum(
-            pause.excess_ns * (self.world_size if of_job else len(pause.ranks)) for pause in pauses
-        )
+        gpu_ns = self.gpu_ns(pauses)
         longest = sorted(pauses, key=lambda pause: -pause.excess_ns)[:_MOST_STEPS]
         return {
             "kind": kind,
             "attempt": pauses[0].attempt,
-            "ranks": list(ranks),
+            "ranks": _ranks_of(pauses),
             "count": len(pauses),
-            "every_steps": round(regular.gap) if regular and by_steps else None,
-            "every_ns": round(regular.gap) if regular and not by_steps else None,
+            "every_steps": every_steps,
+            "every_ns": every_ns,
             "chance": regular.chance if regular else None,
             "mean_ns": round(sum(excess) / len(excess)),
             "least_ns": min(excess),
@@ -517,6 +507,12 @@ class _Run(NamedTuple):
             "name": "",
         }
 
+    def gpu_ns(self, pauses: Sequence[Pause]) -> int:
+        """The time that the pauses took of all ranks together that have them."""
+        if pauses[0].of_job:
+            return sum(pause.excess_ns * self.world_size for pause in pauses)
+        return sum(pause.excess_ns * len(pause.ranks) for pause in pauses)
+
     def restart(self, before: Attempt, after: Attempt) -> PauseEntry:
         """From the last step of an attempt that is logged to the first of the next one."""
         begin_ns = _middle([log.end_ns for log in before.ranks])
@@ -524,6 +520,39 @@ class _Run(NamedTuple):
         gap_ns = max(end_ns - begin_ns, 0)
         pause = Pause(after.number, 0, 0, begin_ns, gap_ns, 0, gap_ns, ranks=(), of_job=True)
         return self.entry("restart", [pause])
+
+
+def _by_ranks(pauses: Sequence[Pause]) -> list[list[Pause]]:
+    """The pauses of the whole job, which may be none, and then those of each other set of ranks."""
+    of_job = [pause for pause in pauses if pause.of_job]
+    of_some: dict[tuple[int, ...], list[Pause]] = {}
+    for pause in pauses:
+        if not pause.of_job:
+            of_some.setdefault(pause.ranks, []).append(pause)
+    return [of_job, *of_some.values()]
+
+
+def _in_no_series(
+    pauses: Sequence[Pause], regular: Sequence[tuple[Regular, Sequence[Pause]]]
+) -> list[Pause]:
+    """The pauses whose steps are in none of the series."""
+    named = {member.step for _, members in regular for member in members}
+    return [pause for pause in pauses if pause.step not in named]
+
+
+def _ranks_of(pauses: Sequence[Pause]) -> list[int]:
+    """The ranks that have the pauses; none are listed where these are of the whole job."""
+    if pauses[0].of_job:
+        return []
+    return sorted({rank for pause in pauses for rank in pause.ranks})
+
+
+def _period(regular: Regular | None) -> tuple[int | None, int | None]:
+    """After how many steps a pause of the series follows, or else after how many ns."""
+    if regular is None:
+        return None, None
+    gap = round(regular.gap)
+    return (gap, None) if regular.by_steps else (None, gap)
 
 
 # --- in words

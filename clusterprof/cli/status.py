@@ -69,6 +69,14 @@ def render(status: Status, *, everyone: bool) -> str:
     others = [rank for rank in status.ranks if not rank.chosen and not everyone]
     table = ["", *_table(shown, status.window, width)] if shown else []
     lines = _summary(others, is_below=bool(shown)) if others else []
+    lines += _below_ranks(status)
+    head, *rest = [console.wrapped(line, width, "  ") for line in (_headline(status), *lines)]
+    return "\n".join([*head, *table, *(printed for line in rest for printed in line)])
+
+
+def _below_ranks(status: Status) -> list[str]:
+    """What is told of the run as a whole: what hangs, who is late, its pauses, later windows."""
+    lines: list[str] = []
     if status.hang is not None:
         lines += ["", *status.hang.lines()]
     lines += _watched(status)
@@ -78,8 +86,7 @@ def render(status: Status, *, everyone: bool) -> str:
     if not status.ranks:
         lines.append(f"no rank has reported in{'' if status.ended else ' yet'}")
     lines += map(_later, status.later_windows)
-    head, *rest = [console.wrapped(line, width, "  ") for line in (_headline(status), *lines)]
-    return "\n".join([*head, *table, *(printed for line in rest for printed in line)])
+    return lines
 
 
 def _summary(ranks: Sequence[RankStatus], *, is_below: bool) -> list[str]:

@@ -103,12 +103,7 @@ def _cost(run: Summary, top: Finding) -> Tile:
 
 
 def _saving(run: Summary, top: Finding) -> Tile:
-    pace, shallow, ns = run.results["pace"], run.results["shallow"], top["saved_ns_per_step"]
-    step_ns = pace["step_ns"] if pace else compared_step_ns(shallow) if shallow else None
-    suspects = shallow["suspects"] if shallow and top["saving"] is None else []
-    for suspect in (suspect for suspect in suspects if suspect["rank"] in top["ranks"][:1]):
-        # it is late in steps that need not be those of a window
-        step_ns = suspect.get("step_ns") or step_ns
+    pace, ns, step_ns = run.results["pace"], top["saved_ns_per_step"], _step_ns(run, top)
     if ns <= 0 or not step_ns:
         why = summary.saved(top)
         if _lateness_ns(run, top):
@@ -123,6 +118,17 @@ def _saving(run: Summary, top: Finding) -> Tile:
     more = summary.net_of(top) + summary.alone(top) or f": {before} → {after}"
     hours = f"; {run.hours_saved} GPU hours of this run" if run.hours_saved else ""
     return Tile(_SAVING, f"{value} ms", f"per step{more}{hours}", bound=bound.strip())
+
+
+def _step_ns(run: Summary, top: Finding) -> float | None:
+    """How long a step is without the repair of a finding; None where that is not known."""
+    pace, shallow = run.results["pace"], run.results["shallow"]
+    step_ns = pace["step_ns"] if pace else compared_step_ns(shallow) if shallow else None
+    suspects = shallow["suspects"] if shallow and top["saving"] is None else []
+    for suspect in (suspect for suspect in suspects if suspect["rank"] in top["ranks"][:1]):
+        # it is late in steps that need not be those of a window
+        step_ns = suspect.get("step_ns") or step_ns
+    return step_ns
 
 
 def _confidence(run: Summary, top: Finding | None) -> Tile:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -318,13 +318,9 @@ def step_chart(results: Results, job: Job) -> dict[str, Any] | None:
     if len(every) < 3:
         return None
     window = [step["step"] for step in results["steps"]]
-    middle = (window[0] + window[-1]) / 2 if window else every[-1].first
-    # bars that are wide enough to point at
-    shown = sorted(sorted(every, key=lambda bar: abs(bar.first - middle))[:160])
+    shown = _nearest_bars(every, window)
     unsteady = {step["step"] for step in results["steps"] if not step["settled"]}
-    usual = [bar.median_ns for bar in shown if bar.first not in unsteady]
-    # the first steps of a job compile; a scale up to them would make all others equal
-    top_ns = float(np.quantile(usual or [bar.median_ns for bar in shown], 0.9)) / _FULL * 1.15
+    top_ns = _top_ns(shown, unsteady)
     places = [*accumulate((bar.wide for bar in shown), initial=0)]
     width = min(max(_LEFT + _RIGHT + _PER_BAR * places[-1], _LEAST_WIDTH), _WIDTH)
     # how wide a single step's place is
@@ -351,6 +347,19 @@ def step_chart(results: Results, job: Job) -> dict[str, Any] | None:
         "timeline": _shown_in_timeline(results, job),
         "of": f"{len(job.steps):,} ranks' step logs" if job.steps else "the profiled ranks' steps",
     }
+
+
+def _nearest_bars(every: list[Bar], window: list[int]) -> list[Bar]:
+    """The bars nearest to the window, or else to the end: so few that one can point at each."""
+    middle = (window[0] + window[-1]) / 2 if window else every[-1].first
+    return sorted(sorted(every, key=lambda bar: abs(bar.first - middle))[:160])
+
+
+def _top_ns(shown: list[Bar], unsteady: Container[int]) -> float:
+    """The time up to which the scale goes, by the bars that the profiler did not disturb."""
+    usual = [bar.median_ns for bar in shown if bar.first not in unsteady]
+    # the first steps of a job compile; a scale up to them would make all others equal
+    return float(np.quantile(usual or [bar.median_ns for bar in shown], 0.9)) / _FULL * 1.15
 
 
 def _pauses(results: Results, job: Job) -> dict[int, str]:

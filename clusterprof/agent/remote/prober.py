@@ -116,19 +116,35 @@ class Prober:
         while not ended:
             ready = self.clock.wait(sources)
             event = self.event() if self.pipe in ready else ""
-            if answerer is None and (event == "open" or (event and self.watched)):
+            if answerer is None and self.is_first(event):
                 answerer = self.find()
                 if answerer is not None and not self.claims(answerer):
                     break
-            if event and answerer is not None:
-                self.measure(event, answerer)
-            if event == clocks.LOOK:
-                self.read_clock()
-            is_last = event == "close" or (event == "open" and answerer is None)
-            ended = self.owner in ready or (is_last and not self.watched)
-            if event != "open":
-                self.save()
+            self.follow(event, answerer)
+            ended = self.owner in ready or self.is_last(event, answerer)
         self.save()
+
+    def is_first(self, event: str) -> bool:
+        """Whether measuring may begin with this event: with `--watch` it may with any."""
+        return event == "open" or (event != "" and self.watched)
+
+    def is_last(self, event: str, answerer: Optional[Answerer]) -> bool:
+        """Whether nothing is measured after this event: with `--watch` another look may come."""
+        if self.watched:
+            return False
+        return event == "close" or (event == "open" and answerer is None)
+
+    def follow(self, event: str, answerer: Optional[Answerer]) -> None:
+        """Measure at this event where there is an answerer; at a look note our clocks as well.
+
+        What is new is written at once, but not as the window opens.
+        """
+        if event and answerer is not None:
+            self.measure(event, answerer)
+        if event == clocks.LOOK:
+            self.read_clock()
+        if event != "open":
+            self.save()
 
     def read_clock(self) -> None:
         """Note what this host's clocks say at a look."""
