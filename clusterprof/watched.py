@@ -183,27 +183,50 @@ def lateness(rows: Sequence[Row]) -> list[Late]:
     Once it delays the others, looks that show it late and do not tell whether that delays anything
     go on with it; alone they name no rank.
     """
-    ended: list[Late] = []
-    going: dict[int, list[Row]] = {}
-    #: the first step of the look before, for those that it does not show
-    absent: dict[int, int] = {}
+    times = _Times()
     for look in _looks(rows):
-        late = {row.rank: row for row in look if row.rank >= 0}
-        for rank in [rank for rank in going if rank not in late]:
-            if rank in absent:
-                ended.append(_late(going.pop(rank), absent.pop(rank), is_over=True))
-            else:
-                absent[rank] = look[0].first_step
-        for rank, row in late.items():
-            absent.pop(rank, None)
-            if row.delays or rank in going:
-                going.setdefault(rank, []).append(row)
-            if rank in going and row.until_step < row.last_step:
-                ended.append(_late(going.pop(rank), row.until_step + 1, is_over=True))
-    every = [*ended, *(_late(late_rows, absent.get(rank)) for rank, late_rows in going.items())]
+        late_rows = {row.rank: row for row in look if row.rank >= 0}
+        for rank in [rank for rank in times.going if rank not in late_rows]:
+            times.miss(rank, look[0].first_step)
+        for row in late_rows.values():
+            times.take(row)
     first = min((row.first_step for row in rows), default=0)
-    every = [replace(late, from_start=late.since_step <= first) for late in every]
+    every = [replace(late, from_start=late.since_step <= first) for late in times.all()]
     return sorted(every, key=lambda late: (late.since_ns, late.rank))
+
+
+class _Times:
+    """When ranks were late, by the looks so far."""
+
+    def __init__(self) -> None:
+        self.ended: list[Late] = []
+        #: the rows of those that are late still, by rank
+        self.going: dict[int, list[Row]] = {}
+        #: the first step of the look before, for those that it does not show
+        self.absent: dict[int, int] = {}
+
+    def miss(self, rank: int, first_step: int) -> None:
+        """Take that a look from `first_step` on does not show a rank: the second one ends it."""
+        if rank in self.absent:
+            self._end(rank, self.absent.pop(rank))
+        else:
+            self.absent[rank] = first_step
+
+    def take(self, row: Row) -> None:
+        """Take the row of a rank that a look shows late."""
+        self.absent.pop(row.rank, None)
+        if row.delays or row.rank in self.going:
+            self.going.setdefault(row.rank, []).append(row)
+        if row.rank in self.going and row.until_step < row.last_step:
+            self._end(row.rank, row.until_step + 1)
+
+    def _end(self, rank: int, until_step: int) -> None:
+        self.ended.append(_late(self.going.pop(rank), until_step, is_over=True))
+
+    def all(self) -> list[Late]:
+        """Those that have ended, and those that go on."""
+        going = [_late(rows, self.absent.get(rank)) for rank, rows in self.going.items()]
+        return [*self.ended, *going]
 
 
 def _looks(rows: Sequence[Row]) -> list[list[Row]]:

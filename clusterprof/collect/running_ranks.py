@@ -183,7 +183,24 @@ def gather(
     """
     before = {rank: _state(dumps[rank]) for rank in pipes}
     why = {rank: reason for rank, pipe in pipes.items() if (reason := ask(pipe)) is not None}
-    waiting = {rank: before[rank] for rank in pipes if rank not in why}
+    asked = {rank: before[rank] for rank in pipes if rank not in why}
+    for rank in _copy_whole(asked, dumps, folder, wait_s, clock):
+        why[rank] = _copy_late(dumps[rank], folder, rank, asked[rank], wait_s)
+    return {rank: reason for rank, reason in why.items() if reason}
+
+
+def _copy_whole(
+    before: Mapping[int, object],
+    dumps: Mapping[int, Path],
+    folder: Path,
+    wait_s: float,
+    clock: Clock,
+) -> list[int]:
+    """Copy each new dump as soon as it is whole; returns the ranks of which none was in time.
+
+    `before`: the states of the dumps that there were. Raises OSError.
+    """
+    waiting = [*before]
     last: dict[int, object] = {}
     deadline = clock.now() + wait_s
     while waiting and clock.now() < deadline:
@@ -191,16 +208,22 @@ def gather(
         now = {rank: _state(dumps[rank]) for rank in waiting}
         for rank, state in now.items():
             # torch writes in place: what has not changed for a while and ends as it should is whole
-            if state not in (None, before[rank]) and state == last.get(rank):
-                reason = copy(dumps[rank], folder, rank, whole=True)
-                waiting = waiting if reason else {r: s for r, s in waiting.items() if r != rank}
+            is_still = state not in (None, before[rank]) and state == last.get(rank)
+            if is_still and copy(dumps[rank], folder, rank, whole=True) is None:
+                waiting.remove(rank)
         last = dict(now)
-    for rank, state in waiting.items():
-        why[rank] = f"no new dump at {dumps[rank]} within {wait_s:.0f} s"
-        if _state(dumps[rank]) not in (None, state):  # it came at the last moment, or in part
-            reason = copy(dumps[rank], folder, rank, whole=True)
-            why[rank] = f"after {wait_s:.0f} s {reason}" if reason else ""
-    return {rank: reason for rank, reason in why.items() if reason}
+    return waiting
+
+
+def _copy_late(dump: Path, folder: Path, rank: int, before: object, wait_s: float) -> str:
+    """Copy a dump that came at the last moment, if it is whole; returns why not, or nothing.
+
+    `before`: the state of the dump that there was. Raises OSError.
+    """
+    if _state(dump) in (None, before):
+        return f"no new dump at {dump} within {wait_s:.0f} s"
+    reason = copy(dump, folder, rank, whole=True)
+    return f"after {wait_s:.0f} s {reason}" if reason else ""
 
 
 def _state(path: Path) -> tuple[int, int, int] | None:

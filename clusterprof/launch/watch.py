@@ -15,7 +15,7 @@ import contextlib
 import importlib
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -230,49 +230,97 @@ def watch_lateness(
     """
     # the launching host may be one that trains
     priority.step_aside()
-    table, unwritten = watched.path_of(run.directory.path), dict[Path, str]()
-    newest, rows = dict[int, int](), list[Row]()
-    silent, lacked = list[int](), set[int]()
-    why_none, is_explained = "", False
+    watch = _Watch(run, every_s, metrics, clock, shows)
     while True:
         clock.sleep(every_s - clock.wall_ns() / 1e9 % every_s)
-        now = live_windows.current(run)
+        watch.look_again()
+
+
+@dataclass
+class _Watch:
+    """What the looks at a running job have shown so far, and what has been said of it."""
+
+    run: Window
+    every_s: int
+    metrics: Path | None
+    clock: Clock
+    shows: bool
+    #: the rows of all looks
+    rows: list[Row] = field(default_factory=list)
+    #: when each rank's newest dump was written (ns)
+    newest: dict[int, int] = field(default_factory=dict)
+    #: the ranks that left no dump for the last look, and those that left none for the last two
+    silent: list[int] = field(default_factory=list)
+    lacked: set[int] = field(default_factory=set)
+    #: why there is no dump at all, once that is said
+    why_none: str = ""
+    #: it is said that ranks cannot be compared
+    is_explained: bool = False
+    #: what could not be written after the last look, and why
+    unwritten: dict[Path, str] = field(default_factory=dict)
+
+    def look_again(self) -> None:
+        """Wait until the ranks have saved their recorders, and look at them."""
+        now = live_windows.current(self.run)
         measured = _written(now, paths.PROBE)
-        before, newest = newest, wait_for_dumps(now, newest, every_s, clock)
-        if newest == before:
+        before = self.newest
+        self.newest = wait_for_dumps(now, before, self.every_s, self.clock)
+        if self.newest == before:
             # it may be that ranks hang, and no step ends
-            _unwritten(metrics, partial(write_gauges, run=now, rows=rows))
-            if not newest and not why_none and (why_none := flights(now)[1]):
-                say(f"who is late cannot be determined so far: {why_none}")
-            continue
-        # one that comes late to a look is there in the next
-        was_silent, silent = silent, [r for r in now.ranks() if newest.get(r) == before.get(r)]
-        was_lacking, lacked = lacked, {*silent} & {*was_silent}
-        if lacked - was_lacking:
-            say(f"{words.ranks(lacked)} left no flight recorder for two looks: groups with them "
-                "cannot be compared")  # fmt: skip
-        late = watched.lateness(rows)
-        wait_for_clocks(now, measured, clock)
+            _unwritten(self.metrics, partial(write_gauges, run=now, rows=self.rows))
+            self._say_why_none(now)
+            return
+        self._say_who_lacks(now, before)
+        wait_for_clocks(now, measured, self.clock)
         try:
-            added = look(now, clock.wall_ns(), rows)
+            added = look(now, self.clock.wall_ns(), self.rows)
         except (ClusterprofError, OSError) as error:
             # one look that fails does not end the watch: a file system may answer again
             say(f"all ranks could not be looked at: {str(error).splitlines()[0]}")
-            continue
-        if not added and not is_explained:
+            return
+        self._say_what_changed(added)
+        self._write(now)
+
+    def _say_why_none(self, now: Window) -> None:
+        """Say once why no rank has left a dump so far."""
+        if not self.newest and not self.why_none:
+            self.why_none = flights(now)[1]
+            if self.why_none:
+                say(f"who is late cannot be determined so far: {self.why_none}")
+
+    def _say_who_lacks(self, now: Window, before: Mapping[int, int]) -> None:
+        """Say which ranks left no dump for two looks; `before`: when those before were written."""
+        # one that comes late to a look is there in the next
+        was_silent, was_lacking = self.silent, self.lacked
+        self.silent = [r for r in now.ranks() if self.newest.get(r) == before.get(r)]
+        self.lacked = {*self.silent} & {*was_silent}
+        if self.lacked - was_lacking:
+            say(f"{words.ranks(self.lacked)} left no flight recorder for two looks: groups with "
+                "them cannot be compared")  # fmt: skip
+
+    def _say_what_changed(self, added: list[Row]) -> None:
+        """Take the rows of a look, and say what it has changed."""
+        late = watched.lateness(self.rows)
+        if not added and not self.is_explained:
             say("ranks cannot be compared in this look: they have too few steps in common, or "
                 "no durations of collectives (gloo) and clocks that are not known to a "
                 "fiftieth of a step")  # fmt: skip
-        is_explained, rows = is_explained or not added, [*rows, *added]
-        for sentence in watched.news(late, watched.lateness(rows)):
-            say(f"step {rows[-1].last_step}, {words.wall_time(rows[-1].wall_ns)}: {sentence}")
-        if shows and added:
-            say(*screen.lines(rows, clock.wall_ns(), shortest(run.directory.path)))
-        was_unwritten = unwritten
-        unwritten = _unwritten(table, partial(watched.write, rows=rows))
-        unwritten |= _unwritten(metrics, partial(write_gauges, run=now, rows=rows))
-        for path in unwritten.keys() - was_unwritten.keys():
-            say(f"{path} cannot be written: {unwritten[path]}; tried again after each look")
+        self.is_explained = self.is_explained or not added
+        self.rows = [*self.rows, *added]
+        for change in watched.news(late, watched.lateness(self.rows)):
+            last = self.rows[-1]
+            say(f"step {last.last_step}, {words.wall_time(last.wall_ns)}: {change}")
+        if self.shows and added:
+            name = shortest(self.run.directory.path)
+            say(*screen.lines(self.rows, self.clock.wall_ns(), name))
+
+    def _write(self, now: Window) -> None:
+        """Write the table and the present for Prometheus; say what cannot be written."""
+        was_unwritten, table = self.unwritten, watched.path_of(self.run.directory.path)
+        self.unwritten = _unwritten(table, partial(watched.write, rows=self.rows))
+        self.unwritten |= _unwritten(self.metrics, partial(write_gauges, run=now, rows=self.rows))
+        for path in self.unwritten.keys() - was_unwritten.keys():
+            say(f"{path} cannot be written: {self.unwritten[path]}; tried again after each look")
 
 
 def _unwritten(path: Path | None, write: Callable[[Path], None]) -> dict[Path, str]:

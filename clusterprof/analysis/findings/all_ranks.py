@@ -80,20 +80,42 @@ def _finding(dataset: Dataset, shallow: ShallowResults, late: list[Suspect]) -> 
 
     Nothing is replayed: what is saved is the first one's lateness, by its share of the steps of a
     watched run, and `bound` is how far that may be wrong. It is 0 where the suspects may not delay
-    their peers' work. `late_steps` None: late in all from `since_step` to `until_step`. Those that
-    follow ranks which delay the others are in the summary and the evidence alone.
+    their peers' work. Those that follow ranks which delay the others are in the summary and the
+    evidence alone.
     """
     first = late[0]
     step_ns = step_while_late_ns(shallow, first)
     ranks = [suspect["rank"] for suspect in late if suspect["delays"] or not first["delays"]]
-    since, until, late_steps = first["since_step"], first["until_step"], first["late_steps"]
     of_run = _share_of_run(shallow, first) if first["delays"] else 0.0
     saved = round(min(first["lateness_ns"], step_ns) * of_run)
     bound = round(first["bound_ns"] * of_run)
+    say = _words(dataset, shallow, late, ranks)
+    return finding(dataset, CODES[0], sorted(ranks), say) | {
+        "severity": severity((saved - bound) / max(step_ns, 1)),
+        "steps": _late_steps(shallow, first),
+        "cost_ns_per_step": saved,
+        "share_of_step": round(saved / max(step_ns, 1), 4),
+        "saved_ns_per_step": saved,
+        "saved_alone_ns": saved,
+        "saved_least_ns": max(saved - bound, 0),
+        "saved_most_ns": min(saved + bound, step_ns),
+        "saved_uncertainty_ns": bound,
+    }
+
+
+def _words(
+    dataset: Dataset, shallow: ShallowResults, late: list[Suspect], ranks: list[int]
+) -> Words:
+    """What a finding says of suspects that are late together; `ranks` are those that it is about.
+
+    `late_steps` None: late in all from `since_step` to `until_step`.
+    """
+    first = late[0]
     differences = _hardware(dataset, first["rank"])
     whose = f"rank {first['rank']}: " if len(late) > 1 else ""
     texts = [f"{words.capitalised(whose + difference.text)}." for difference in differences]
-    say = Words(
+    is_persistent = first["until_step"] is None and first["late_steps"] is None
+    return Words(
         summary=" ".join([_summary(shallow, late, ranks), *texts]),
         evidence=[
             *({k: v for k, v in s.items() if v is not None} for s in late),
@@ -103,23 +125,18 @@ def _finding(dataset: Dataset, shallow: ShallowResults, late: list[Suspect]) -> 
         rank=ranks[0] if len(ranks) == 1 else None,
         advice=_advice(differences),
         follow_up=capture(dataset, _to_profile(shallow, late, ranks), profiler=lighter(dataset)),
-        recurrence="persistent" if until is None and late_steps is None else "intermittent",
+        recurrence="persistent" if is_persistent else "intermittent",
     )
-    begin, end = since or 0, math.inf if until is None else until
-    steps = shallow["steps"] if late_steps is None else late_steps
-    if first.get("looked_steps"):
-        steps = []  # those of the looks are not the window's; from when until when is said
-    return finding(dataset, CODES[0], sorted(ranks), say) | {
-        "severity": severity((saved - bound) / max(step_ns, 1)),
-        "steps": [step for step in steps if begin <= step <= end],
-        "cost_ns_per_step": saved,
-        "share_of_step": round(saved / max(step_ns, 1), 4),
-        "saved_ns_per_step": saved,
-        "saved_alone_ns": saved,
-        "saved_least_ns": max(saved - bound, 0),
-        "saved_most_ns": min(saved + bound, step_ns),
-        "saved_uncertainty_ns": bound,
-    }
+
+
+def _late_steps(shallow: ShallowResults, late: Suspect) -> list[int]:
+    """The window's steps in which a rank was late; none where the looks at the job show it."""
+    if late.get("looked_steps"):
+        return []  # those of the looks are not the window's; from when until when is said
+    begin, until = late["since_step"] or 0, late["until_step"]
+    end = math.inf if until is None else until
+    steps = shallow["steps"] if late["late_steps"] is None else late["late_steps"]
+    return [step for step in steps if begin <= step <= end]
 
 
 def _hardware(dataset: Dataset, rank: int) -> list[Difference]:
@@ -199,23 +216,34 @@ def _when(shallow: ShallowResults, late: Suspect) -> str:
 
 
 def _others(shallow: ShallowResults, suspects: list[Suspect]) -> str:
-    """Which other ranks are late with the first one: of its node, or since they wait for it."""
+    """Which other ranks are late with the first one, and the nodes that are late as a whole."""
     first, *others = suspects
+    return (_late_with(shallow, first, others) if others else "") + _late_nodes(shallow, suspects)
+
+
+def _late_with(shallow: ShallowResults, first: Suspect, others: list[Suspect]) -> str:
+    """Which other ranks are late with the first one: of its node, or since they wait for it."""
     # of ranks without a cost each other one may follow the first, if that one stands out
     alike = [s for s in others if s["delays"] and first["delays"]]
-    following, text = [s for s in others if not s["delays"]], ""
-    if not all(map(partial(_later, first), alike or following)):
-        alike, following = ([first, *alike], following) if alike else ([first, *following], [])
-        text = f" {_at(alike).capitalize()} are late together"
-    elif others:
+    following = [s for s in others if not s["delays"]]
+    if all(map(partial(_later, first), alike or following)):
         text = f" {_at([first]).capitalize()} comes latest"
-        text += f"; {_at(alike)} {'is' if len(alike) == 1 else 'are'} late as well" if alike else ""
+        if alike:
+            text += f"; {_at(alike)} {'is' if len(alike) == 1 else 'are'} late as well"
+    else:
+        if not alike:
+            alike, following = following, []
+        text = f" {_at([first, *alike]).capitalize()} are late together"
     if following:
         text += f"; {_follow(shallow, first, following)}"
+    return f"{text}."
+
+
+def _late_nodes(shallow: ShallowResults, suspects: list[Suspect]) -> str:
+    """The nodes most of whose ranks are late, where all of those are among the suspects."""
     ranks = {suspect["rank"] for suspect in suspects}
     nodes = [named(n["host"]) for n in shallow["nodes"] if {*n["suspects"]} <= ranks]
-    most = f" Most ranks of {listed(nodes)} are late." if nodes else ""
-    return (f"{text}." if others else "") + most
+    return f" Most ranks of {listed(nodes)} are late." if nodes else ""
 
 
 def _later(first: Suspect, other: Suspect) -> bool:

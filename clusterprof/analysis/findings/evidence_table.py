@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from clusterprof.results import EvidenceRow, EvidenceSource, Finding, Results, ShallowResults
+from clusterprof.results import (
+    EvidenceRow,
+    EvidenceSource,
+    Finding,
+    Results,
+    ShallowResults,
+    Suspect,
+    WatchEntry,
+)
 
 
 class _Table:
@@ -93,25 +101,34 @@ def _steps(table: _Table, results: Results, shallow: ShallowResults) -> None:
 
 def _lateness(table: _Table, results: Results, shallow: ShallowResults) -> None:
     """Add how late each suspect is, by looks or by flight recorders around the window."""
-    settled, watch = {e["step"] for e in results["steps"] if e["settled"]}, shallow.get("watch")
+    settled = {entry["step"] for entry in results["steps"] if entry["settled"]}
     for late in shallow["suspects"]:
         count = late.get("looked_steps")
-        by_looks = watch is not None and count is not None
-        steps = late["late_steps"] or shallow["steps"]
-        if watch and by_looks:
-            steps = [watch["first_step"], watch["last_step"]]
-        first, last = late["since_step"], late["until_step"]
-        within = [step for step in steps if (first or 0) <= step and (last is None or step <= last)]
-        if by_looks:
-            within = [min(steps) if first is None else first, max(steps) if last is None else last]
+        watch = None if count is None else shallow.get("watch")
+        by_looks = watch is not None
+        steps = _recorded_steps(late, shallow) if watch is None else _looked_steps(late, watch)
         ns, bound = late["lateness_ns"], late["bound_ns"]
         number = table.add(
             "looks" if by_looks else "flight recorders",
             "lateness" if late["delays"] else "lateness, with what effect cannot be determined",
-            [late["rank"]], within, ns, (max(ns - bound, 0), ns + bound),
-            profiler=not by_looks and not settled.isdisjoint(within), count=count,
+            [late["rank"]], steps, ns, (max(ns - bound, 0), ns + bound),
+            profiler=not by_looks and not settled.isdisjoint(steps), count=count,
         )  # fmt: skip
         table.of_rank.setdefault(late["rank"], []).append(number)
+
+
+def _recorded_steps(late: Suspect, shallow: ShallowResults) -> list[int]:
+    """The steps in which a suspect is late by the flight recorders around the window."""
+    steps = late["late_steps"] or shallow["steps"]
+    first, last = late["since_step"], late["until_step"]
+    return [step for step in steps if (first or 0) <= step and (last is None or step <= last)]
+
+
+def _looked_steps(late: Suspect, watch: WatchEntry) -> list[int]:
+    """The first and the last step in which a suspect is late by the looks."""
+    ends = watch["first_step"], watch["last_step"]
+    first, last = late["since_step"], late["until_step"]
+    return [min(ends) if first is None else first, max(ends) if last is None else last]
 
 
 def _rows_of(table: _Table, results: Results, finding: Finding) -> list[int]:

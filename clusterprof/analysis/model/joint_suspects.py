@@ -73,16 +73,27 @@ def _followers(late: list[Suspect], every: list[Suspect], groups: _Groups) -> li
     waiting = {s["rank"]: s for s in every if not s["delays"] and s["rank"] not in named_in}
     for suspect in joined:  # which grows
         for name, members in groups.get(suspect["rank"], ()):
-            # that a rank is late in this group is not passed on to it by this group
-            new = [s for r, s in waiting.items() if r in members and s["group"] != name]
-            inside = [named_in[rank] for rank in members if rank in named_in]
-            most = len(inside) + len(new) > max(1, limits.HALF * len(members))
-            if not most and name not in inside:
-                continue
+            new = _passed_on(name, members, named_in, waiting)
             joined += new
             named_in.update((s["rank"], s["group"]) for s in new)
             waiting = {r: s for r, s in waiting.items() if r not in named_in}
     return joined[len(late) :]
+
+
+def _passed_on(
+    name: str, members: frozenset[int], named_in: Mapping[int, str], waiting: Mapping[int, Suspect]
+) -> list[Suspect]:
+    """The suspects to which a group passes on that members of it are late.
+
+    None, unless the group itself waits for one of these or has most of its members among the late
+    ranks. `named_in`: the late ranks so far, with the group that waits for each; `waiting`: the
+    suspects that may follow them.
+    """
+    # that a rank is late in this group is not passed on to it by this group
+    new = [s for r, s in waiting.items() if r in members and s["group"] != name]
+    inside = [named_in[rank] for rank in members if rank in named_in]
+    most = len(inside) + len(new) > max(1, limits.HALF * len(members))
+    return new if most or name in inside else []
 
 
 def _same_steps(first: Suspect, suspect: Suspect, shallow: ShallowResults) -> bool:
