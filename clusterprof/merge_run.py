@@ -293,7 +293,7 @@ def _pause_log(folder: Path, rank: int) -> RankLog | None:
     except ReportError as error:
         say(f"{error.what}: the pauses of rank {rank} are left out")
         return None
-    return pauses.RankLog(rank, *extent_ns, pauses.possible(rows, *extent_ns))
+    return pauses.RankLog(rank, *extent_ns, pauses.possible(rows, extent_ns[1]))
 
 
 def again(run: Window, manifest: Manifest) -> list[str]:

@@ -591,11 +591,11 @@ def times(entry: PauseEntry) -> str:
     return mean if least == most else f"{mean} ({least} to {most})"
 
 
-def possible(rows: Mapping[str, Ints], begin_ns: int, end_ns: int) -> dict[str, Ints]:
-    """The rows of a `pauses.csv` that can be: each step once, within the steps that a rank has
-    logged from `begin_ns` to `end_ns` (wall clock), which may be a minute behind.
+def possible(rows: Mapping[str, Ints], end_ns: int) -> dict[str, Ints]:
+    """The rows of a `pauses.csv` that can be: each step once, none that ends after all that the
+    rank has logged (`end_ns`, wall clock), which may be a minute behind.
     """
-    within = (rows["begin_ns"] >= begin_ns) & (rows["end_ns"] <= end_ns + 60_000_000_000)
+    within = (rows["begin_ns"] >= 0) & (rows["end_ns"] <= end_ns + 60_000_000_000)
     _, first = np.unique(rows["step"], return_index=True)
     once = np.zeros_like(within)
     once[first] = True

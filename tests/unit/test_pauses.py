@@ -342,5 +342,5 @@ def test_rows_that_cannot_be_are_no_pauses() -> None:
     step = np.array([50, 60, 60, 70, 40])
     end = begin + np.array([1, 1, 1, 4_000_000, 1]) * S
     rows = {"step": step, "begin_ns": begin, "end_ns": end}
-    kept = pauses.possible(rows, 0, 100 * S)
+    kept = pauses.possible(rows, 100 * S)
     assert kept["step"].tolist() == [50, 60]
