@@ -287,30 +287,6 @@ def test_a_prober_asks_a_host_again_that_does_not_answer_at_once(
     assert (len(made.bounds), len(made.notes)) == (bounds, 1 - bounds)
 
 
-def test_a_prober_writes_what_it_measured_before_its_rank_has_a_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(exchange, "measure", lambda endpoint, to, clock: [Exchange(NOW, -10, 10)])
-    monkeypatch.setenv(PLAN, "/nowhere/plan.json")
-    name = f"clusterprof-{tmp_path}"[-90:]
-    identity.set_field(os.environ, identity.PROBE, name)
-    reference = {"address": "127.0.0.1", "port": 9, "secret": "73" * 32, "machine": "another"}
-    (tmp_path / "ranks" / "00000").mkdir(parents=True)
-    address = tmp_path / "ranks" / "00000" / "probe-address.json"
-    files.write_json(str(address), reference, mode=0o600)
-    owner, rank = os.pipe()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as pipe:
-        pipe.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        pipe.bind("\0" + name)
-        clocks.notify_prober("open")
-        clocks.notify_prober("close")
-        prober.Prober(pipe, str(tmp_path), 1, 0, owner).ask()
-    os.close(rank)
-    os.close(owner)
-    found = json.loads((tmp_path / "ranks" / "00001" / "probe.json").read_text())
-    assert [row["when"] for row in found["bounds"]] == ["open", "close"]
-
-
 def announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A reference rank's prober that has announced itself; the name of our rank's own prober."""
     monkeypatch.setattr(exchange, "measure", lambda endpoint, to, clock: [Exchange(NOW, -10, 10)])
@@ -322,6 +298,23 @@ def announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     address = tmp_path / "ranks" / "00000" / "probe-address.json"
     files.write_json(str(address), reference, mode=0o600)
     return name
+
+
+def test_a_prober_writes_what_it_measured_before_its_rank_has_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = announced(tmp_path, monkeypatch)
+    owner, rank = os.pipe()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as pipe:
+        pipe.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        pipe.bind("\0" + name)
+        clocks.notify_prober("open")
+        clocks.notify_prober("close")
+        prober.Prober(pipe, str(tmp_path), 1, 0, owner).ask()
+    os.close(rank)
+    os.close(owner)
+    found = json.loads((tmp_path / "ranks" / "00001" / "probe.json").read_text())
+    assert [row["when"] for row in found["bounds"]] == ["open", "close"]
 
 
 def test_a_prober_measures_at_every_look_until_its_rank_ends_and_keeps_the_latest(

@@ -133,8 +133,7 @@ class HardwareSampler:
     def go_on(self, uses: str, uuid: Optional[str]) -> None:
         """Sample for `GOES_ON_S` from now on.
 
-        `uses`: what the rank computes on, see `outbox.CUDA`; its UUID if it is
-        known.
+        `uses`: what the rank computes on (`outbox.CUDA`, or ROCM); `uuid`: its GPU's, if known.
         """
         if uses != self.uses:
             self.uses, self.uuid = uses, uuid
