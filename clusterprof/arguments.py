@@ -113,10 +113,25 @@ def selected(text: str) -> str:
 
 @dataclass(frozen=True)
 class StepWindow:
-    """Steps [first, end)."""
+    """Steps [first, end), and which steps a capture of them disturbs.
+
+    Profilers start in the first step, and stop between the last one and the next, in which ranks
+    wait for the one that stops last; that one's own wait ends in the step after it. By the reports
+    of a window alone `analysis.model.timeline.steady_steps` tells.
+    """
 
     first: int
     end: int
+
+    @property
+    def switching(self) -> tuple[int, ...]:
+        """The steps in which a profiler's start or stop shows."""
+        return self.first, self.end, self.end + 1
+
+    @property
+    def disturbed(self) -> range:
+        """All steps that the profiler makes longer, from its start to its stop."""
+        return range(self.first, self.end + 2)
 
     def __str__(self) -> str:
         return f"{self.first}:{self.end}"

@@ -36,6 +36,7 @@ import numpy.typing as npt
 
 from clusterprof import __version__, gate, merge_run, words
 from clusterprof.agent.contracts import paths
+from clusterprof.collect import live_windows
 from clusterprof.columns import Floats, sum_by
 from clusterprof.console import say
 from clusterprof.errors import ClusterprofError, MergeError, ReportError
@@ -67,8 +68,6 @@ _REFUTED = 6.9
 _LEVEL = 0.95
 #: blocks of steps: at most so many, of so many steps at least; fewer blocks tell no spread
 _BLOCKS, LEAST_STEPS, LEAST_BLOCKS = 20, 4, 4
-#: steps after a window in which queues fill up again (`analysis.model.replay.SETTLE_STEPS`)
-_RECOVERY = 8
 #: no step takes 104 days; beyond it doubles no longer count nanoseconds
 LONGEST_NS = 2**53
 #: of 20 blocks a correlation is known to some 0.2 only
@@ -183,7 +182,9 @@ def clean_steps(run: Window, results: Results) -> tuple[Floats, int]:
     one pace. Steps after a window count only where they are as before it, by the run's own account
     of what profiling cost. Empty where there are too few.
     """
-    windows = [window.window() for window in (run, *run.directory.later_windows())]
+    from clusterprof.analysis.model.replay import SETTLE_STEPS
+
+    windows = [*live_windows.windows(run)]
     cost, until = results["capture"], math.inf
     for times in (cost["profiled"], cost["unprofiled"]) if cost else ():
         # before and after are known where their uncertainty is
@@ -197,7 +198,7 @@ def clean_steps(run: Window, results: Results) -> tuple[Floats, int]:
         first, count, took, _ = stretches(log, job.paces.get(rank, {}))
         clean = (first >= WARM_UP) & (first + count <= until) & (count > 0) & (took > 0)
         for window in windows:
-            clean &= (first + count <= window.first) | (first >= window.end + _RECOVERY)
+            clean &= (first + count <= window.first) | (first >= window.end + SETTLE_STEPS)
         count, took = count[clean], took[clean]
         if len(count):
             ranks.append((took.sum() / count.sum(), count, took))

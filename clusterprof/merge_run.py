@@ -89,8 +89,7 @@ def merged(
     reported = {outcome.rank: outcome.reason for outcome in outcomes if outcome.report}
     incomplete = [f"rank {rank}: {reason}" for rank, reason in reported.items() if reason]
     measured, window = clock_probe.of_run(run, profiled), run.window()
-    # Profilers start in the window's first step and stop after its last one.
-    disturbed = [window.first, window.end, window.end + 1] if profiled else []
+    disturbed = window.switching if profiled else ()
     job = job_record(run, manifest)
     shallow, silent = _over_the_run(run, ranks, disturbed, job.steps)
     sampled, unread = sampled_hardware(run)
@@ -254,7 +253,7 @@ def run_pauses(
 
     attempts, world_size = [], run.directory.read_manifest().world_size or 0
     # a profiler's start and end are long steps of the ranks that wait for it
-    disturbed = [range(first, end + 2) for first, end in live_windows.windows(run)]
+    disturbed = [window.disturbed for window in live_windows.windows(run)]
     for attempt in run.directory.first().attempts():
         ranks = attempt.ranks()
         world_size = max(world_size, len(ranks))

@@ -234,7 +234,7 @@ def slower(run: Window, times: float) -> Slower | None:
     Steps inside of windows do not count: a profiler makes them longer.
     """
     run = current(run)
-    inside = [range(*pair) for pair in windows(run)]
+    inside = [window.disturbed for window in windows(run)]
     paces = [
         Slower(rank, *both)
         for rank in sample(run)
@@ -323,27 +323,19 @@ def possible(
     steps_of = ((pace, (pace.age_s(now_s, server_now_s) + later_s) / pace.step_s) for pace in paces)
     reached = (pace.steps + math.ceil(max(0.0, steps)) for pace, steps in steps_of)
     # A window that opens at a step begins when the one before it ends.
-    free = max((end for _, end in windows(run)), default=0)
+    free = max((window.end for window in windows(run)), default=0)
     return Possible(max(max(reached) + 1, free), paces)
 
 
-def windows(run: Window) -> Iterator[tuple[int, int]]:
-    """The steps [first, end) of each window that is there already."""
-    for window_run in (run.directory.first(), *run.directory.later_windows()):
-        with contextlib.suppress(RunDirectoryError):  # obeyed by no rank
-            window = window_run.window()
-            yield window.first, window.end
+def windows(run: Window, *, profiled: bool = False) -> Iterator[StepWindow]:
+    """The steps of each window that is there already; of those alone in which ranks are `profiled`.
 
-
-def profiled_steps(run: Window) -> list[int]:
-    """The steps of each window in which ranks are profiled: there a profiler delays them."""
-    profiled: list[int] = []
+    Of all, recorders are saved after the last step.
+    """
     for window in (run.directory.first(), *run.directory.later_windows()):
         with contextlib.suppress(RunDirectoryError):  # obeyed by no rank
-            if _is_profiled(window):
-                steps = window.window()
-                profiled += range(steps.first, steps.end)
-    return profiled
+            if not profiled or _is_profiled(window):
+                yield window.window()
 
 
 def _is_profiled(window: Window) -> bool:

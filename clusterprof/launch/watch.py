@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -391,7 +392,8 @@ def look(run: Window, wall_ns: int, before: Sequence[Row] = ()) -> list[Row]:
     newest = max((int(log["step"][-1].as_py()) for log in steps.values() if len(log)), default=0)
     seen_step = before[-1].last_step if before else -1
     begin = min(seen_step + 1, newest + 1 - LEAST)
-    disturbed = [*range(begin), *live_windows.profiled_steps(run)]
+    captures = live_windows.windows(run, profiled=True)
+    disturbed = [*range(begin), *chain.from_iterable(window.disturbed for window in captures)]
     compared, _ = all_ranks(run, disturbed, steps, "watch", CHANCE, CLOCK_FRAC)
     if compared is None or not compared.results["steps"]:
         return []

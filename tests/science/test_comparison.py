@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+import shutil
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,8 +26,10 @@ from simulate.job import Cause, Job
 from simulate.reports import simulate
 
 from clusterprof import baselines, comparison, gate, merge_run, run_directory
-from clusterprof.arguments import parse_ranks
+from clusterprof.agent.contracts import paths, states
+from clusterprof.arguments import StepWindow, parse_ranks
 from clusterprof.cli import baseline, compare
+from clusterprof.collect import live_windows
 from clusterprof.errors import ClusterprofError, MergeError, ReportError, UsageError
 from clusterprof.ingest import rank_steps
 from clusterprof.report import comparison_text, results_json
@@ -297,9 +300,15 @@ def made_run(folder: Path, job: Job) -> run_directory.Window:
 
 def test_step_logs_outside_the_window_tell_the_pace(run: run_directory.Window) -> None:
     made = comparison.measured(run.path)
-    # steps 0 to 84 without the first three, the window of four, and eight behind it
-    assert made["outside_steps"] == 85 - 3 - 4 - 8
+    # steps 0 to 84 without the first three, the window of four, and twelve behind it
+    assert made["outside_steps"] == 85 - 3 - 4 - 12
     assert (made["program"], made["world_size"], made["window"]) == ("train.py", 4, [])
+    # of a later window the first one's steps are none either
+    later = live_windows.order(run, StepWindow(70, 74), parse_ranks("0"), "torch")
+    states.advance(str(later.rank(0)), "counted")
+    steps = comparison.clean_steps(later, results_json.read(run.merged / paths.RESULTS))[1]
+    shutil.rmtree(later.path)
+    assert steps == 60 - 3
     found = comparison.compare([made], [made])
     assert (found["steps_from"], found["step"]["direction"]) == ("step logs", "none")
     assert found["verdict"].startswith("No change of the step beyond the noise")

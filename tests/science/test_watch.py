@@ -126,10 +126,11 @@ def test_a_result_without_the_window_s_recorders_has_all_looks(tmp_path: Path) -
     assert share in found["summary"]
 
 
-@pytest.mark.parametrize(("profiler", "steps"), [("none", 75), ("torch", 70)])
+@pytest.mark.parametrize(("profiler", "steps"), [("none", 75), ("torch", 68)])
 def test_the_steps_of_a_window_in_which_no_rank_is_profiled_are_compared(
     profiler: str, steps: int, tmp_path: Path
 ) -> None:
+    """Where one is, the two in which its stop shows are left out with them."""
     run = run_of(tmp_path, LATE)
     run.directory.write_manifest(
         {"schema_version": 1, "window": [110, 115], "profiler": {"name": profiler},
