@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Sequence
-from pathlib import PurePath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from clusterprof import words
 from clusterprof.columns import Bools, Ints, coded, integers, order_by, texts
 from clusterprof.export.merged_tables import Merged
 from clusterprof.export.tracks import shown
+from clusterprof.ingest.sources import NSYS_REPORT, stem_of
 from clusterprof.results import UNBOUNDED_NS, Finding
 
 
@@ -44,8 +44,8 @@ def nsys(merged: Merged) -> list[str]:
         names = words.listed(shown(merged.names[rank]) for rank in sorted(ranks))
         report = source
         # its own exports cannot be shifted any more
-        if not source.endswith((".nsys-rep", ".qdrep")):
-            report = re.sub(r"(\.sqlite)?(\.xz)?$", ".nsys-rep", PurePath(source).name, count=1)
+        if not source.endswith(NSYS_REPORT.suffixes):
+            report = stem_of(Path(source)) + NSYS_REPORT.suffixes[0]
         command = _command(
             "nsys", "export", "--type=sqlite", "--ts-normalize=true",
             f"--ts-shift={int(shift.sum()) // 2}", f"--output=rank{rank}-aligned.sqlite", report,

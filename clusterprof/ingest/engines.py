@@ -34,7 +34,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 from clusterprof import console, mapped, words
 from clusterprof.agent.contracts import processes
 from clusterprof.errors import ClusterprofError, ReportError
-from clusterprof.ingest.sources import KINETO, Source, suffix_of
+from clusterprof.ingest.sources import Source, seconds
 from clusterprof.priority import end_with_parent
 from clusterprof.tables import RankTables, empty
 
@@ -287,10 +287,6 @@ Read: TypeAlias = Callable[[Source], list[Rank]]
 #: More do not read faster from one host's disk.
 MOST_WORKERS = 8
 
-#: What reading takes, for each byte: a packed trace's JSON 0.13 s/MB (measured on two
-#: cores when Arrow read it); SQLite and Arrow read an export of nsys, 0.02 s/MB.
-_TRACE_S, _EXPORT_S = 0.13e-6, 0.02e-6
-
 #: So much work is worth processes, which hand back tables. Two traces of 2.5 s took a quarter less
 #: processor time, and a third less memory, in threads.
 _WORTH_PROCESSES_S = 5.0
@@ -416,13 +412,3 @@ def _apart(read: Read, sources: Sequence[Source], workers: int) -> list[list[Ran
 
 def _limit_s(source: Source) -> float:
     return limit_s(path for path in (source.path, source.beside) if path is not None)
-
-
-def seconds(source: Source) -> float:
-    """What reading a source takes, about; 0 where its file cannot be seen."""
-    try:
-        path = source.beside or source.path
-        size = path.stat().st_size / (12 if path.suffix == ".json" else 1)
-    except OSError:
-        return 0.0
-    return size * (_TRACE_S if suffix_of(path) in KINETO else _EXPORT_S)

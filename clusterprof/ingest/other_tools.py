@@ -52,9 +52,6 @@ _KEYS = (
     ),
 )  # fmt: skip
 
-#: reports inside of an archive
-_PACKED = (".nsys-rep", ".qdrep", ".sqlite", ".sqlite.xz", ".json", ".json.gz", ".pb")
-
 #: files of other tools, by how their names end
 FOREIGN = {
     ".xplane.pb": "an XLA profile (TensorBoard, JAX)",
@@ -104,8 +101,11 @@ def accelerator_error(path: Path, unread: Mapping[str, int]) -> ReportError:
     )
 
 
-def by_name(path: Path) -> ReportError | None:
-    """Return the error for another tool's file, or a ZIP that holds reports; None for any other."""
+def by_name(path: Path, suffixes: Collection[str]) -> ReportError | None:
+    """Return the error for another tool's file, or a ZIP that holds reports; None for any other.
+
+    `suffixes` are those of reports.
+    """
     for suffix, content in FOREIGN.items():
         if path.name.endswith(suffix):
             return ReportError(f"{path} is {content}", _INSTEAD)
@@ -113,7 +113,7 @@ def by_name(path: Path) -> ReportError | None:
         return None
     try:
         with zipfile.ZipFile(path) as archive:
-            packed = [name for name in archive.namelist() if name.endswith(_PACKED)]
+            packed = [name for name in archive.namelist() if name.endswith((*suffixes, ".pb"))]
     except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile):
         return None
     held, unpack = ", ".join(packed[:3]), f"unpack it: unzip {path}"

@@ -18,15 +18,13 @@ from clusterprof.ingest.opening import check_regular
 from clusterprof.ingest.rank_steps import beside_log, read_log, usual_step, with_collections
 from clusterprof.ingest.recording import Recording
 from clusterprof.ingest.sources import (
-    KINETO,
-    NSYS_RAW,
     NSYS_REPORT,
     NSYS_SQLITE,
     SUFFIXES,
     Source,
+    format_of,
     fresh_export,
     stem_of,
-    suffix_of,
 )
 from clusterprof.tables import RankTables
 
@@ -159,27 +157,18 @@ def _as_rank(whole: RankTables, steps: Path | None, rank: int | None) -> RankTab
 
 
 def _read(path: Path, alone: bool) -> list[Recording]:
-    # The readers are imported when used: a Kineto trace needs no SQLite driver.
     check_regular(path)
-    suffix = suffix_of(path)
-    if suffix in NSYS_SQLITE:
-        return _read_export(path, alone)
-    if suffix in NSYS_REPORT:
-        exports = (path.with_suffix(ending) for ending in NSYS_SQLITE)
+    form = format_of(path)
+    if form is None:
+        unknown = f"{path} is no report that clusterprof knows"
+        it_reads = f"it reads: {', '.join('*' + ending for ending in SUFFIXES)}"
+        raise other_tools.by_name(path, SUFFIXES) or ReportError(unknown, it_reads)
+    if form is NSYS_REPORT:
+        exports = (path.with_suffix(ending) for ending in NSYS_SQLITE.suffixes)
         chosen = fresh_export([path, *(export for export in exports if export.is_file())])
         if chosen != path:
             return _read_export(chosen, alone)
-    if suffix in (*NSYS_REPORT, *NSYS_RAW):
-        from clusterprof.ingest.nsys.exported import read as read_nsys
-
-        return read_nsys(path, alone=alone)
-    if suffix in KINETO:
-        from clusterprof.ingest.kineto.trace import read as read_trace
-
-        return read_trace(path, alone=alone)
-    unknown = f"{path} is no report that clusterprof knows"
-    it_reads = f"it reads: {', '.join('*' + ending for ending in SUFFIXES)}"
-    raise other_tools.by_name(path) or ReportError(unknown, it_reads)
+    return _read_export(path, alone) if form is NSYS_SQLITE else form.read(path, alone=alone)
 
 
 def _read_export(path: Path, alone: bool) -> list[Recording]:
@@ -188,18 +177,15 @@ def _read_export(path: Path, alone: bool) -> list[Recording]:
     `nsys stats` leaves an export without NCCL's payloads beside each report that it looks at, and
     one that is cut short where it is stopped.
     """
-    from clusterprof.ingest.nsys.exported import read as read_nsys
-    from clusterprof.ingest.nsys.sqlite import read as read_sqlite
-
-    forms = [path.with_name(stem_of(path) + suffix) for suffix in NSYS_REPORT]
+    forms = [path.with_name(stem_of(path) + suffix) for suffix in NSYS_REPORT.suffixes]
     report = next((form for form in forms if form.is_file()), None)
     try:
-        recordings = read_sqlite(path, alone=alone)
+        recordings = NSYS_SQLITE.read(path, alone=alone)
     except ReportError as damaged:
         if report is None:
             raise
         try:
-            recordings = read_nsys(report, alone=alone)
+            recordings = NSYS_REPORT.read(report, alone=alone)
         except ReportError as error:
             raise damaged from error
         instead = f"{damaged.what}: the report beside it was read instead"
@@ -209,6 +195,6 @@ def _read_export(path: Path, alone: bool) -> list[Recording]:
     if report is None or "nvtx_name" not in sources or "nvtx_payload" in sources:
         return recordings
     try:
-        return read_nsys(report, alone=alone)
+        return NSYS_REPORT.read(report, alone=alone)
     except ReportError:
         return recordings  # the export was good enough for everything else

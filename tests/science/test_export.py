@@ -551,12 +551,13 @@ def test_nsys_is_told_what_to_add_to_each_report_s_times(straggler: Study, tmp_p
         each | {"profiler": "nsys 2025.3", "source": f"/runs/a b/{each['rank']}.nsys-rep"}
         for each in straggler.results["ranks"]
     ]
+    entries[2] |= {"source": "kept/rank2.qdstrm"}
     entries[3] |= {"source": "rank3.sqlite.xz"}
     results = straggler.results | {"ranks": entries}
     run = saved(replace(straggler, results=results), tmp_path / "run")
     made = commands_of(exported(run, "nsys", tmp_path / "t.sh"))
     assert [argv[-1] for argv in made] == [
-        "/runs/a b/0.nsys-rep", "/runs/a b/1.nsys-rep", "/runs/a b/2.nsys-rep", "rank3.nsys-rep",
+        "/runs/a b/0.nsys-rep", "/runs/a b/1.nsys-rep", "rank2.nsys-rep", "rank3.nsys-rep",
     ]  # fmt: skip
     for tables, argv in zip(straggler.ranks, made, strict=True):
         (shift,) = [int(each.partition("=")[2]) for each in argv if each.startswith("--ts-shift=")]

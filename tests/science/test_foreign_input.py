@@ -23,6 +23,7 @@ from clusterprof.ingest import find_sources, gather, read_report
 from clusterprof.ingest.assembler import RankUnknown
 from clusterprof.ingest.kineto.json_stream import NotAList, pieces
 from clusterprof.ingest.opening import VARIABLE, opened
+from clusterprof.ingest.sources import SUFFIXES
 
 
 def streamed(text: bytes, piece: int, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], Any]:
@@ -269,11 +270,11 @@ def test_a_rank_of_another_accelerator_is_not_taken_for_a_cpu_only_one(tmp_path:
 
 def archive(path: Path) -> None:
     with zipfile.ZipFile(path, "w") as file:
-        file.writestr("run/rank0.nsys-rep", "x")
+        file.writestr(f"run/{path.stem}", "x")
 
 
 FILES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "run.nsys-jax.zip": (archive, "is an archive of reports"),
+    **{f"rank0{suffix}.zip": (archive, "is an archive of reports") for suffix in SUFFIXES},
     "host.xplane.pb": (lambda path: path.write_bytes(b"\n\0"), "an XLA profile"),
     "kernel.ncu-rep": (lambda path: path.write_bytes(b"NVR"), "Nsight Compute"),
     "trace.pftrace": (lambda path: path.write_bytes(b"\n\0"), "Perfetto"),
