@@ -923,13 +923,24 @@ def usual_step_ns(results: Results) -> int | None:
     return compared_step_ns(shallow) or None if shallow else None
 
 
+def steady_steps(results: Results) -> list[int]:
+    """The window's steps in which neither the profiler's start nor its stop shows."""
+    return [step["step"] for step in results["steps"] if step["settled"]]
+
+
+def evidence_steps(results: Results) -> list[int]:
+    """The steps to judge by: those in steady state; where there is none, all."""
+    return steady_steps(results) or [step["step"] for step in results["steps"]]
+
+
 def steps_to_look_at(results: Results) -> list[int]:
     """The typical step and the worst: of the evidence those of median and of longest duration.
 
     The typical one is of the steps that the costliest finding names, where it names any. One
     step alone is both; none where there is no step.
     """
-    evidence = [step for step in results["steps"] if step["settled"]] or results["steps"]
+    steps = {*evidence_steps(results)}
+    evidence = [step for step in results["steps"] if step["step"] in steps]
     named = set(results["findings"][0]["steps"]) if results["findings"] else set()
     able = [step for step in evidence if step["step"] in named] or evidence
     by_length = sorted(able, key=lambda step: step["duration_ns"])

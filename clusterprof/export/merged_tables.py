@@ -17,7 +17,7 @@ from clusterprof.analysis.model.accounts import ACCOUNTS
 from clusterprof.columns import integers
 from clusterprof.errors import ReportError
 from clusterprof.report import results_json
-from clusterprof.results import Results
+from clusterprof.results import Results, steady_steps
 from clusterprof.run_directory import Window
 from clusterprof.tables import SCHEMAS, read_table
 
@@ -44,8 +44,8 @@ class Merged:
     @cached_property
     def is_steady(self) -> pa.ChunkedArray:
         """Which rows of the accounts are of steady-state steps."""
-        steps = [step["step"] for step in self.results["steps"] if step["settled"]]
-        return pc.is_in(self.accounts["step"], pa.array(steps, pa.int64()))
+        steps = pa.array(steady_steps(self.results), pa.int64())
+        return pc.is_in(self.accounts["step"], steps)
 
     @cached_property
     def names(self) -> dict[int, str]:

@@ -26,6 +26,8 @@ from clusterprof.results import (
     Results,
     Sampled,
     Sentence,
+    evidence_steps,
+    steady_steps,
     usual_step_ns,
 )
 
@@ -83,13 +85,12 @@ class Summary:
     @cached_property
     def has_steady_steps(self) -> bool:
         """Whether any step is free of the profiler's own start and stop."""
-        return any(step["settled"] for step in self.results["steps"])
+        return bool(steady_steps(self.results))
 
     @cached_property
     def evidence_steps(self) -> list[int]:
-        """The steps to average over: those in steady state; where there is none, all."""
-        steps = self.results["steps"]
-        return [step["step"] for step in steps if step["settled"] or not self.has_steady_steps]
+        """The steps to average over."""
+        return evidence_steps(self.results)
 
     @cached_property
     def averaged_over(self) -> str:

@@ -33,7 +33,7 @@ from clusterprof.columns import (
     sums,
 )
 from clusterprof.report.summary import Summary
-from clusterprof.results import Results, steps_to_look_at
+from clusterprof.results import Results, steady_steps, steps_to_look_at
 
 #: cells of one measure that a page carries, 3 bytes each: 73 steps of 4,096 ranks
 MOST_CELLS = 300_000
@@ -207,7 +207,7 @@ def heatmap(run: Summary, collectives: pa.Table, job: Job) -> dict[str, Any] | N
 
 def _packed(measure: Measure, ranks: Ints, run: Summary) -> dict[str, Any]:
     window = [step["step"] for step in run.results["steps"]]
-    steady = [step["step"] for step in run.results["steps"] if step["settled"]]
+    steady = steady_steps(run.results)
     pace = run.results["pace"]
     least_range_ns = _LEAST_SHADE * pace["window_step_ns"] if pace else 0.0
     # the steps that a page can carry: those nearest to the window
@@ -319,7 +319,7 @@ def step_chart(results: Results, job: Job) -> dict[str, Any] | None:
         return None
     window = [step["step"] for step in results["steps"]]
     shown = _nearest_bars(every, window)
-    unsteady = {step["step"] for step in results["steps"] if not step["settled"]}
+    unsteady = {*window}.difference(steady_steps(results))
     top_ns = _top_ns(shown, unsteady)
     places = [*accumulate((bar.wide for bar in shown), initial=0)]
     width = min(max(_LEFT + _RIGHT + _PER_BAR * places[-1], _LEAST_WIDTH), _WIDTH)
@@ -432,7 +432,7 @@ def _shown_in_timeline(results: Results, job: Job) -> str:
     steps = steps_to_look_at(results)
     if len(steps) < 2:
         return ""
-    steady = " in steady state" if any(step["settled"] for step in results["steps"]) else ""
+    steady = " in steady state" if steady_steps(results) else ""
     whose = " of the profiled ranks" if job.steps else ""
     return (
         f"The timeline shows step {steps[0]}, a typical one, and step {steps[1]}, the longest"
