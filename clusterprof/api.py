@@ -102,7 +102,7 @@ class Run:
     @property
     def path(self) -> Path:
         """The folder that it was loaded from."""
-        return self._merged.folder
+        return self._merged.run.results.path
 
     @property
     def results(self) -> Results:

@@ -526,27 +526,26 @@ def save(made: Study, run: Window) -> None:
         if made.shallow is not None:
             whole["shallow"] = made.shallow
         targets = [(table, run.merged / f"{name}.parquet") for name, table in whole.items()]
-        tables = run.results.path / paths.TABLES
-        kept = {f"{rank.rank:05d}": rank for rank in made.ranks}
-        for folder, rank in kept.items():
-            (tables / folder).mkdir(parents=True, exist_ok=True)
+        for rank in made.ranks:
+            folder = run.tables(rank.rank)
+            folder.mkdir(parents=True, exist_ok=True)
             for name in SCHEMAS:
-                target = tables / folder / f"{name}.parquet"
+                target = folder / f"{name}.parquet"
                 if not same_file(rank.kept.get(name), target):
                     targets.append((getattr(rank, name), target))
         packed = [packers.submit(write_table, *target) for target in targets]
         write_page(made, run.html, run.results.path.name)
         for write in packed:
             write.result()
-        _remove_others(tables, kept)
+        _remove_others(run.results.path / paths.TABLES, {run.tables(r.rank) for r in made.ranks})
 
 
-def _remove_others(tables: Path, kept: Container[str]) -> None:
+def _remove_others(tables: Path, kept: Container[Path]) -> None:
     """Remove our tables of an earlier merge's other ranks than those `kept`, and nothing else."""
     from clusterprof.tables import SCHEMAS
 
     for old in tables.iterdir() if tables.is_dir() else ():
-        if old.name.isdigit() and old.name not in kept and not old.is_symlink():
+        if old.name.isdigit() and old not in kept and not old.is_symlink():
             for name in SCHEMAS:
                 (old / f"{name}.parquet").unlink(missing_ok=True)
             with contextlib.suppress(OSError):

@@ -222,10 +222,11 @@ class Window:
     @classmethod
     def at(cls, path: Path, attempt: int = 1) -> Window:
         """The later window whose folder this is, else the first one of the run there."""
-        later = paths.window_of(str(path))
+        whole = path.absolute()
+        later = paths.window_of(str(whole))
         # A run directory may be called so as well.
         if later and not (path / paths.MANIFEST).exists():
-            return cls(RunDirectory(path.parents[1]), later, attempt)
+            return cls(RunDirectory(whole.parents[1]), later, attempt)
         return cls(RunDirectory(path), 1, attempt)
 
     @property
@@ -333,6 +334,10 @@ class Window:
     def merged(self) -> Path:
         """The folder of what merging made."""
         return self.results.path / paths.MERGED
+
+    def tables(self, rank: int) -> Path:
+        """The folder of a profiled rank's canonical tables, as merging wrote them."""
+        return self.results.path / paths.TABLES / f"{rank:05d}"
 
     @property
     def html(self) -> Path:

@@ -26,8 +26,8 @@ from clusterprof.tables import SCHEMAS, read_table
 class Merged:
     """A merged run. What is large is read when it is asked for, one rank at a time."""
 
-    #: the run directory, or merge's --output
-    folder: Path
+    #: its window, or merge's --output
+    run: Window
     results: Results
     #: schema `clusterprof.align.match.PLACED`
     collectives: pa.Table
@@ -62,7 +62,7 @@ class Merged:
         entry = self.results["clock"]
         clocks = entry["ranks"]
         if absent := set(self.ranks) - {clock["rank"] for clock in clocks}:
-            file = self.folder / paths.MERGED / paths.RESULTS
+            file = self.run.merged / paths.RESULTS
             raise _damaged(file, f"it has no clock of rank {min(absent)}")
         return Clock(
             entry["reference_rank"],
@@ -78,7 +78,7 @@ class Merged:
     @cached_property
     def shallow(self) -> pa.Table | None:
         """All ranks' calls by their flight recorders; None where no rank left one."""
-        file = self.folder / paths.MERGED / "shallow.parquet"
+        file = self.run.merged / "shallow.parquet"
         return read_table(file, SHALLOW) if file.is_file() else None
 
     def has_tables(self, rank: int) -> bool:
@@ -93,7 +93,7 @@ class Merged:
         return schema.empty_table().select(columns)
 
     def _file(self, rank: int, name: str) -> Path:
-        return self.folder / paths.TABLES / f"{rank:05d}" / f"{name}.parquet"
+        return self.run.tables(rank) / f"{name}.parquet"
 
 
 def read(run: Window) -> Merged:
@@ -105,7 +105,7 @@ def read(run: Window) -> Merged:
     if not _bounded(results):
         raise _damaged(file, "it has numbers beyond any time or size")
     merged = Merged(
-        run.merged.parent,
+        run,
         results,
         read_table(run.merged / "collectives.parquet", PLACED),
         read_table(run.merged / "accounts.parquet", ACCOUNTS),

@@ -32,7 +32,7 @@ class Gauge(NamedTuple):
 
 def text(merged: Merged) -> str:
     """The whole file of a merged run."""
-    return rendered(gauges(merged), merged.folder.name)
+    return rendered(gauges(merged), merged.run.results.path.name)
 
 
 def rendered(metrics: Iterable[Gauge], run: str) -> str:

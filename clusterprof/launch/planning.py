@@ -363,9 +363,10 @@ class MergedRun(NamedTuple):
         """Whether a rank launched CUDA graphs in its window: of many the first ones tell."""
         from clusterprof.tables import SCHEMAS, launches_graphs, read_table
 
-        for rank in sorted(self.run.results.path.glob(f"{paths.TABLES}/[0-9]*"))[:TELLING]:
+        for entry in self.results["ranks"][:TELLING]:
+            file = self.run.tables(entry["rank"]) / "host_calls.parquet"
             with contextlib.suppress(ReportError):
-                calls = read_table(rank / "host_calls.parquet", SCHEMAS["host_calls"], ["name"])
+                calls = read_table(file, SCHEMAS["host_calls"], ["name"])
                 if launches_graphs(calls):
                     return True
         return False

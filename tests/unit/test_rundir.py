@@ -307,3 +307,14 @@ def test_a_run_directory_may_be_reached_through_a_link(tmp_path: Path) -> None:
     made(tmp_path / "run")
     (tmp_path / "latest").symlink_to(tmp_path / "run")
     assert run_directory.opened(tmp_path / "latest").ranks() == []
+
+
+def test_a_later_window_is_known_from_within_the_folder_of_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    windows = tmp_path / "run" / "windows"
+    (windows / "2").mkdir(parents=True)
+    monkeypatch.chdir(windows)
+    window = run_directory.Window.at(Path("2"))
+    assert (window.number, window.directory.path) == (2, tmp_path / "run")
+    assert window == run_directory.Window.at(windows / "2")
