@@ -36,6 +36,7 @@ import numpy.typing as npt
 
 from clusterprof import __version__, gate, merge_run, words
 from clusterprof.agent.contracts import paths
+from clusterprof.analysis.model import limits
 from clusterprof.collect import live_windows
 from clusterprof.columns import Floats, sum_by
 from clusterprof.console import say
@@ -52,6 +53,7 @@ from clusterprof.results import (
     Results,
     State,
     StepParts,
+    finding_key,
 )
 from clusterprof.run_directory import Window
 
@@ -74,8 +76,6 @@ LONGEST_NS = 2**53
 _MOST_ALIKE = 0.8
 #: the scaled median absolute deviation of normal values is their standard deviation
 _MAD = 1.4826
-#: what saves less than this share of a step is no finding (`analysis.model.limits`)
-_LEAST_FINDING_FRAC = 0.02
 
 #: the parts of a step in the order in which they are shown: all but the two that are themselves
 #: parts of the exposed communication add up to the step
@@ -179,19 +179,11 @@ def clean_steps(run: Window, results: Results) -> tuple[Floats, int]:
     """The mean step (ns) of each block of steps outside of all windows, and how many steps.
 
     By the log of the rank whose mean step is the middle one: ranks that wait for each other have
-    one pace. Steps after a window count only where they are as before it, by the run's own account
-    of what profiling cost. Empty where there are too few.
+    one pace. Empty where there are too few.
     """
     from clusterprof.analysis.model.replay import SETTLE_STEPS
 
-    windows = [*live_windows.windows(run)]
-    cost, until = results["capture"], math.inf
-    for times in (cost["profiled"], cost["unprofiled"]) if cost else ():
-        # before and after are known where their uncertainty is
-        if times is not None and times["after_uncertainty_ns"] is not None:
-            longer_ns = (times["after_ns"] or 0) - (times["before_ns"] or 0)
-            if longer_ns > times["after_uncertainty_ns"]:
-                until = run.deep().window().first
+    windows, until = [*live_windows.windows(run)], _alike_until(run, results)
     job = merge_run.job_record(run)
     ranks = []
     for rank, log in job.steps.items():
@@ -206,6 +198,22 @@ def clean_steps(run: Window, results: Results) -> tuple[Floats, int]:
         return np.zeros(0), 0
     _, count, took = sorted(ranks, key=lambda rank: rank[0])[(len(ranks) - 1) // 2]
     return blocked(count, took), int(count.sum())
+
+
+def _alike_until(run: Window, results: Results) -> float:
+    """The step up to which all are as before the window; infinite where those after it are, too.
+
+    By the run's own account of what profiling cost, beyond chance: a smaller share of a step than
+    is worth a finding would still be a change.
+    """
+    cost = results["capture"]
+    for times in (cost["profiled"], cost["unprofiled"]) if cost else ():
+        # before and after are known where their uncertainty is
+        if times is not None and times["after_uncertainty_ns"] is not None:
+            longer_ns = (times["after_ns"] or 0) - (times["before_ns"] or 0)
+            if longer_ns > times["after_uncertainty_ns"]:
+                return run.deep().window().first
+    return math.inf
 
 
 def blocked(count: npt.NDArray[np.int64], took: npt.NDArray[np.int64]) -> Floats:
@@ -292,20 +300,8 @@ def compare(a: Sequence[MeasuredRun], b: Sequence[MeasuredRun]) -> Comparison:
     runs = (*a, *b)
     for run in runs:
         _check_times(run)
-    by_logs = all(run["outside_ns"] for run in runs)
-    parts = _parts_changed(a, b)
-    if by_logs:
-        before, after = ([of_blocks(run["outside_ns"]) for run in side] for side in (a, b))
-        step = change("step", before, after, float(np.mean([value.ns for value in before])))
-    elif parts:
-        step = parts[0] | {"what": "step"}
-    else:
-        names = words.listed([run["name"] for run in runs], 4)
-        raise MergeError(
-            f"{names} have no steps in common that can be compared",
-            "both need two steady-state steps in their windows, or step logs of twenty steps "
-            "outside of them",
-        )
+    by_logs, parts = all(run["outside_ns"] for run in runs), _parts_changed(a, b)
+    step = _step_changed(a, b, parts)
     steps = [run["outside_steps"] if by_logs else len(run["window"]) for run in runs]
     findings = _findings(a, b, step)
     return {
@@ -323,6 +319,24 @@ def compare(a: Sequence[MeasuredRun], b: Sequence[MeasuredRun]) -> Comparison:
         "other_job": other_job(a, b),
         "warnings": _warnings(a, b),
     }
+
+
+def _step_changed(
+    a: Sequence[MeasuredRun], b: Sequence[MeasuredRun], parts: Sequence[Change]
+) -> Change:
+    """The step by all runs' logs, else by their windows. Raises MergeError."""
+    runs = (*a, *b)
+    if all(run["outside_ns"] for run in runs):
+        before, after = ([of_blocks(run["outside_ns"]) for run in side] for side in (a, b))
+        return change("step", before, after, float(np.mean([value.ns for value in before])))
+    if parts:
+        return parts[0] | {"what": "step"}
+    names = words.listed([run["name"] for run in runs], 4)
+    raise MergeError(
+        f"{names} have no steps in common that can be compared",
+        "both need two steady-state steps in their windows, or step logs of twenty steps "
+        "outside of them",
+    )
 
 
 def _check_times(run: MeasuredRun) -> None:
@@ -374,8 +388,7 @@ def _findings(
     sides: dict[tuple[str, tuple[int, ...]], tuple[list[MeasuredFinding], ...]] = {}
     for side, runs in enumerate((a, b)):
         for finding in (finding for run in runs for finding in run["findings"]):
-            key = (finding["code"], tuple(finding["ranks"]))
-            sides.setdefault(key, ([], []))[side].append(finding)
+            sides.setdefault(finding_key(finding), ([], []))[side].append(finding)
     compared = [
         _compared(before, after, (len(a), len(b)), step)
         for _, (before, after) in sorted(sides.items())
@@ -400,7 +413,7 @@ def _compared(
     saved = [sum(f["saved_ns_per_step"] for f in side) / count for side, count in sides]
     alone = [sum(f["saved_alone_ns"] for f in side) / count for side, count in sides]
     unsure = [max((f["saved_uncertainty_ns"] for f in side), default=0) for side, _ in sides]
-    growth, unseen = saved[1] - saved[0], _LEAST_FINDING_FRAC * step["b_ns"]
+    growth, unseen = saved[1] - saved[0], limits.LEAST_FRAC * step["b_ns"]
     if before and after:
         # the lesser of both, or nothing where one is more and the other less
         growth, unseen = sorted((0.0, growth, alone[1] - alone[0]))[1], 0.0

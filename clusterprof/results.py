@@ -923,6 +923,13 @@ def usual_step_ns(results: Results) -> int | None:
     return compared_step_ns(shallow) or None if shallow else None
 
 
+def finding_key(
+    entry: Finding | MeasuredFinding | ComparedFinding | Repaired | Sentence,
+) -> tuple[str, tuple[int, ...]]:
+    """What tells findings of a run apart, and is the same in another run and in a sentence."""
+    return entry["code"], tuple(entry["ranks"])
+
+
 def steady_steps(results: Results) -> list[int]:
     """The window's steps in which neither the profiler's start nor its stop shows."""
     return [step["step"] for step in results["steps"] if step["settled"]]

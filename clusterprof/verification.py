@@ -40,12 +40,15 @@ from clusterprof.results import (
     Repaired,
     Results,
     Verification,
+    finding_key,
 )
 from clusterprof.run_directory import Window
 
 VERIFICATION_VERSION = 1
 #: the finding of flight recorders alone
 _SHALLOW = "straggler.shallow"
+#: those that state the most that can be saved: by full overlap, by equal stages
+_AT_MOST = ("communication.exposed", "pipeline.imbalance")
 
 
 class Asked(NamedTuple):
@@ -135,7 +138,7 @@ def _repaired(results: Results, asked: Asked) -> list[Finding]:
     findings = results["findings"]
     if asked.at_once:
         keys = _replayed_at_once(results)
-        repaired = [finding for finding in findings if _key(finding) in keys]
+        repaired = [finding for finding in findings if finding_key(finding) in keys]
         if not repaired:
             raise _CannotTell("A states no saving of several findings at once")
         return repaired
@@ -197,13 +200,13 @@ def _predicted(
     results: Results, repaired: Sequence[Finding], compared: Sequence[ComparedFinding]
 ) -> PredictedSaving:
     """What these repairs and those gone in B save. Raises _CannotTell where it is not stated."""
-    changed = {*map(_key, repaired)}
-    changed |= {_key(finding) for finding in compared if finding["state"] == "gone"}
-    findings = [finding for finding in results["findings"] if _key(finding) in changed]
+    changed = {*map(finding_key, repaired)}
+    changed |= {finding_key(finding) for finding in compared if finding["state"] == "gone"}
+    findings = [finding for finding in results["findings"] if finding_key(finding) in changed]
     if len(findings) == 1:
         return _stated(findings, "alone", findings[0]["saved_alone_ns"])
     before = chain.from_iterable(map(_net_of, findings))
-    if changed.issuperset(map(_key, before)):
+    if changed.issuperset(map(finding_key, before)):
         return _stated(findings, "sum", sum(f["saved_ns_per_step"] for f in findings))
     combined, keys = results["combined"], _replayed_at_once(results)
     if combined and changed.issubset(keys):
@@ -281,7 +284,7 @@ def _notes(
         notes.append("the uncertainty is wide: half of this saving would be as predicted as well")
     if step["direction"] == "longer":
         notes.append("steps of B are longer")
-    if any(re.search(r"saves? (at most|up to) ", finding["summary"]) for finding in repaired):
+    if any(finding["code"] in _AT_MOST for finding in repaired):
         notes.append("A states it as the most that can be saved: a part of it is no contradiction")
     if any(finding["recurrence"] != "persistent" for finding in repaired):
         notes.append("the cause was not in all steps of A's window: it may be rarer outside of it")
@@ -305,11 +308,11 @@ def _stated_otherwise(finding: Finding, step_ns: int) -> list[str]:
 
 def _became(compared: Sequence[ComparedFinding], repaired: Sequence[Repaired]) -> list[str]:
     """What has become of the findings that were repaired, and which are new, in sentences."""
-    keys = {_key(finding) for finding in repaired}
+    keys = {finding_key(finding) for finding in repaired}
     sentences = []
     for finding in compared:
         saves = f"its repair saves {words.ms(finding['b_saved_ns'])} there"
-        state, was_repaired = finding["state"], _key(finding) in keys
+        state, was_repaired = finding["state"], finding_key(finding) in keys
         if was_repaired and state == "gone":
             became = "is gone in B"
         elif was_repaired and finding["b_saved_ns"] <= 0 and finding["b_alone_ns"] <= 0:
@@ -324,15 +327,10 @@ def _became(compared: Sequence[ComparedFinding], repaired: Sequence[Repaired]) -
     return sentences
 
 
-def _key(finding: Finding | ComparedFinding | Repaired) -> tuple[str, tuple[int, ...]]:
-    """What tells findings apart, as in a comparison."""
-    return finding["code"], tuple(finding["ranks"])
-
-
 def _replayed_at_once(results: Results) -> list[tuple[str, tuple[int, ...]]]:
     """The keys of the findings whose saving at once the run states, in their order there."""
     combined = results["combined"]
-    return [_key(entry) for entry in combined["findings"]] if combined else []
+    return [finding_key(entry) for entry in combined["findings"]] if combined else []
 
 
 def _net_of(finding: Finding) -> list[Repaired]:

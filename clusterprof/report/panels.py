@@ -15,7 +15,7 @@ from clusterprof import pauses as of_run, words
 from clusterprof.report import results_json, summary
 from clusterprof.report.summary import Average, Summary
 from clusterprof.report.whole_job import Job
-from clusterprof.results import Finding, Results, compared_step_ns
+from clusterprof.results import Finding, Results, compared_step_ns, usual_step_ns
 
 _UNKNOWN = "cannot be determined"
 #: names of boxes
@@ -122,8 +122,7 @@ def _saving(run: Summary, top: Finding) -> Tile:
 
 def _step_ns(run: Summary, top: Finding) -> float | None:
     """How long a step is without the repair of a finding; None where that is not known."""
-    pace, shallow = run.results["pace"], run.results["shallow"]
-    step_ns = pace["step_ns"] if pace else compared_step_ns(shallow) if shallow else None
+    step_ns, shallow = usual_step_ns(run.results), run.results["shallow"]
     suspects = shallow["suspects"] if shallow and top["saving"] is None else []
     for suspect in (suspect for suspect in suspects if suspect["rank"] in top["ranks"][:1]):
         # it is late in steps that need not be those of a window

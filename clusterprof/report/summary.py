@@ -27,6 +27,7 @@ from clusterprof.results import (
     Sampled,
     Sentence,
     evidence_steps,
+    finding_key,
     steady_steps,
     usual_step_ns,
 )
@@ -529,7 +530,7 @@ class Summary:
 
 def _is_of(sentence: Sentence, finding: Finding) -> bool:
     """Whether a sentence of the verdict is one of a finding's."""
-    return (sentence["code"], sentence["ranks"]) == (finding["code"], finding["ranks"])
+    return finding_key(sentence) == finding_key(finding)
 
 
 def _figures(value: float) -> str:
