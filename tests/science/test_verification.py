@@ -187,7 +187,7 @@ def edited(both: Path, folder: Path, edit: str) -> Path:
             first |= {"code": "straggler.shallow", "saved_ns_per_step": 0, "saving": None}
             results["findings"] = [first]
         case "at most":
-            first["summary"] = "Full overlap would save at most 3 ms."
+            first["code"] = "communication.exposed"
         case "choices":
             results["combined"]["remaining_ns"].pop()
         case "centuries":
