@@ -188,6 +188,7 @@ def edited(both: Path, folder: Path, edit: str) -> Path:
             results["findings"] = [first]
         case "at most":
             first["code"] = "communication.exposed"
+            results["findings"] = [first]
         case "choices":
             results["combined"]["remaining_ns"].pop()
         case "centuries":
