@@ -270,22 +270,17 @@ def _groups(
     job: WhatIfs, results: Results, ranks: Collection[int] | None, by: By | None
 ) -> dict[str, list[int]]:
     """The ranks that change together, by what they are called. Raises UsageError."""
-    profiled = job.dataset.ranks
     if by not in (None, *get_args(By)):
         raise UsageError(f"what_if(by={by!r}): expected one of {', '.join(get_args(By))}")
-    chosen = sorted(profiled if ranks is None else set(ranks))
-    absent = sorted(set(chosen) - set(profiled))
-    if absent or not chosen:
-        problem = f"rank {absent[0]} has no report" if absent else "ranks is empty"
-        raise UsageError(f"what_if: {problem}", f"with a report: {words.ranks(profiled)}")
+    chosen = _chosen(job.dataset.ranks, ranks)
     if by is None:
-        whole = len(chosen) == len(profiled) > 1
+        whole = len(chosen) == len(job.dataset.ranks) > 1
         return {"all ranks" if whole else words.ranks(chosen): chosen}
+    if by == "rank":
+        return {f"rank {rank}": [rank] for rank in chosen}
     # ranks of no known host or stage are together
     names: dict[int, Any] = dict.fromkeys(chosen, "" if by == "host" else 0)
-    if by == "rank":
-        names = dict(zip(chosen, chosen, strict=True))
-    elif by == "host":
+    if by == "host":
         names |= {entry["rank"]: entry["host"] for entry in results["ranks"]}
     else:
         for stage in results["topology"]["stages"]:
@@ -294,6 +289,16 @@ def _groups(
     for rank in chosen:
         members.setdefault(names[rank], []).append(rank)
     return {f"{by} {name}": group for name, group in sorted(members.items())}
+
+
+def _chosen(profiled: Sequence[int], ranks: Collection[int] | None) -> list[int]:
+    """The ranks that are asked for, all by default. Raises UsageError."""
+    chosen = sorted(profiled if ranks is None else set(ranks))
+    absent = sorted(set(chosen) - set(profiled))
+    if absent or not chosen:
+        problem = f"rank {absent[0]} has no report" if absent else "ranks is empty"
+        raise UsageError(f"what_if: {problem}", f"with a report: {words.ranks(profiled)}")
+    return chosen
 
 
 def _row(job: WhatIfs, ranks: list[int], what: What, times: float | None) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from clusterprof import pauses as of_run, words
 from clusterprof.report import results_json, summary
 from clusterprof.report.summary import Average, Summary
 from clusterprof.report.whole_job import Job
-from clusterprof.results import Finding, Results, compared_step_ns, usual_step_ns
+from clusterprof.results import Finding, Results, ShallowResults, compared_step_ns, usual_step_ns
 
 _UNKNOWN = "cannot be determined"
 #: names of boxes
@@ -134,12 +134,7 @@ def _confidence(run: Summary, top: Finding | None) -> Tile:
     steps, steady, shallow = run.evidence_steps, run.has_steady_steps, run.results["shallow"]
     confidence = words.confidence(top["confidence"]) if top else words.counted(len(steps), "step")
     if top and _lateness_ns(run, top) and not steps and shallow:
-        more = f"steps {words.spans(shallow['steps'], limit=3)}"
-        if watch := shallow.get("watch"):
-            looks = words.counted(watch["looks"], "look")
-            more = f"{looks} at steps {watch['first_step']}–{watch['last_step']}"
-        recorders = f"flight recorders of {words.counted(len(shallow['ranks']), 'rank')}"
-        return Tile("Confidence", confidence, f"{recorders}, {more}")
+        return Tile("Confidence", confidence, _by_recorders(shallow))
     profiled, missing = len(run.results["ranks"]), len(run.results["missing"])
     texts = [f"{profiled} of {profiled + missing} reports"] if missing else []
     span = f" ({words.spans(steps, limit=3)})" if steps else ""
@@ -153,6 +148,15 @@ def _confidence(run: Summary, top: Finding | None) -> Tile:
     clocks = {"": "one clock only", "unknown": "not all clocks can be aligned"}
     texts.append(clocks.get(bound, f"between clocks {bound}"))
     return Tile("Confidence", confidence, ", ".join(filter(None, texts)))
+
+
+def _by_recorders(shallow: ShallowResults) -> str:
+    """How many ranks' flight recorders tell, and of which steps."""
+    more = f"steps {words.spans(shallow['steps'], limit=3)}"
+    if watch := shallow.get("watch"):
+        looks = words.counted(watch["looks"], "look")
+        more = f"{looks} at steps {watch['first_step']}–{watch['last_step']}"
+    return f"flight recorders of {words.counted(len(shallow['ranks']), 'rank')}, {more}"
 
 
 def _lateness_ns(run: Summary, finding: Finding) -> int:

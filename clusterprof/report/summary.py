@@ -116,17 +116,8 @@ class Summary:
     @cached_property
     def account_rows(self) -> list[list[str]]:
         """A row of `ACCOUNT_COLUMNS`, ms and shares, for at most `MOST_RANKS` ranks."""
-        rows, averages = [], self.averages
-        if len(averages) > MOST_RANKS:
-            # of many the ranks that findings name, and those that wait least and most
-            findings = self.results["findings"]
-            named = {rank for finding in findings for rank in finding["ranks"][:4]}
-            named |= {finding["rank"] for finding in findings if finding["rank"] is not None}
-            by_wait = [row.rank for row in sorted(averages, key=lambda row: row.exposed_wait_ns)]
-            extremes = chain.from_iterable(zip(by_wait, reversed(by_wait), strict=True))
-            chosen = list(dict.fromkeys([*sorted(named & {*by_wait}), *extremes]))[:MOST_RANKS]
-            averages = [row for row in averages if row.rank in chosen]
-        for row in averages:
+        rows = []
+        for row in self._told_apart() if len(self.averages) > MOST_RANKS else self.averages:
             cells = [str(row.rank), row.step]
             for name, ns in zip(Average._fields[2:], row[2:], strict=True):
                 floor_ns = self.pair_bound_ns if name == "exposed_wait_ns" else 0
@@ -134,6 +125,16 @@ class Summary:
                 cells.append(f"{ms} {share:>5}" if share else ms)
             rows.append(cells)
         return rows
+
+    def _told_apart(self) -> list[Average]:
+        """Of many ranks those that findings name, and those that wait least and most."""
+        findings = self.results["findings"]
+        named = {rank for finding in findings for rank in finding["ranks"][:4]}
+        named |= {finding["rank"] for finding in findings if finding["rank"] is not None}
+        by_wait = [row.rank for row in sorted(self.averages, key=lambda row: row.exposed_wait_ns)]
+        extremes = chain.from_iterable(zip(by_wait, reversed(by_wait), strict=True))
+        chosen = list(dict.fromkeys([*sorted(named & {*by_wait}), *extremes]))[:MOST_RANKS]
+        return [row for row in self.averages if row.rank in chosen]
 
     @cached_property
     def world(self) -> int:

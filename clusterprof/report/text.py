@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from clusterprof import console, pauses, words
 from clusterprof.report import summary
 from clusterprof.report.summary import Summary
-from clusterprof.results import Finding, HangEntry, HangResults, RankAccount, Results
+from clusterprof.results import CalledEntry, Finding, HangEntry, HangResults, RankAccount, Results
 
 _SGR = {"critical": "1;31", "warning": "1;33", "info": "1;36", "strong": "1", "quiet": "2"}
 #: every code that a page may have in it, if it has colours
@@ -292,6 +292,17 @@ def hang_sentence(hang: HangEntry) -> str:
     return f"{sentence}{waits}."
 
 
+def _called(called: CalledEntry) -> str:
+    """What a rank called, and where in the program."""
+    if not called["operation"]:
+        return f"  rank {called['rank']}: no call recorded"
+    last = "" if called["joined"] else "last called "
+    sizes = f"{called['input_sizes'] or called['output_sizes']} {called['input_types']}"
+    line = f", {words.plain(called['line'])}" if called["line"] else ""
+    call = f"{called['operation']} {called['sequence']} {sizes}{line}"
+    return f"  rank {called['rank']}: {last}{call}"
+
+
 def hang_page(results: HangResults) -> str:
     """Return what a job hangs in: each cause, who waits, and where in the program."""
     lines = [results["verdict"]]
@@ -300,13 +311,7 @@ def hang_page(results: HangResults) -> str:
         odd = [called for called in hang["called"] if called["rank"] in hang["ranks"]]
         rest = [called for called in hang["called"] if called["rank"] not in hang["ranks"]]
         # results.json has the lines of all ranks
-        for called in (*odd[:4], *rest[:1]):
-            last = "" if called["joined"] else "last called "
-            sizes = f"{called['input_sizes'] or called['output_sizes']} {called['input_types']}"
-            line = f", {words.plain(called['line'])}" if called["line"] else ""
-            call = f"{last}{called['operation']} {called['sequence']} {sizes}{line}"
-            call = call if called["operation"] else "no call recorded"
-            lines.append(f"  rank {called['rank']}: {call}")
+        lines += map(_called, (*odd[:4], *rest[:1]))
     lines += [""] * bool(results["missing"])
     for lost in results["missing"]:
         whose = "a dump" if lost["rank"] is None else f"rank {lost['rank']}"

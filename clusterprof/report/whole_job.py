@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -241,6 +241,20 @@ def _packed(measure: Measure, ranks: Ints, run: Summary) -> dict[str, Any]:
 
 def _groupings(run: Summary, job: Job, ranks: Ints) -> list[dict[str, Any]]:
     """By what ranks can be grouped: name, labels, and each rank's label (-1 where unknown)."""
+    groupings = []
+    for kind, groups in _groups(run, job).items():
+        label = np.full(len(ranks), -1)
+        for number, group in enumerate(groups.values()):
+            label[np.isin(ranks, group) & (label < 0)] = number
+        sizes = count_by(label[label >= 0], 1)
+        # one group, or one rank in each, groups nothing
+        if (sizes > 0).sum() > 1 and sizes.max() > 1:
+            groupings.append({"name": kind, "labels": [*groups], "of": label.tolist()})
+    return groupings
+
+
+def _groups(run: Summary, job: Job) -> dict[str, dict[str, list[int]]]:
+    """The ranks of each host, stage and group, by kind and name."""
     topology, shallow = run.results["topology"], run.results["shallow"]
     members: dict[str, dict[str, list[int]]] = {"host": {}, "stage": {}}
     for rank, host in sorted({**job.hosts, **run.hosts}.items()):
@@ -253,16 +267,7 @@ def _groupings(run: Summary, job: Job, ranks: Ints) -> list[dict[str, Any]]:
     members["stage"] = {f"stage {number}": stage_ranks for number, stage_ranks in stages}
     for kind, group_ranks in named:
         members.setdefault(kind, {})[words.spans(group_ranks, 2)] = group_ranks
-    groupings = []
-    for kind, groups in members.items():
-        label = np.full(len(ranks), -1)
-        for number, group in enumerate(groups.values()):
-            label[np.isin(ranks, group) & (label < 0)] = number
-        sizes = count_by(label[label >= 0], 1)
-        # one group, or one rank in each, groups nothing
-        if (sizes > 0).sum() > 1 and sizes.max() > 1:
-            groupings.append({"name": kind, "labels": [*groups], "of": label.tolist()})
-    return groupings
+    return members
 
 
 # --- the chart of steps
@@ -296,7 +301,11 @@ def bars(results: Results, job: Job) -> list[Bar]:
         of_ranks = ns[rows_of_step]
         median_ns, low_ns, high_ns = np.median(of_ranks), of_ranks.min(), of_ranks.max()
         singles.append(Bar(number, 1, float(median_ns), float(low_ns), float(high_ns)))
-    # the blocks of all ranks, which begin and end in the same steps but for a few
+    return sorted([*singles, *_blocks(job, singles)], key=lambda bar: bar.first)
+
+
+def _blocks(job: Job, singles: Sequence[Bar]) -> list[Bar]:
+    """The blocks of all ranks, which begin and end in the same steps but for a few."""
     names = ("first_step", "count", "median_ns", "q1_ns", "q3_ns")
     times: dict[tuple[int, int], list[list[int]]] = {}
     for pace in job.paces.values():
@@ -309,7 +318,7 @@ def bars(results: Results, job: Job) -> list[Bar]:
         is_new = not blocks or first >= blocks[-1].first + blocks[-1].count
         if is_new and not any(first <= bar.first < first + count for bar in singles):
             blocks.append(Bar(first, count, *np.median(of_block, axis=0).tolist()))
-    return sorted([*singles, *blocks], key=lambda bar: bar.first)
+    return blocks
 
 
 def step_chart(results: Results, job: Job) -> dict[str, Any] | None:
