@@ -25,6 +25,9 @@ RANKS = "{ranks}"
 #: nsys' option to record the kernels in CUDA graphs
 NODES = "--cuda-graph-trace=node"
 
+#: the finding that flight recorders alone show: how much its repair saves may be unknown
+SHALLOW_STRAGGLER = "straggler.shallow"
+
 
 class RankEntry(TypedDict):
     """One rank with a report. A rank without one is in `missing`, and a warning."""

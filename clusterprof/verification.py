@@ -29,6 +29,7 @@ from clusterprof.errors import ClusterprofError, ReportError, UsageError
 from clusterprof.merge_run import job_record
 from clusterprof.report.comparison_text import heading
 from clusterprof.results import (
+    SHALLOW_STRAGGLER,
     Basis,
     Change,
     ComparedFinding,
@@ -45,8 +46,6 @@ from clusterprof.results import (
 from clusterprof.run_directory import Window
 
 VERIFICATION_VERSION = 1
-#: the finding of flight recorders alone
-_SHALLOW = "straggler.shallow"
 #: those that state the most that can be saved: by full overlap, by equal stages
 _AT_MOST = ("communication.exposed", "pipeline.imbalance")
 
@@ -143,7 +142,7 @@ def _repaired(results: Results, asked: Asked) -> list[Finding]:
             raise _CannotTell("A states no saving of several findings at once")
         return repaired
     finding = _asked(findings, asked) if asked.code else _first_saving(findings)
-    if finding["saved_ns_per_step"] <= 0 and finding["code"] == _SHALLOW:
+    if finding["saved_ns_per_step"] <= 0 and finding["code"] == SHALLOW_STRAGGLER:
         raise _CannotTell(f"the saving of {_named(finding)} is unknown in A")
     if finding["saved_ns_per_step"] <= 0 and finding["saved_alone_ns"] <= 0:
         raise _CannotTell(f"the repair of {_named(finding)} saves nothing, as A states")
@@ -153,7 +152,7 @@ def _repaired(results: Results, asked: Asked) -> list[Finding]:
 def _first_saving(findings: Sequence[Finding]) -> Finding:
     """The first that saves something, else one of flight recorders, which do not tell how much."""
     saving = [finding for finding in findings if finding["saved_ns_per_step"] > 0]
-    if candidates := [*saving, *(f for f in findings if f["code"] == _SHALLOW)]:
+    if candidates := [*saving, *(f for f in findings if f["code"] == SHALLOW_STRAGGLER)]:
         return candidates[0]
     raise _CannotTell("A has no finding whose repair saves anything")
 

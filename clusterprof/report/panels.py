@@ -15,7 +15,14 @@ from clusterprof import pauses as of_run, words
 from clusterprof.report import results_json, summary
 from clusterprof.report.summary import Average, Summary
 from clusterprof.report.whole_job import Job
-from clusterprof.results import Finding, Results, ShallowResults, compared_step_ns, usual_step_ns
+from clusterprof.results import (
+    SHALLOW_STRAGGLER,
+    Finding,
+    Results,
+    ShallowResults,
+    compared_step_ns,
+    usual_step_ns,
+)
 
 _UNKNOWN = "cannot be determined"
 #: names of boxes
@@ -162,7 +169,7 @@ def _by_recorders(shallow: ShallowResults) -> str:
 def _lateness_ns(run: Summary, finding: Finding) -> int:
     """How long others wait per step for the ranks of a finding from flight recorders alone."""
     shallow = run.results["shallow"]
-    if shallow is None or finding["code"] != "straggler.shallow":
+    if shallow is None or finding["code"] != SHALLOW_STRAGGLER:
         return 0
     suspects = [s for s in shallow["suspects"] if s["rank"] in finding["ranks"]]
     return max((suspect["lateness_ns"] for suspect in suspects), default=0)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from clusterprof import hardware, pauses, words
 from clusterprof.results import (
+    SHALLOW_STRAGGLER,
     UNBOUNDED_NS,
     EvidenceRow,
     Finding,
@@ -175,7 +176,7 @@ class Summary:
 
     def stragglers(self, *, unprofiled: bool = False) -> list[int]:
         """The ranks that findings name as stragglers; `unprofiled`: by flight recorders too."""
-        codes = ["straggler.host", "straggler.gpu", *(["straggler.shallow"] if unprofiled else [])]
+        codes = ["straggler.host", "straggler.gpu", *([SHALLOW_STRAGGLER] if unprofiled else [])]
         named = [f for f in self.results["findings"] if f["code"] in codes]
         weighty = [finding["ranks"] for finding in named if finding["severity"] != "info"]
         return list(dict.fromkeys(chain.from_iterable(weighty)))
@@ -577,7 +578,7 @@ def saved(finding: Finding) -> str:
     if finding["saved_ns_per_step"] > 0:
         much = f"{saved_text(finding)} per step"
     elif finding["saving"] is None:
-        return "saving unknown" if finding["code"] == "straggler.shallow" else "no repair"
+        return "saving unknown" if finding["code"] == SHALLOW_STRAGGLER else "no repair"
     else:
         much = f"at most {words.ms(most_ns)} per step" if most_ns > 0 else "nothing"
     return f"repair saves {much}{net_of(finding)}{alone(finding)}"

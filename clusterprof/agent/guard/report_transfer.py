@@ -18,7 +18,7 @@ import subprocess
 import tempfile
 from typing import IO, Any, Callable, Dict, Iterator, List, Optional, Sequence
 
-from ..contracts import files, messages, paths, processes, states
+from ..contracts import files, identity, messages, paths, processes, states
 from ..contracts.plan import Reduction
 from ..contracts.states import State
 from ..contracts.timing import REAL, Clock
@@ -68,7 +68,7 @@ class Reducing:
         if not os.access(python, os.X_OK):
             self.trouble = "there is no %s on %s" % (python, os.uname().nodename)
             return
-        environment = processes.environment_without(("CLUSTERPROF_PLAN", "PYTHON"))
+        environment = processes.environment_without((identity.PLAN, "PYTHON"))
         if self.nsys:
             environment[VARIABLE] = self.nsys
         try:

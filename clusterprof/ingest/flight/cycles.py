@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clusterprof.columns import Floats, Ints, coded, integers, rows_by
+from clusterprof.columns import Floats, Ints, coded, count_by, integers, order_by, rows_by, sum_by
 from clusterprof.ingest.flight.all_dumps import Flight
 from clusterprof.tables import STEPS
 
@@ -79,7 +79,7 @@ def _calls_of_all(flight: Flight) -> tuple[tuple[int, ...], Ints, Ints, Ints] | 
     if joint.size < 2 * _LEAST_CYCLES or np.any(np.diff(joint) != 1):
         return None
     best = best[np.isin(sequence[best], joint)]
-    best = best[np.lexsort((sequence[best], rank[best]))]
+    best = best[order_by(rank[best], sequence[best])]
     enqueue_ns = integers(entries, "enqueue_ns")[best].reshape(len(flight.ranks), joint.size)
     operation = coded(entries, "operation")[1][best][: joint.size]
     kinds = (
@@ -110,7 +110,7 @@ def _period(kinds: Ints, pauses: Floats) -> tuple[int, int]:
 def _explained(logs: Floats, period: int) -> float:
     """Which part of their variance the place within a period explains, beyond chance."""
     place = np.arange(logs.size) % period
-    means = np.bincount(place, logs) / np.bincount(place)
+    means = sum_by(place, logs) / count_by(place)
     rest, free = float(((logs - means[place]) ** 2).sum()), logs.size - period
     whole = float(((logs - logs.mean()) ** 2).sum())
     return 1 - (rest / free) / (whole / (logs.size - 1)) if whole and free > 0 else 0.0
