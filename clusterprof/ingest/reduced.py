@@ -90,10 +90,10 @@ def write(tables: RankTables, folder: Path, report: Path) -> None:
 
     origin = _origin(report)
     written: dict[str, dict[str, int]] = {}
-    with folders.new_folder(folder) as made:
+    with folders.new_folder(folder) as unfinished:
         for name in SCHEMAS:
             table: pa.Table = getattr(tables, name)
-            target = made / f"{name}.parquet"
+            target = unfinished / f"{name}.parquet"
             with files.new(target) as file:  # pyarrow opens no path whose bytes are not UTF-8
                 parquet.write_table(
                     table, file, write_page_checksum=True, row_group_size=max(1, table.num_rows),
@@ -109,7 +109,7 @@ def write(tables: RankTables, folder: Path, report: Path) -> None:
             "tables": written,
             "info": info,
         }
-        files.write_json(made / paths.REDUCED_RANK, content, indent=1)
+        files.write_json(unfinished / paths.REDUCED_RANK, content, indent=1)
 
 
 def read(folder: Path, report: Path) -> RankTables:

@@ -208,7 +208,7 @@ def as_version_2(path: Path, document: Mapping[str, Any]) -> tuple[Mapping[str, 
         return document, []
     config = document.get("pg_config") or {}
     groups = _groups({int(number): sorted(ranks) for number, ranks in config.items()})
-    made: list[dict[str, Any]] = []
+    converted: list[dict[str, Any]] = []
     by_group: dict[int, list[dict[str, Any]]] = {}
     for entry in (entry for entry in entries if entry["pg_id"] in groups):
         us, (name, description, _) = entry.get("time_created_us"), groups[entry["pg_id"]]
@@ -216,28 +216,28 @@ def as_version_2(path: Path, document: Mapping[str, Any]) -> tuple[Mapping[str, 
         entry["time_created_ns"] = entry["time_created_ns"] if us is None else us * 1000
         entry["is_p2p"] = operation(entry["profiling_name"]) in ("Send", "Recv")
         by_group.setdefault(entry["pg_id"], []).append(entry)
-        made.append(entry)
+        converted.append(entry)
     for calls in by_group.values():
         _number(path, calls)
     listed = {
         name: {"name": name, "desc": text, "ranks": ranks} for name, text, ranks in groups.values()
     }
-    lost = len(entries) - len(made)
+    lost = len(entries) - len(converted)
     text = (
         f"{lost} of {len(entries)} calls are of groups whose ranks the dump does not list: left out"
     )
-    new = {"version": document["version"], "entries": made, "pg_config": listed}
+    new = {"version": document["version"], "entries": converted, "pg_config": listed}
     return new, [text] * bool(lost)
 
 
 def _groups(ranks: Mapping[int, list[int]]) -> dict[int, tuple[str, str, list[int]]]:
     """Return name, description and ranks of each group of a rank, by its number."""
-    made: Counter[tuple[int, ...]] = Counter()
+    groups_of: Counter[tuple[int, ...]] = Counter()
     described = {_WORLD: ("0", "default_pg", ranks.get(_WORLD, []))}
     for number in sorted({*ranks} - {_WORLD}):
         members = ranks[number]
-        made[tuple(members)] += 1
-        which = f" ({made[tuple(members)]})" if made[tuple(members)] > 1 else ""
+        groups_of[tuple(members)] += 1
+        which = f" ({groups_of[tuple(members)]})" if groups_of[tuple(members)] > 1 else ""
         described[number] = (words.numbers(members) + which, "", members)
     return described
 

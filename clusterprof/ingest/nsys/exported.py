@@ -43,7 +43,7 @@ _NEWER = re.compile(
 )
 
 #: one value for all reports: it is asked only once what it offers
-_known = lru_cache(maxsize=8)(Nsys)
+_asked_once = lru_cache(maxsize=8)(Nsys)
 
 
 def read(path: Path, *, alone: bool = False) -> list[Recording]:
@@ -65,7 +65,7 @@ def read(path: Path, *, alone: bool = False) -> list[Recording]:
         raise ReportError(
             f"{path} is empty", "nsys was killed before it wrote the report: record again"
         )
-    tools = [_known(tool.path) for tool in installed()]
+    tools = [_asked_once(tool.path) for tool in installed()]
     if not tools:
         raise ReportError(
             f"{path} cannot be read without nsys, which is not installed on this host",

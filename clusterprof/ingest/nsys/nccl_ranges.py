@@ -62,12 +62,12 @@ UNCLEAR = "several kernels of the group cannot be separated: their whole span is
 class Communicators:
     """What `ncclCommInit*` in the capture was given: id -> (size, this rank in it)."""
 
-    known: dict[int, tuple[int, int]]
+    by_id: dict[int, tuple[int, int]]
 
     @property
     def largest(self) -> int:
         """The size of the largest; 0 where none is known."""
-        return max((size for size, _ in self.known.values()), default=0)
+        return max((size for size, _ in self.by_id.values()), default=0)
 
     def world_rank(self, world_size: int | None) -> int | None:
         """Return the rank in the communicator of all ranks, None where it is not known.
@@ -75,9 +75,9 @@ class Communicators:
         Assumes that a communicator as large as the world numbers its ranks as the world does
         (PyTorch's default process group does).
         """
-        if not self.known or self.largest != (world_size or self.largest):
+        if not self.by_id or self.largest != (world_size or self.largest):
             return None
-        ranks = {rank for size, rank in self.known.values() if size == self.largest}
+        ranks = {rank for size, rank in self.by_id.values() if size == self.largest}
         return ranks.pop() if len(ranks) == 1 else None
 
 
@@ -205,10 +205,10 @@ def _executing(
     left = np.flatnonzero(inside < 0)
     api, has_api = payloads.at(rows, "api")
     empty = has_api & (launcher >= 0) & ~np.isin(launcher, inside)
-    if not left.size or not empty.any() or not on_device.known.any():
+    if not left.size or not empty.any() or not on_device.has_api.any():
         return inside
     wanted = dict(zip(api[empty].tolist(), launcher[empty].tolist(), strict=True))
-    ours = np.flatnonzero(on_device.known & np.isin(on_device.api, api[empty]))
+    ours = np.flatnonzero(on_device.has_api & np.isin(on_device.api, api[empty]))
     middle = (on_device.start[ours] + on_device.end[ours]) // 2
     place = left[np.maximum(last_at_or_before(kernels.start[left], middle), 0)]
     within = (kernels.start[place] <= middle) & (middle <= kernels.end[place])
@@ -231,7 +231,7 @@ def _ids(
     """
     api, has_api = payloads.at(rows, "api")
     order = order_by(on_device.api)
-    order = order[on_device.known[order]]
+    order = order[on_device.has_api[order]]
     place = np.where(has_api, row_among(on_device.api[order], api), -1)
     device_row = where_known(ranges.row[on_device.first[order]], place, -1)
     # of a call's own payload, else of its part on the GPU
@@ -318,7 +318,7 @@ def _call_table(
     distinct, place = np.unique(communicator, return_inverse=True)
     codes = np.where(has_communicator, place, -1)
     names = [f"{number % (1 << 64):#018x}" for number in distinct.tolist()]  # as NCCL prints them
-    size = np.array([communicators.known.get(c, (-1, -1))[0] for c in communicator.tolist()], int)
+    size = np.array([communicators.by_id.get(c, (-1, -1))[0] for c in communicator.tolist()], int)
     columns = {
         "operation": pa.array(operations, pa.string()).dictionary_encode(),
         "communicator": encoded(codes, names).cast(pa.string()),
@@ -361,14 +361,14 @@ def _kernel_table(kernels: NcclKernels, orphans: Ints, exchange: Bools) -> pa.Ta
 class DeviceOperations:
     """NCCL's operations on the GPU, each merged over its channels: `first` is one of its ranges.
 
-    `api` is its call's id, which is missing where the call lay before the capture (`known`).
+    `api` is its call's id, which is missing where the call lay before the capture (`has_api`).
     """
 
     first: Ints
     start: Ints
     end: Ints
     api: Ints
-    known: Bools
+    has_api: Bools
 
 
 def device_operations(ranges: Ranges, payloads: Payloads) -> DeviceOperations:

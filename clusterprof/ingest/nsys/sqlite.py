@@ -231,9 +231,9 @@ def _diagnostics(export: Export, process: int | None, others: Sequence[int | Non
 def wanted_variables() -> frozenset[str]:
     """All variables that are ever looked at in the environment of a report."""
     names = {
-        name for each in identities.LAUNCHERS
-        for name in (each.rank, each.world_size, each.local_rank, each.local_size, each.node,
-                     *each.requires)
+        name for launcher in identities.LAUNCHERS
+        for name in (launcher.rank, launcher.world_size, launcher.local_rank,
+                     launcher.local_size, launcher.node, *launcher.requires)
     }  # fmt: skip
     return frozenset(JOB_VARIABLES).union(names) - {""}
 
