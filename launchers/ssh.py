@@ -55,21 +55,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def job(line: CommandLine) -> Job:
     """See `clusterprof.launchers.Launcher`. Raises UsageError, LaunchError (no Fabric)."""
-    parser = argparse.ArgumentParser(
-        prog="clusterprof ssh", allow_abbrev=False, add_help=False, exit_on_error=False
-    )
-    add_options(parser)
-    try:
-        own, theirs = parser.parse_known_args(list(line.options))
-    except argparse.ArgumentError as error:
-        raise UsageError(str(error), "its options: clusterprof ssh --help") from None
+    own, theirs = _parsed(line.options)
     hosts = read_hosts(own.hosts or "")
-    for option in theirs:
-        if option.partition("=")[0] in _OURS:
-            raise UsageError(
-                f"{option} cannot be given: clusterprof sets it on each host",
-                "leave it out, see --dry-run",
-            )
     if given(theirs, "nnodes") is None:
         theirs = [f"--nnodes={len(hosts)}", *theirs]
     fewest = fewest_nodes(theirs, len(hosts))
@@ -95,6 +82,25 @@ def job(line: CommandLine) -> Job:
     port = None if given(theirs, "rdzv-endpoint") or given(theirs, "master-port") else PORT
     job = without(job, (), port)
     return replace(inner, launcher="ssh", command=job.commands[0], over_ssh=job)
+
+
+def _parsed(options: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Our options, and those of torchrun. Raises UsageError."""
+    parser = argparse.ArgumentParser(
+        prog="clusterprof ssh", allow_abbrev=False, add_help=False, exit_on_error=False
+    )
+    add_options(parser)
+    try:
+        own, theirs = parser.parse_known_args(list(options))
+    except argparse.ArgumentError as error:
+        raise UsageError(str(error), "its options: clusterprof ssh --help") from None
+    for option in theirs:
+        if option.partition("=")[0] in _OURS:
+            raise UsageError(
+                f"{option} cannot be given: clusterprof sets it on each host",
+                "leave it out, see --dry-run",
+            )
+    return own, theirs
 
 
 def meeting(job: OverSsh, rank: int) -> list[str]:

@@ -100,6 +100,17 @@ def ask(
         "--kill-on-bad-exit=0", "--input=none",
         sys.executable, "-m", "clusterprof", "doctor", "--local", "--lines", *arguments,
     ]  # fmt: skip
+    answers, srun_printed = _run_with_probe(command, expected, folder)
+    if not answers.nodes:
+        raise LaunchError("no node answered", *(srun_printed[-3:] or ["srun printed nothing"]))
+    hosts = dict.fromkeys([*(expected or hostnames(answers.asked)), *sorted(answers.nodes)])
+    return {host: answers.of(host, srun_printed) for host in hosts}
+
+
+def _run_with_probe(
+    command: Sequence[str], expected: Sequence[str], folder: Path
+) -> tuple[Answers, list[str]]:
+    """See `_run`; with a check that each node's files in `folder` are visible here."""
     with contextlib.ExitStack() as stack:
         try:
             # A folder where run directories are made, for all nodes to see.
@@ -109,18 +120,14 @@ def ask(
             (probe / this_host.TOKEN).touch()
         except OSError:
             # we cannot write there: each node says whether it can, for a run directory in it
-            answers, srun_printed = _run([*command, f"--run-dir={folder / 'run'}"], expected)
-        else:
-            answers, srun_printed = _run([*command, f"--probe={probe}"], expected)
-            for host, checks in answers.nodes.items():
-                is_good = any(c.name == this_host.RUNS and c.level != BAD for c in checks)
-                if is_good and not REAL.until((probe / host).exists, 1.0, 0.05):
-                    not_visible = f"{probe.parent}: its files are not visible here"
-                    checks.append(Check(this_host.RUNS, BAD, not_visible, this_host.SHARE))
-    if not answers.nodes:
-        raise LaunchError("no node answered", *(srun_printed[-3:] or ["srun printed nothing"]))
-    hosts = dict.fromkeys([*(expected or hostnames(answers.asked)), *sorted(answers.nodes)])
-    return {host: answers.of(host, srun_printed) for host in hosts}
+            return _run([*command, f"--run-dir={folder / 'run'}"], expected)
+        answers, srun_printed = _run([*command, f"--probe={probe}"], expected)
+        for host, checks in answers.nodes.items():
+            is_good = any(c.name == this_host.RUNS and c.level != BAD for c in checks)
+            if is_good and not REAL.until((probe / host).exists, 1.0, 0.05):
+                not_visible = f"{probe.parent}: its files are not visible here"
+                checks.append(Check(this_host.RUNS, BAD, not_visible, this_host.SHARE))
+    return answers, srun_printed
 
 
 def _run(command: Sequence[str], expected: Sequence[str]) -> tuple[Answers, list[str]]:

@@ -371,12 +371,12 @@ def _extend(spans: Spans, events: list[Event], codes: dict[str, int], category: 
     for name in CATEGORIES[category]:
         numbers = map(attrgetter(name), args)
         arrays[name].extend([-1 if number is None else number for number in numbers])
-    for place, (event, arguments) in enumerate(zip(events, args, strict=True), first):
+    for row, (event, arguments) in enumerate(zip(events, args, strict=True), first):
         if event.name.startswith("gloo:") or arguments.collective is not None:
             finished = arguments.finished if event.finished is None else event.finished
             # apart from the piece of text that their JSON lies in
             shapes, types = arguments.shapes.copy(), arguments.types.copy()
-            spans.args[place] = msgspec.structs.replace(
+            spans.args[row] = msgspec.structs.replace(
                 arguments, finished=finished, shapes=shapes, types=types
             )
 
