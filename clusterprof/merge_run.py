@@ -88,8 +88,8 @@ def merged(
     # A report may be there although something went wrong: the program ended inside the window, say.
     reported = {outcome.rank: outcome.reason for outcome in outcomes if outcome.report}
     incomplete = [f"rank {rank}: {reason}" for rank, reason in reported.items() if reason]
-    measured, window = clock_probe.of_run(run, profiled), run.window()
-    disturbed = window.switching if profiled else ()
+    measured = clock_probe.of_run(run, profiled)
+    disturbed = live_windows.switching_steps(run) if profiled else []
     job = job_record(run, manifest)
     shallow, silent = _over_the_run(run, ranks, disturbed, job.steps)
     sampled, unread = sampled_hardware(run)

@@ -338,6 +338,15 @@ def windows(run: Window, *, profiled: bool = False) -> Iterator[StepWindow]:
                 yield window.window()
 
 
+def switching_steps(run: Window) -> list[int]:
+    """The steps in which the profiler's start or stop shows, of a window with reports.
+
+    And of the run's other ones, which flight recorders may hold as well. Raises RunDirectoryError.
+    """
+    captures = {run.window(), *windows(run, profiled=True)}
+    return sorted({step for window in captures for step in window.switching})
+
+
 def _is_profiled(window: Window) -> bool:
     """Whether ranks capture a window; with `--ranks auto` the first one only shows which."""
     if (order := window.order()) is not None:

@@ -22,6 +22,7 @@ from clusterprof.agent.guard import step_log
 from clusterprof.agent.guard.step_log import MOST_STEPS, NEAR_LATER, StepLog
 from clusterprof.agent.rank import rank as ranks
 from clusterprof.agent.rank.steps import Counter
+from clusterprof.arguments import StepWindow, parse_ranks
 from clusterprof.cli import capture, status
 from clusterprof.collect import live_windows
 from clusterprof.collect.outcomes import Outcome
@@ -361,6 +362,19 @@ def at_work(
     log.claim()
     log.add(0, [(end - length, end) for end, length in zip(ends, lengths, strict=True)])
     log.write(all_of_it=True)
+
+
+def test_the_steps_of_a_profiler_s_start_and_stop_are_those_of_all_windows_that_have_one(
+    tmp_path: Path,
+) -> None:
+    run = job(tmp_path / "run", profiler={"name": "none"})
+    ordered(run.path, 2, 40, 45)
+    later = live_windows.order(run, StepWindow(70, 72), parse_ranks("0"), "none")
+    assert [window.first for window in live_windows.windows(run)] == [10, 40, 70]
+    assert [window.first for window in live_windows.windows(run, profiled=True)] == [40]
+    # rank 0 has captured the first one by itself (`--ranks auto`)
+    assert live_windows.switching_steps(run) == [10, 13, 14, 40, 45, 46]
+    assert live_windows.switching_steps(later) == [40, 45, 46, 70, 72, 73]
 
 
 def test_a_window_begins_where_no_rank_has_been_once_it_has_the_order(tmp_path: Path) -> None:
