@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -190,14 +190,10 @@ def _read_export(path: Path, alone: bool) -> list[Recording]:
             raise damaged from error
         instead = f"{damaged.what}: the report beside it was read instead"
         return [recording.warned(instead) for recording in recordings]
-    if report is not None and _lacks_payloads(recordings):
+    columns = (recording.collectives["source"] for recording in recordings)
+    sources = {source for column in columns for source in column.unique().to_pylist()}
+    lacks_payloads = "nvtx_name" in sources and "nvtx_payload" not in sources
+    if report is not None and lacks_payloads:
         with contextlib.suppress(ReportError):  # the export was good enough for everything else
             return NSYS_REPORT.read(report, alone=alone)
     return recordings
-
-
-def _lacks_payloads(recordings: Sequence[Recording]) -> bool:
-    """Whether NCCL's calls are known by their ranges' names alone."""
-    columns = (recording.collectives["source"] for recording in recordings)
-    sources = {source for column in columns for source in column.unique().to_pylist()}
-    return "nvtx_name" in sources and "nvtx_payload" not in sources
