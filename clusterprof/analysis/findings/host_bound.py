@@ -154,7 +154,7 @@ class _Cause:
 
     @cached_property
     def _often_spent(self) -> Floats:
-        """What each host spends on it by itself, [ranks, steps] (ns), as often as such a step comes."""
+        """What each host spends on it itself, as often as such steps come, [ranks, steps] (ns)."""
         job = self.job.job
         shape = len(self.job.dataset.ranks), len(job.steps)
         spent = sums(shape, (job.host_rank, self.job.step_of_host), self.own)
