@@ -154,11 +154,18 @@ class _Cause:
 
     @cached_property
     def _often_spent(self) -> Floats:
-        """What each host spends on it itself, as often as such steps come, [ranks, steps] (ns)."""
-        job = self.job.job
-        shape = len(self.job.dataset.ranks), len(job.steps)
+        """What each host spends on it itself, [ranks, steps] (ns): as often as such steps come.
+
+        What the job hardly has outside the window is told as the window has it.
+        """
+        job, dataset = self.job.job, self.job.dataset
+        shape = len(dataset.ranks), len(job.steps)
         spent = sums(shape, (job.host_rank, self.job.step_of_host), self.own)
-        return spent if job.shares is None else spent * job.shares * len(job.shares)
+        if job.shares is None:
+            return spent
+        often = spent * job.shares * len(job.shares)
+        hardly = often.mean(axis=1).max() < limits.LEAST_FRAC * dataset.step_ns
+        return spent if hardly else often
 
     @cached_property
     def long(self) -> Bools:

@@ -134,7 +134,7 @@ def _seen_outside(steps_ns: Floats, outside_ns: Floats) -> Floats:
     """How often each of the window's steps comes, by the steps outside: all as often without any.
 
     A long one, by half longer than those outside usually are, comes as often as there are steps
-    more than half way to it.
+    more than half way to it; not more often than in the window, where loaders may be ahead.
     """
     equal = np.full(len(steps_ns), 1 / len(steps_ns))
     if not len(outside_ns):
@@ -144,6 +144,8 @@ def _seen_outside(steps_ns: Floats, outside_ns: Floats) -> Floats:
     if not long.any():
         return equal
     often = float((outside_ns > (usual + steps_ns[long].min()) / 2).mean())
+    if often >= long.mean():
+        return equal
     return np.where(long, often / long.sum(), (1 - often) / (~long).sum())
 
 
