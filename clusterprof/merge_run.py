@@ -72,7 +72,7 @@ def merged(
     """Merge the collected reports of a run, and write nothing. Arguments as for `merge_run`."""
     from clusterprof import clock_probe, pauses
     from clusterprof.align.clock.measured import known_clocks
-    from clusterprof.analysis.findings.profiler_overhead import capture_cost
+    from clusterprof.analysis.findings.profiler_overhead import capture_cost, outside
     from clusterprof.ingest import Gathered, gather
     from clusterprof.study import study
 
@@ -101,6 +101,7 @@ def merged(
         source=str(run.path),
         clocks=known_clocks(ranks, measured, probe.as_json() if probe else None),
         capture=job.window and capture_cost(job.steps, reported, *job.window, job.paces),
+        outside_ns=outside(job.steps, reported, *job.window).tolist() if job.window else (),
         again=again(run, manifest),
         shallow=shallow,
         interruptions=pauses.named(run_pauses(run, timeout), ranks, run.attempt),

@@ -477,14 +477,21 @@ class ShallowNode(TypedDict):
     suspects: list[int]
 
 
-class LateRanks(TypedDict, total=False):
+class LateSteps(TypedDict):
+    """In about how many of the steps of all looks a rank was late."""
+
+    rank: int
+    steps: int
+
+
+class LateInLooks(TypedDict, total=False):
     """What files of earlier versions do not have."""
 
-    #: all that were late in any look, whether that delayed others or not
-    late_ranks: list[int]
+    #: of all ranks that were late in any look, whether that delayed others or not
+    late: list[LateSteps]
 
 
-class WatchEntry(LateRanks):
+class WatchEntry(LateInLooks):
     """In which steps all ranks were looked at while the job ran (`--watch`)."""
 
     looks: int

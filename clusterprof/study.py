@@ -82,6 +82,7 @@ def study(
     source: str = "",
     clocks: KnownClocks | None = None,
     capture: CaptureCost | None = None,
+    outside_ns: Sequence[float] = (),
     again: Sequence[str] = (),
     shallow: Shallow | None = None,
     interruptions: PausesResults | None = None,
@@ -92,7 +93,8 @@ def study(
 
     `missing` are the missing reports and `warnings` the readers' own, both passed on; `source` is
     what the user named; `clocks` is what is known of them besides the reports, `capture` the
-    profiler's overhead by the step logs, `again` the command line that starts the run again,
+    profiler's overhead by the step logs, `outside_ns` the lengths of the steps outside the window
+    by them, `again` the command line that starts the run again,
     `shallow` what the flight recorders of all ranks show, `interruptions` the run's pauses,
     `hardware` what GPUs and nodes said of themselves, `run_size` how long the run was. Raises
     MergeError if a rank comes twice.
@@ -105,8 +107,9 @@ def study(
     ]
     dataset = dataset_of(ranks, known_clocks, source=source, capture=capture, again=again)
     dataset = replace(
-        dataset, shallow=shallow.results if shallow else None, hardware=tuple(hardware)
-    )
+        dataset, shallow=shallow.results if shallow else None, hardware=tuple(hardware),
+        outside_ns=tuple(outside_ns),
+    )  # fmt: skip
     progress("replaying the steps and weighing what would be saved")
     findings, too_few = all_findings(dataset)
     headline = verdict(dataset, findings)

@@ -290,7 +290,7 @@ def over_the_run(shallow: ShallowResults, rows: Sequence[Row]) -> ShallowResults
         "last_step": max(row.last_step for row in rows),
         "steps": _step_count(look[0].all_steps for look in looks),
         "step_ns": looks[-1][0].step_ns,
-        "late_ranks": sorted({row.rank for row in rows if row.rank >= 0}),
+        "late": [{"rank": rank, "steps": _once(late)} for rank, late in _rows_of(rows).items()],
     }
     late = [rank.suspect(first_step) for rank in _by_rank(lateness(rows))]
     # of one that was late in the window's steps the looks tell until when as well
@@ -303,6 +303,15 @@ def over_the_run(shallow: ShallowResults, rows: Sequence[Row]) -> ShallowResults
     every = [*late, *(s for s in shallow["suspects"] if s["rank"] not in covered)]
     every.sort(key=lambda s: (not s["delays"], -s["lateness_ns"], s["rank"]))
     return {**shallow, "suspects": every, "watch": watch}
+
+
+def _rows_of(rows: Sequence[Row]) -> dict[int, list[Row]]:
+    """The rows of each rank that was late in any look."""
+    of_rank: dict[int, list[Row]] = {}
+    for row in sorted(rows, key=attrgetter("rank", "wall_ns")):
+        if row.rank >= 0:
+            of_rank.setdefault(row.rank, []).append(row)
+    return of_rank
 
 
 def _by_rank(late: Sequence[Late]) -> list[Late]:

@@ -108,3 +108,23 @@ def test_a_window_that_shows_little_of_a_step_says_so_first() -> None:
 def test_without_a_steady_state_step_there_is_none_to_compare(steps: int) -> None:
     warnings = study(simulate(Job(steps=steps, tear_ns=0))[0]).results["warnings"]
     assert not [text for text in warnings if "outside the window" in text]
+
+
+@pytest.mark.parametrize(("seldom", "slower"), [(100, 1.06), (100, 1.0), (10, 1.0)])
+def test_a_long_step_of_the_window_counts_as_often_as_it_comes_outside(
+    seldom: int, slower: float
+) -> None:
+    """One of eight steps is long in the window; outside one of a hundred, or of ten.
+
+    And not as often as a pace would have it that is slower for another reason.
+    """
+    plain = Job(steps=8, first_step=500, synchronous=True, tear_ns=0)
+    job = replace(plain, causes=(Cause("host", 1, 60 * MS, (504,)),))
+    usual, longer = step_ns(plain), step_ns(plain) + 60 * MS
+    outside = [slower * (longer if step % seldom == 0 else usual) for step in range(300)]
+    pace = round(sum(outside) / len(outside))
+    known = [replace(r, info=replace(r.info, usual_step_ns=pace)) for r in simulate(job)[0]]
+    results = study(known, outside_ns=outside).results
+    saved = {f["code"]: f["saved_ns_per_step"] for f in results["findings"]}
+    stated = max(saved.get(code, 0) for code in ("straggler.host", "host.busy"))
+    assert stated == pytest.approx(60 * MS / seldom, rel=0.05, abs=0.3 * MS)

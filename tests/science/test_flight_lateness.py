@@ -24,6 +24,7 @@ from clusterprof.analysis.model.shallow import (
     students_t,
     suspects,
     waits,
+    within_steps,
 )
 from clusterprof.arguments import parse_ranks
 from clusterprof.columns import integers, texts
@@ -113,6 +114,21 @@ def found(durations: list[list[int]], step_ms: int = 10) -> list[tuple[int, int,
     table = shallow(made(times, durations), steps=logs(len(times), len(times[0]), 10))
     named = suspects(waits(table), float(step_ms * MS))
     return [(each["rank"], each["lateness_ns"] // MS, each["since_step"]) for each in named]
+
+
+def test_calls_that_wait_beside_each_other_wait_no_longer_than_their_step() -> None:
+    """Two streams, whose calls each wait for eight of a step's ten milliseconds."""
+    enqueue = [[10 * (n // 2) for n in range(24)]] * 3
+    table = shallow(made(enqueue, [[9] * 24, [1] * 24, [9] * 24]), steps=logs(3, 12, 10))
+    job = waits(table)
+    (late,) = suspects(within_steps(job, logs(3, 12, 10)), 10.0 * MS)
+    assert (late["rank"], late["lateness_ns"]) == (1, 10 * MS)
+    assert suspects(job, 10.0 * MS)[0]["lateness_ns"] == 16 * MS
+    # hosts that run ahead queue some steps in no time
+    ahead = dict.fromkeys(range(3), logs(1, 12, 10)[0].set_column(
+        2, "end_ns", pa.array([10**18 + (10 * n + (10 if n % 3 else 1)) * MS for n in range(12)])
+    ))  # fmt: skip
+    assert suspects(within_steps(job, ahead), 10.0 * MS)[0]["lateness_ns"] == 10 * MS
 
 
 def test_a_rank_that_comes_last_in_each_step_is_a_suspect() -> None:

@@ -119,6 +119,17 @@ def test_a_rank_that_is_late_in_the_window_alone_is_the_profilers() -> None:
     assert "in no look without a profiler" in results["verdict"]
 
 
+def test_a_rank_that_looks_show_late_for_a_time_costs_as_often() -> None:
+    """Whether it delayed anybody in the looks is not known: the window tells what that costs."""
+    results = study_with(JOB, [*looks(3, 5.0, 1, delays=0), *looks(-1, 0.0)[1:]]).results
+    found = straggler(results)
+    assert found["saved_ns_per_step"] == pytest.approx(8 * MS / 4, rel=0.1)
+    assert (found["severity"], found["recurrence"]) == ("info", "intermittent")
+    assert found["saved_least_ns"] == 0
+    first = "In about 100 of 400 steps without a profiler rank 3 delays the other ranks by"
+    assert found["summary"].startswith(first)
+
+
 @pytest.mark.parametrize(
     "rows",
     [looks(-1, 0.0, 1)[:0], [replace(looks(-1, 0.0, 1)[0], steps=20, last_step=19)],

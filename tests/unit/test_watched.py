@@ -128,7 +128,7 @@ def test_the_looks_join_what_the_window_shows() -> None:
         "last_step": 199,
         "steps": 200,
         "step_ns": 10 * MS,
-        "late_ranks": [3],
+        "late": [{"rank": 3, "steps": 50}],
     }
     (suspect,) = joined["suspects"]
     assert (suspect["rank"], suspect["since_step"], suspect["until_step"]) == (3, 150, None)

@@ -266,6 +266,9 @@ def of_the_window(dataset: Dataset) -> list[str]:
         warnings.append(
             f"{paces}more than the profiler's overhead explains: savings count its longer steps "
             f"({steps}) less often, so that the mean is the step outside"
+            if not len(dataset.outside_ns)
+            else f"{paces}with longer ones ({steps}): savings count such steps as often as "
+            f"they come in the {len(dataset.outside_ns)} steps outside"
         )
     return warnings
 

@@ -145,17 +145,32 @@ class _Cause:
 
     @cached_property
     def spent(self) -> Floats:
-        """What each rank's host spends on it per step (ns)."""
-        job, n, waits = self.job.job, len(self.job.dataset.ranks), self.waits
+        """What each rank's host spends on it per step of the long run (ns)."""
+        job, waits = self.job.job, self.waits
         waited = job.host_at[waits] - job.host_at[waits - 1]
-        spent = sum_by(job.host_rank, self.own, n)
-        return (spent + sum_by(job.host_rank[waits], waited, n)) / len(job.steps)
+        shape, step = self._often_spent.shape, self.job.step_of_host[waits]
+        waited_in = sums(shape, (job.host_rank[waits], step), waited)
+        return np.asarray(self._often_spent.mean(axis=1) + waited_in.mean(axis=1))
+
+    @cached_property
+    def _often_spent(self) -> Floats:
+        """What each host spends on it itself, [ranks, steps] (ns): as often as such steps come.
+
+        What the job hardly has outside the window is told as the window has it.
+        """
+        job, dataset = self.job.job, self.job.dataset
+        shape = len(dataset.ranks), len(job.steps)
+        spent = sums(shape, (job.host_rank, self.job.step_of_host), self.own)
+        if job.shares is None:
+            return spent
+        often = spent * job.shares * len(job.shares)
+        hardly = often.mean(axis=1).max() < limits.LEAST_FRAC * dataset.step_ns
+        return spent if hardly else often
 
     @cached_property
     def long(self) -> Bools:
         """Whose host is in it for long in which step: what makes up most of it, [ranks, steps]."""
-        shape = len(self.job.dataset.ranks), len(self.job.job.steps)
-        spent = sums(shape, (self.job.job.host_rank, self.job.step_of_host), self.own)
+        spent = self._often_spent
         longest = np.sort(spent, axis=None)[::-1]
         most = first_at_or_after(np.cumsum(longest), limits.HALF * spent.sum())
         return np.asarray(spent >= limits.HALF * np.maximum(longest[most], 1.0))

@@ -17,13 +17,14 @@ from clusterprof.analysis.findings.finding import (
     capture,
     finding,
 )
+from clusterprof.analysis.findings.undisturbed import ENOUGH_STEPS
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import LEAST_STEADY, Dataset
 from clusterprof.analysis.model.replay import SETTLE_STEPS
 from clusterprof.analysis.model.shallow import half_width
 from clusterprof.analysis.model.timeline import TYPICAL_STEPS
 from clusterprof.analysis.model.what_if import what_ifs
-from clusterprof.columns import Floats, Ints, begins, first_after, order_by, sum_by
+from clusterprof.columns import Floats, Ints, begins, first_after, order_by, rows_by, sum_by
 from clusterprof.ingest.rank_steps import WARM_UP, patterns, period, stretches
 from clusterprof.results import CaptureCost, Finding, StepTimes
 from clusterprof.words import counted, duration, ms, percent
@@ -226,6 +227,24 @@ def capture_cost(
         "profiled": _times([steps[rank] for rank in steps if rank in profiled], first, end),
         "unprofiled": _times(others, first, end) if others else None,
     }
+
+
+def outside(
+    logs: Mapping[int, pa.Table], profiled: Collection[int], first: int, end: int
+) -> Floats:
+    """Return the lengths (ns) of the steps outside the window [first, end), by the step logs.
+
+    Of each step the median over the profiled ranks. Empty where they are too few to tell how often
+    a step of the window comes.
+    """
+    of_ranks = [stretches(logs[rank], {}) for rank in profiled if rank in logs]
+    if not of_ranks:
+        return np.empty(0)
+    steps = np.concatenate(of_ranks, axis=1)
+    number, length = steps[0], steps[3]
+    apart = (number >= WARM_UP) & ((number < first) | (number >= end + SETTLE_STEPS))
+    every = [np.median(length[apart][rows]) for rows in rows_by(number[apart]).values()]
+    return np.asarray(every if len(every) >= ENOUGH_STEPS else [])
 
 
 def _times(ranks: list[Ints], first: int, end: int) -> StepTimes:

@@ -37,7 +37,7 @@ from clusterprof.analysis.model.what_if import PARTS, Part, Saved, WhatIfs, what
 from clusterprof.columns import Bools, Floats, Ints, order_by, parts, sum_by
 from clusterprof.hardware import Compared, Difference
 from clusterprof.results import Finding, Suspect
-from clusterprof.words import capitalised, in_some, ms, ranks as rank_list
+from clusterprof.words import capitalised, counted, in_some, ms, percent, ranks as rank_list
 
 TIER = Tier.STRAGGLERS
 
@@ -388,7 +388,7 @@ class _Late:
             ],
             limits.MEASURED if steady else limits.ASSUMED,
             rank=None if len(self.ranks) > 1 else self.ranks[0],
-            recurrence="intermittent" if self._looked else None,
+            recurrence="intermittent" if self._looked or self._for_a_time else None,
             advice=" ".join(dict.fromkeys(advice)),
             follow_up=closer if self.code is CODES[0] else "",
         )  # fmt: skip
@@ -406,6 +406,10 @@ class _Late:
             yield f"{whose}{difference.text}." if whose else f"{capitalised(difference.text)}."
         if self._looked:
             yield f"The look at all ranks has shown it {self._looked}."
+
+    @property
+    def _for_a_time(self) -> bool:
+        return undisturbed.for_a_time(self.dataset, tuple(self.ranks)) is not None
 
     @cached_property
     def _hardware(self) -> list[tuple[int, Difference]]:
@@ -450,6 +454,11 @@ class _Late:
             )
         if saved.ns <= 0:
             return f"{late} in the window, and may do so without the profiler."
+        if saved.looks and (often := undisturbed.for_a_time(dataset, tuple(self.ranks))):
+            much, steps = ms(saved.ns / often.share), counted(often.steps, "step")
+            share = percent(saved.ns / saved.of_ns)
+            late = f"without a profiler {late[0].lower()}{late[1:]} by {much}"
+            return f"In about {often.late} of {steps} {late}, {share} of all time."
         if not hidden:
             return f"{late} by {of_saving(dataset, saved)}."
         most = "" if saved.window_ns < limits.LEAST_FRAC * dataset.step_ns else "most of "

@@ -7,6 +7,8 @@ could have shown it, is late by the profiler until something else shows it.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from clusterprof.analysis.model import limits
@@ -33,8 +35,10 @@ def lateness_in_looks(
     profiled peers wait for it, both in the replay; `saved` is of this rank alone.
     """
     late = _late_in_looks(dataset, rank)
-    if late is None or saved.rare or saved.ns <= 0:
+    if saved.rare or saved.ns <= 0:
         return None
+    if late is None:
+        return _late_for_a_time(dataset, rank, saved)
     share, unsure = 1.0, 0.0
     if not late.get("by_pace"):
         caused = lateness_ns(dataset, job, rank, saved.base)
@@ -95,6 +99,57 @@ def _unsure(saved: Floats, caused: Floats) -> float:
     return float(students_t(_CHANCE, n - 1) * apart.std(ddof=1) / np.sqrt(n) / mean)
 
 
+class Often(NamedTuple):
+    """In about how many of the steps of so many looks ranks were late."""
+
+    late: int
+    steps: int
+    looks: int
+
+    @property
+    def share(self) -> float:
+        """The part of the steps."""
+        return min(self.late / self.steps, 1.0)
+
+
+def often_late(dataset: Dataset, ranks: tuple[int, ...]) -> Often | None:
+    """Return how often the looks show the one of these ranks late that is so most often.
+
+    None where they have compared too few steps, or not all of the ranks.
+    """
+    shallow = dataset.shallow
+    watch = shallow.get("watch") if shallow else None
+    if shallow is None or watch is None or watch["steps"] < ENOUGH_STEPS:
+        return None
+    compared = {rank for group in shallow["groups"] for rank in group["ranks"]}
+    if "late" not in watch or not compared.issuperset(ranks):
+        return None
+    late = max((each["steps"] for each in watch["late"] if each["rank"] in ranks), default=0)
+    return Often(late, watch["steps"], watch["looks"])
+
+
+def for_a_time(dataset: Dataset, ranks: tuple[int, ...]) -> Often | None:
+    """Return how often these ranks are late by the looks, where that is not usually, nor never."""
+    often = often_late(dataset, ranks)
+    return often if often and 0 < often.share < limits.STEADY_FRAC else None
+
+
+def _late_for_a_time(dataset: Dataset, rank: int, saved: Saved) -> Undisturbed | None:
+    """What the window shows of a rank, as often as the looks show it late.
+
+    Looks are no more independent of each other than they are many: how often it is late is as
+    uncertain as a share of so few (a binomial one).
+    """
+    often = for_a_time(dataset, (rank,))
+    if often is None:
+        return None
+    share, by_step = often.share, saved.by_step_ns
+    how_often = 2 * float(np.sqrt(share * (1 - share) / often.looks)) * saved.ns
+    chance = 2 * float(by_step.std(ddof=1)) / np.sqrt(by_step.size) if by_step.size > 1 else 0.0
+    bound = float(np.hypot(how_often, share * chance))
+    return Undisturbed(often.steps, round(share * saved.ns), round(bound), 1.0, 0.0)
+
+
 def _late_in_looks(dataset: Dataset, rank: int) -> Suspect | None:
     """How the looks have ended with this rank late; None where they have not."""
     suspects = dataset.shallow["suspects"] if dataset.shallow else []
@@ -107,10 +162,6 @@ def _late_in_looks(dataset: Dataset, rank: int) -> Suspect | None:
 
 def is_contradicted(dataset: Dataset, ranks: tuple[int, ...]) -> bool:
     """Whether looks at enough undisturbed steps show none of these ranks late, as a window does."""
-    shallow = dataset.shallow
-    watch = shallow.get("watch") if shallow else None
-    if shallow is None or watch is None or watch["steps"] < ENOUGH_STEPS:
-        return False
-    shown = {*watch.get("late_ranks", ()), *(late["rank"] for late in shallow["suspects"])}
-    compared = {rank for group in shallow["groups"] for rank in group["ranks"]}
-    return shown.isdisjoint(ranks) and compared.issuperset(ranks)
+    often, shallow = often_late(dataset, ranks), dataset.shallow
+    suspects = shallow["suspects"] if shallow else []
+    return often is not None and not often.late and all(s["rank"] not in ranks for s in suspects)

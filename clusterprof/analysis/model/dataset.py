@@ -187,6 +187,8 @@ class Dataset:
     again: Sequence[str] = ()
     #: what the flight recorders of all ranks show, where they left any
     shallow: ShallowResults | None = None
+    #: the lengths of the steps that no profiler disturbed (ns), where many are known
+    outside_ns: Sequence[float] = ()
     #: what GPUs and nodes said of themselves, by rank, where they were sampled
     hardware: Sequence[HardwareEntry] = ()
     #: what functions that are computed `once` have returned, by function and arguments

@@ -35,6 +35,7 @@ from clusterprof.columns import (
     Stretches,
     begins,
     count_by,
+    first_at_or_after,
     first_of,
     group_of_rows,
     inverse,
@@ -209,10 +210,12 @@ class Pieces:
 
     Places of ranks, what binds each piece, and how long (ns); `unexplained` is how much of that
     no recorded length explains. On the device's steps: what was queued before is not part of it.
+    `step` is the place of the step in which a piece ends.
     """
 
     rank: Ints
     what: Ints
+    step: Ints
     length: Ints
     unexplained: Ints
 
@@ -239,7 +242,9 @@ def path(job: Replay, lengths: Lengths) -> Pieces:
     inside = end > begin
     length = np.minimum(length, end - begin)[inside]
     unexplained = np.clip(unexplained[inside], 0, np.maximum(length, 0))
-    return Pieces(rank[inside], what[inside], length, unexplained)
+    ends = times[marks[:, 1:]].max(axis=0)
+    step = np.minimum(first_at_or_after(ends, end[inside]), len(ends) - 1)
+    return Pieces(rank[inside], what[inside], step, length, unexplained)
 
 
 def _pieces(job: Replay, lengths: Lengths, reached: Ints, edge: Ints) -> Ints:
@@ -313,9 +318,15 @@ def critical_path(dataset: Dataset) -> CriticalPath | None:
     if not len(pieces.rank):
         return None
     shape = len(dataset.ranks), len(WHAT)
-    on_path = sums(shape, (pieces.rank, pieces.what), pieces.length)
-    spent = sums(shape, (job.rank, OF_KIND[job.kind]), base.run)
-    spent[:, HOST] = sum_by(job.host_rank, base.own, len(on_path))
+    # long steps may come less often than in the window; the path's is then the job's usual step
+    often = np.ones(steps) if job.shares is None else job.shares * steps
+    if job.shares is not None:
+        path_ns = float(pieces.length @ often[pieces.step]) / steps
+        often *= model.step_ns / max(path_ns, 1.0)
+    on_path = sums(shape, (pieces.rank, pieces.what), pieces.length * often[pieces.step])
+    spent = sums(shape, (job.rank, OF_KIND[job.kind]), base.run * often[job.step])
+    hosts_ns = base.own * often[model.step_of_host]
+    spent[:, HOST] = sum_by(job.host_rank, hosts_ns, len(on_path))
     mean, whole = spent[job.ranks].mean(axis=0), on_path.sum(axis=0)
     imbalance = np.maximum(whole - mean, 0)
     imbalance[IDLE] = 0
@@ -339,5 +350,5 @@ def critical_path(dataset: Dataset) -> CriticalPath | None:
         "without_profiler": model.paced,
         "parts": parts,
         "ranks": of_ranks,
-        "unexplained_ns": round(pieces.unexplained.sum() / steps),
+        "unexplained_ns": round((pieces.unexplained * often[pieces.step]).sum() / steps),
     }

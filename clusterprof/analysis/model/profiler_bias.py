@@ -68,10 +68,13 @@ class Untraced:
         return self.pace(replace(lengths, **scaled), ranks)
 
 
-def explanations(job: Replay, usual_ns: int | None, fetching: Ints) -> list[Untraced]:
+def explanations(
+    job: Replay, usual_ns: int | None, fetching: Ints, outside_ns: Floats
+) -> list[Untraced]:
     """Return the jobs whose steps take `usual_ns`, the likeliest first.
 
-    `fetching` is each host moment's own time in input (ns). Tracing adds what the pace tells where
+    `fetching` is each host moment's own time in input (ns), `outside_ns` the lengths of the steps
+    outside the window, where many are known. Tracing adds what the pace tells where
     GPUs are as fast as in the window; or what is typical, or the least or the most of what was
     measured. Hosts alone are likelier where at least half of what the window's hosts delay its GPUs
     by is left outside. Without a pace it is the window's job, or what typical tracing leaves of it.
@@ -79,7 +82,7 @@ def explanations(job: Replay, usual_ns: int | None, fetching: Ints) -> list[Untr
     low, typical_ns, high = _TRACING_NS
     if usual_ns is None:
         return [_made(job, 0), _made(job, typical_ns)]
-    job = _as_often(job, usual_ns)
+    job = _as_often(job, usual_ns, outside_ns)
     window = _made(job, 0)
     slow, fast = window.pace(), _made(job, limits.PAUSE_NS).pace()
     usual_ns = max(usual_ns, math.ceil(fast))
@@ -98,23 +101,25 @@ def explanations(job: Replay, usual_ns: int | None, fetching: Ints) -> list[Untr
     return [explained for explained in jobs.values() if explained]
 
 
-def _as_often(job: Replay, usual_ns: int) -> Replay:
-    """The job whose long steps come as often as its usual step tells, where the window has more.
+def _as_often(job: Replay, usual_ns: int, outside_ns: Floats) -> Replay:
+    """The job whose long steps come as often as outside the window.
 
-    A stall may fall into a window once, or more long steps of a pattern than short ones: then the
-    mean step takes longer than the pace even without the most that tracing costs. So longer steps
-    count less, by the shares that differ least from equal ones (the greatest entropy: Jaynes,
-    Information theory and statistical mechanics, 1957). Where even the shortest takes longer, how
-    often they come is not why: then the mean is no shorter than the middle step.
+    A stall may fall into a window once, or more long steps of a pattern than short ones. Steps
+    outside tell how often such a long one comes. Where the mean takes longer than the pace even so,
+    and without the most that tracing costs, longer steps count less, by the shares that differ
+    least from those (the greatest relative entropy: Jaynes, Information theory and statistical
+    mechanics, 1957). Where even the shortest takes longer, how often they come is not why: then the
+    mean is no shorter than the middle step.
     """
     steps_ns = job.long_run(_made(job, _TRACING_NS[2]).lengths)[1].mean(axis=0)
+    often = _seen_outside(steps_ns, outside_ns)
     usual = float(usual_ns if steps_ns.min() <= usual_ns else np.median(steps_ns))
-    if steps_ns.mean() <= usual * (1 + limits.VARIES_FRAC):
-        return job
+    if often @ steps_ns <= usual * (1 + limits.VARIES_FRAC):
+        return replace(job, shares=often) if np.ptp(often) else job
     longer = (steps_ns - steps_ns.min()) / steps_ns.std()
 
     def shares(steepness: float) -> Floats:
-        weights = np.exp(-steepness * longer)
+        weights = often * np.exp(-steepness * longer)
         return np.asarray(weights / weights.sum())
 
     def enough(steepness: float) -> bool:
@@ -123,6 +128,25 @@ def _as_often(job: Replay, usual_ns: int) -> Replay:
     # the greater, the fewer steps are left: to the shortest alone
     most = next((2.0**k for k in range(len(longer)) if enough(2.0**k)), 2.0 ** len(longer))
     return replace(job, shares=shares(_least(enough, 0.0, most, most * limits.VARIES_FRAC)))
+
+
+def _seen_outside(steps_ns: Floats, outside_ns: Floats) -> Floats:
+    """How often each of the window's steps comes, by the steps outside: all as often without any.
+
+    A long one, by half longer than those outside usually are, comes as often as there are steps
+    more than half way to it; not more often than in the window, where loaders may be ahead.
+    """
+    equal = np.full(len(steps_ns), 1 / len(steps_ns))
+    if not len(outside_ns):
+        return equal
+    usual = max(float(np.median(outside_ns)), float(steps_ns.min()))
+    long = steps_ns > usual * (1 + limits.HALF)
+    if not long.any():
+        return equal
+    often = float((outside_ns > (usual + steps_ns[long].min()) / 2).mean())
+    if often >= long.mean():
+        return equal
+    return np.where(long, often / long.sum(), (1 - often) / (~long).sum())
 
 
 def _at_pace(job: Replay, tracing_ns: int, usual_ns: int, fetching: Ints) -> Untraced | None:

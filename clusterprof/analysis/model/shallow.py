@@ -40,7 +40,9 @@ from clusterprof.columns import (
     order_by,
     parts,
     places,
+    row_among,
     rows_by,
+    where_known,
 )
 from clusterprof.ingest.flight.all_dumps import Flight
 from clusterprof.ingest.rank_steps import WARM_UP
@@ -125,7 +127,7 @@ def all_ranks(
         every = np.concatenate([integers(log, "step") for log in steps.values()])
         sure_ns = sure_frac * mean_step(steps, every) or math.inf
     table = shallow(calls, clock, steps, sure_ns)
-    job = waits(table, disturbed)
+    job = within_steps(waits(table, disturbed), steps)
     compared = job.steps[job.known.any(axis=0)]
     step_ns = mean_step(steps, compared)
     named = suspects(job, step_ns, chance)
@@ -206,6 +208,22 @@ def waits(table: pa.Table, disturbed: Sequence[int] = ()) -> Waits:
         bound_ns=by_step(np.maximum, integers(table, "bound_ns")),
         known=(counts > usual / 2) & (steps >= WARM_UP) & ~np.isin(steps, disturbed),
     )
+
+
+def within_steps(job: Waits, steps: Mapping[int, pa.Table]) -> Waits:
+    """Return the waits of which none is longer than its rank's step, by the step logs (`STEPS`).
+
+    Calls of several streams wait beside each other, so that their sum may be longer. A step of a
+    host that runs ahead may be shorter than that of its device: then it is what a step usually is.
+    """
+    longest = np.full(job.at_most_ns.shape, np.inf)
+    for place, rank in enumerate(job.ranks.tolist()):
+        if rank in steps and (log := steps[rank]).num_rows:
+            length = (integers(log, "end_ns") - integers(log, "begin_ns")).astype(float)
+            logged = where_known(length, row_among(integers(log, "step"), job.steps), math.inf)
+            longest[place] = np.maximum(logged, np.median(length))
+    names = ("at_most_ns", "at_least_ns", "direct_ns")
+    return job._replace(**{name: np.minimum(getattr(job, name), longest) for name in names})
 
 
 def suspects(job: Waits, step_ns: float, chance: float = limits.CHANCE) -> list[Suspect]:

@@ -221,7 +221,9 @@ class WhatIfs:
         capture = dataset.capture
         usual = dataset.usual_step_ns or (capture["profiled"]["before_ns"] if capture else None)
         #: the job without the profiler, the likeliest first
-        self.untraced = explanations(job, usual, self.named["input.stall"])
+        self.untraced = explanations(
+            job, usual, self.named["input.stall"], np.asarray(dataset.outside_ns)
+        )
         self.job, self.base = self.untraced[0].job, self.untraced[0].lengths
         pace = self.untraced[0].pace()
         #: whether the pace is that without the profiler, which steps of the window may not explain
