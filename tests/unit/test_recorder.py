@@ -313,6 +313,19 @@ def test_samples_of_the_hardware_are_asked_for_where_the_window_begins_and_ends(
     assert rank.sampled == [{"do": "hardware", **sent}] * 2
 
 
+def test_a_gpu_of_amd_s_has_the_pci_address_by_which_the_kernel_knows_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Torch(monkeypatch, "2.13.0", "nccl")
+    torch = sys.modules["torch"]
+    device = SimpleNamespace(uuid="5d8f", pci_domain_id=0, pci_bus_id=193, pci_device_id=0)
+    torch.cuda.current_device = lambda: 0
+    torch.cuda.get_device_properties = lambda index: device
+    assert "pci" not in recorder.gpu()
+    torch.version.hip = "6.4"
+    assert recorder.gpu() == {"uses": "rocm", "uuid": "5d8f", "pci": "0000:c1:00.0"}
+
+
 def test_a_rank_without_a_gpu_has_its_node_sampled_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     Torch(monkeypatch, "2.13.0", "gloo").has("_dump_fr_trace_json")
     rank = Sent()

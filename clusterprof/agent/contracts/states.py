@@ -77,10 +77,12 @@ _FORM = {
         "step": int, "since_ns": int, "until_ns": (int, None), "line": (str, None),
         "no_dump": (str, None),
     },
-    # what hardware.csv is of (`nvml.Gpu.fixed`), and what could not be read
+    # what hardware.csv is of (`gpu.Gpu.fixed`), the driver where it is not NVML, the errors of the
+    # GPU (`hardware_sampler`), and what could not be read
     "hardware": {
         "uuid?": (str, None), "name?": (str, None), "most_sm_mhz?": (int, None),
         "most_pcie_generation?": (int, None), "most_pcie_width?": (int, None), "note?": str,
+        "driver?": str, "xids?": list,
     },
 }  # fmt: skip
 

@@ -235,15 +235,20 @@ def hand_over(
 
 
 def gpu() -> Dict[str, Optional[str]]:
-    """What this process computes on, and the GPU's UUID if torch tells it (from 2.5 on)."""
-    uses, uuid = "", None
+    """What this process computes on, the GPU's UUID if torch tells it (from 2.5 on), and of one of
+    AMD's, which HIP may number otherwise than the kernel does, its PCI address (from 2.9 on).
+    """
+    uses, uuid, pci = "", None, None
     with contextlib.suppress(Exception):  # torch raises what it likes
         torch = sys.modules["torch"]
         if torch.cuda.is_initialized():
             uses = ROCM if torch.version.hip else CUDA
             device = torch.cuda.get_device_properties(torch.cuda.current_device())
             uuid = str(getattr(device, "uuid", "")) or None
-    return {"uses": uses, "uuid": uuid}
+            if uses == ROCM and hasattr(device, "pci_bus_id"):
+                address = device.pci_domain_id, device.pci_bus_id, device.pci_device_id
+                pci = "%04x:%02x:%02x.0" % address
+    return {"uses": uses, "uuid": uuid, **({"pci": pci} if pci else {})}
 
 
 def members() -> Dict[str, Any]:
