@@ -10,7 +10,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clusterprof import console, folders, masking, run_directory, watched, words
 from clusterprof.agent.contracts import files, identity, paths
@@ -396,6 +396,7 @@ def all_ranks(
         probe = None
         warnings.append(str(error))
     written = clock_probe.of_run(run, flight.ranks)
+    warnings += _untimed(written)
     hosts = {
         rank: str(files["state"]["host"])
         for rank, files in written.items()
@@ -408,6 +409,17 @@ def all_ranks(
         flight, clock, logs, hosts, disturbed, chance or limits.CHANCE, sure_frac or math.inf
     )
     return shallow, warnings
+
+
+def _untimed(written: Mapping[int, Mapping[str, Any]]) -> list[str]:
+    """Whose collectives were not timed, and why, as the states of these ranks have it."""
+    states = {rank: left["state"] for rank, left in written.items()}
+    reasons = {
+        rank: words.plain(str(state["untimed"]))
+        for rank, state in states.items()
+        if isinstance(state, dict) and state.get("untimed")
+    }
+    return [f"{words.ranks(reasons)}: {min(reasons.items())[1]}"] if reasons else []
 
 
 def merge_reports(

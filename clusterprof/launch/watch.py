@@ -177,7 +177,9 @@ def sentence(looked: Look) -> str:
     if not looked.ranks:
         return f"no rank can be looked at ({'; '.join(looked.warnings[:1])})"
     if not looked.steps:
-        return "ranks cannot be compared: no step is known of all members of a group"
+        untimed = [text for text in looked.warnings if "are not timed" in text][:1]
+        why = "; ".join(["no step is known of all members of a group", *untimed])
+        return f"ranks cannot be compared: {why}"
     if not looked.suspects:
         return "no rank delays the other ranks, by their flight recorders"
     suspect = looked.suspects[0]

@@ -68,6 +68,8 @@ _FORM = {
     "state": str, "reason": str, "host": str, "machine": str,
     "chosen": bool, "whole": bool, "late": bool,
     "steps": (int, None), "attempt": int, "history": list, "nsys": dict, "flight": str,
+    # which collectives are not timed, and why
+    "untimed": str,
     "stall": str,
     # why there are no tables of its report, and where on its node the report is
     "not_reduced": str, "report_at": str,

@@ -159,6 +159,11 @@ class HardwareSampler:
         if math.isinf(self.due_at):
             self.due_at = max(now, self.sampled_at + EVERY_S)
 
+    def go_on_again(self) -> None:
+        """The same of what was sampled before, if anything was."""
+        if self.node is not None:
+            self.go_on(self.asked)
+
     def turn(self) -> bool:
         """Take a sample if one is due; whether what there is is to be written now: these were the
         last ones, or the GPU has reported an error.

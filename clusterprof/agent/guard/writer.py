@@ -142,8 +142,7 @@ class Writer:
             self.jobs.put(self.look)
         if self.listening is not None and self.hangs.overdue(now):
             self.listening.answer(hangs=True)
-            if self.sampled_by is not None:  # its GPU may say why
-                self.hardware.go_on(self.hardware.asked)
+            self.hardware.go_on_again()  # its GPU may say why
         if now >= self.look_at:
             self.look_at = now + self.look_s if now < self.soon_until else math.inf
             self.look_for_windows()
