@@ -291,8 +291,8 @@ def trained(
         for group in groups:
             group.so_far += group.calls
         rank.counter.boundary()
-    _, told = rank.sent()
-    return [group.timed for group in groups], told
+    _, stated = rank.sent()
+    return [group.timed for group in groups], stated
 
 
 @pytest.mark.parametrize(
@@ -309,20 +309,20 @@ def trained(
 def test_collectives_are_timed_where_that_takes_little_of_a_step(
     monkeypatch: pytest.MonkeyPatch, calls: list[int], step_ms: float, timed: list[bool]
 ) -> None:
-    measured, told = trained(monkeypatch, calls, step_ms)
+    measured, stated = trained(monkeypatch, calls, step_ms)
     assert measured == timed
-    assert ("untimed" in told) != all(timed)
+    assert ("untimed" in stated) != all(timed)
 
 
 def test_what_is_not_timed_and_what_it_would_take_is_in_the_rank_s_state(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    _, told = trained(monkeypatch, [26, 0], 3.7)
+    _, stated = trained(monkeypatch, [26, 0], 3.7)
     sentence = (
         "26 collectives in each step of 3.7 ms are not timed, which might take 6.3% of it: "
         "TORCH_NCCL_ENABLE_TIMING=1 times them"
     )
-    assert sentence in told
+    assert sentence in stated
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])

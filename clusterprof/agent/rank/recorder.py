@@ -289,8 +289,8 @@ def counted() -> Dict[Any, int]:
 
 
 def affordable(every: List[Any], noted: List[Tuple[int, Dict[Any, int]]]) -> Tuple[List[Any], str]:
-    """Those groups whose collectives can be timed for `TIMING_FRAC` of a step, those with few first;
-    and what is to be said of the others, "" where there are none.
+    """Those groups whose collectives can be timed for `TIMING_FRAC` of a step, with few first; and
+    what is to be said of the others, "" where there are none.
 
     `noted`: see `Recorder`. Of fewer than two steps the cost is not known: all are timed.
     """
