@@ -36,16 +36,17 @@ SIZES_SINCE = (2, 8)
 #: Without them: 2,000 entries from here on, none before.
 ON_SINCE = (2, 11)
 ON = 2_000
-#: An entry takes 20 µs to dump and pack (two H200s, torch 2.11); no training is to wait longer than
-#: 0.4 s.
+#: An entry takes 20 µs (two H200s) to 25 µs (two H100s) to dump and pack, with torch 2.11; no
+#: training is to wait longer than 0.5 s.
 MOST = 20_000
 #: torch's watchdog finds out how long NCCL's collectives took, ten times a second: of those that it
 #: has not looked at the dump knows no duration.
 SETTLE_S = 0.3
 #: A user who has set it has chosen whether collectives are timed.
 TIMING = "TORCH_NCCL_ENABLE_TIMING"
-#: What it takes a host to have a collective timed, at most (5 to 8 µs on two H100s, torch 2.11),
-#: and which part of a step that may take; a step is known by so many of them before the window.
+#: What timing a collective adds to a step (7 to 9 µs on two H100s with torch 2.11, whether the step
+#: is bound by its host or by its GPU; 13 in one of 200 collectives), and which part of a step that
+#: may be; a step is known by so many of them before the window.
 TIMING_NS, TIMING_FRAC, MOST_NOTED = 9_000, 0.005, 8
 #: A backend's functions: its recorder as JSON, and as a pickle, which alone has stacks.
 DUMPS = {
@@ -367,7 +368,7 @@ class Watching:
     """`--watch`: the rank's recorder, saved again and again; `at` is called between two steps.
 
     All ranks save it at their first step after the same times of the wall clock, so that the dumps
-    hold the same steps. It costs a dump of the ring: 20 µs an entry, 0.4 s at most.
+    hold the same steps. It costs a dump of the ring: 25 µs an entry, 0.5 s at most.
     """
 
     def __init__(
