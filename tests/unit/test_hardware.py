@@ -419,5 +419,23 @@ def test_a_run_s_ranks_have_their_hardware_in_the_results_and_on_the_page(run: W
     assert "NVIDIA H100 80GB HBM3" in page
 
 
+def test_an_error_s_steps_are_those_of_the_rank_s_logs(run: Window) -> None:
+    folder = run.rank(0)
+    xids = [
+        {"xid": xid, "after_ns": after, "until_ns": until}
+        for xid, after, until in ((1, 150, 250), (2, 1050, 1990), (3, 10, 9_000))
+    ]
+    states.advance(str(folder), None, hardware={**FACTS, "xids": xids})
+    (folder / "steps.csv").write_text("step,begin_ns,end_ns\n7,100,200\n8,200,300\n")
+    (folder / "pace.csv").write_text(
+        "first_step,count,begin_ns,end_ns,median_ns,q1_ns,q3_ns,longest_ns\n"
+        "9,10,1000,2000,100,100,100,100\n"
+    )
+    (folder / paths.HARDWARE).write_text(lines(load()))
+    ((made,), _) = merge_run.sampled_hardware(run, merge_run.job_record(run))
+    between = [(error["first_step"], error["last_step"]) for error in made["xids"]]
+    assert between == [(7, 8), (9, 18), (None, 19)]  # the last one: in the step that did not end
+
+
 def test_a_run_without_samples_has_no_such_rows(run: Window) -> None:
     assert merge_run.sampled_hardware(run, merge_run.job_record(run)) == ([], [])
