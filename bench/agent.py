@@ -12,10 +12,13 @@ import clusterprof
 INJECT = Path(clusterprof.__file__).resolve().parent / "agent" / "inject"
 
 
-def armed(folder: Path, identity: str, window: tuple[int, int] = (10, 15)) -> dict[str, str]:
+def armed(
+    folder: Path, identity: str, window: tuple[int, int] = (10, 15), watch_s: int = 0
+) -> dict[str, str]:
     """The environment of a rank that counts its steps and is not chosen for capture.
 
-    `identity` says whose variables name the rank, as in a plan: `torchrun`, `environment`.
+    `identity` says whose variables name the rank, as in a plan: `torchrun`, `environment`;
+    `watch_s`: how often its flight recorder is saved, 0 for never.
     """
     run = folder / "run"
     run.mkdir(parents=True)
@@ -27,6 +30,7 @@ def armed(folder: Path, identity: str, window: tuple[int, int] = (10, 15)) -> di
         "window": window,
         "step_on": None,
         "profiler": "torch",
+        "watch_s": watch_s,
     }
     path = folder / "plan.json"
     path.write_text(json.dumps(plan))

@@ -56,7 +56,7 @@ def main() -> int:
 
 
 _LIMITS = {"help": (100.0, "ms"), "start": (50.0, "ms"), "hook": (5.0, "µs"), "steps": (0.5, "%"),
-           "recorder": (50.0, "ms"), "operations": (1.5, "a minute"),
+           "recorder": (50.0, "ms"), "watch": (0.5, "%"), "operations": (1.5, "a minute"),
            "merge": (3.0, "s"), "flight": (15.0, "s"),
            "traces": (1 / 6, "of the peer's"), "many": (0.6, "of the rows' reading"),
            "export": (1.6, "of the export's"), "scale": (60.0, "s")}  # fmt: skip
@@ -72,6 +72,7 @@ def _benchmarks(
         "hook": lambda: [steps.hook_cost(60 // few)],
         "steps": lambda: [steps.unprofiled_rank(4000 // few)],
         "recorder": lambda: steps.flight_recorder(30 // few),
+        "watch": lambda: steps.watch(60 // few),
         "operations": lambda: [operations.per_minute(1 if quick else 3)],
         "merge": lambda: reports.merge(large, 10 // few),
         "traces": lambda: traces.merge(large_traces or Path(), 3 // few or 1),

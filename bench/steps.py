@@ -15,6 +15,11 @@ from process import Failed, run
 
 _PROGRAMS = Path(__file__).resolve().parent / "programs"
 RANKS = 4
+#: each has a processor of its own, as in a job: a dump takes one for as long as it lasts
+WATCHED_RANKS = 2
+#: entries of a recorder, and intervals of `--watch`
+FULL = 2_000
+INTERVALS_S = (10, 60, 600)
 
 
 def hook_cost(pairs: int) -> Figure:
@@ -87,6 +92,58 @@ def flight_recorder(rounds: int) -> list[Figure]:
         Figure("flight recorder, per rank and step of 100 collectives", "kB", 2.7,
                len(packed) / entries * 100 / 1e3, f"{len(packed)} bytes in all"),
     ]  # fmt: skip
+
+
+def watch(pairs: int) -> list[Figure]:
+    """What a look of `--watch` adds to a job, and to its steps at some intervals, of longer steps
+    and of short ones.
+    """
+    return [
+        figure
+        for device_ms, steps in ((10, 20), (1, 100))
+        for figure in _watched(pairs, steps, device_ms)
+    ]
+
+
+def _watched(pairs: int, steps: int, device_ms: int) -> list[Figure]:
+    """The same of blocks of so many steps, half of which begin with a look."""
+    ranks = _ranks_that_look(pairs, steps, device_ms)
+    by_pair = [*zip(*(rank["pairs"] for rank in ranks), strict=True)]
+    # ranks wait for each other: what one of them takes, the job takes
+    added_ms = [max(looked - bare for looked, bare in pair) * 1e3 for pair in by_pair]
+    low, high = spread(added_ms)
+    step_ms = median([bare for rank in ranks for _, bare in rank["pairs"]]) * 1e3 / steps
+    savings_ms = sorted(saving * 1e3 for rank in ranks for saving in rank["savings"])
+    p99_ms = savings_ms[len(savings_ms) * 99 // 100]
+    percent = {seconds: median(added_ms) / 10 / seconds for seconds in INTERVALS_S}
+    at_each = ", ".join(f"{value:.3f}% at {seconds} s" for seconds, value in percent.items())
+    of_what = f"steps of {device_ms} ms on the device"
+    return [
+        Figure(f"a look of --watch, added to {of_what}", "ms", 100.0, median(added_ms),
+               f"of it the saving: {median(savings_ms):.1f} ms, p99 {p99_ms:.1f}",
+               f"{len(added_ms)} pairs of {steps} steps of {step_ms:.1f} ms",
+               runs=added_ms, interval=(low, high)),
+        Figure(f"--watch 1m, added to {of_what}", "%", 0.5, percent[60], at_each,
+               f"below 0.5% from {high / 10 / 0.5:.0f} s on", interval=(low / 600, high / 600)),
+    ]  # fmt: skip
+
+
+def _ranks_that_look(pairs: int, steps: int, device_ms: int) -> list[Any]:
+    """What each rank of the program has measured; its looks have saved full recorders."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        results = folder / "results"
+        # none comes by itself: the program looks
+        environ = {**armed(folder, "torchrun", (2, 4), watch_s=86_400), "OMP_NUM_THREADS": "1"}
+        results.mkdir()
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        program = [_PROGRAMS / "watched.py", results, str(pairs), str(steps), str(device_ms)]
+        done = run([*torchrun, f"--nproc-per-node={WATCHED_RANKS}", *program], environ)
+        dumps = [*(folder / "run" / "ranks").glob("*/watch.json.gz")]
+        entries = [len(json.loads(gzip.decompress(dump.read_bytes()))["entries"]) for dump in dumps]
+        if len(entries) < WATCHED_RANKS or min(entries) < FULL:
+            raise Failed(f"the looks' dumps have {entries} collectives {done.stderr}")
+        return [json.loads((results / f"{k}.json").read_text()) for k in range(WATCHED_RANKS)]
 
 
 def _excess(pair: Any) -> float:

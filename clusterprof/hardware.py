@@ -1,8 +1,8 @@
 """What GPUs and nodes said of themselves, and where one differs from the others.
 
-Each rank's writer samples its GPU (NVML) and its node once a second around looks and captures
-(`hardware.csv` in its folder, see `agent.guard.hardware_sampler`). Ranks are compared by medians: a
-difference counts where it is beyond what the samples vary.
+Each rank's writer samples its GPU (NVML, amdgpu) and its node once a second around looks and
+captures (`hardware.csv` in its folder, see `agent.guard.hardware_sampler`). Ranks are compared by
+medians: a difference counts where it is beyond what the samples vary.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,10 +19,10 @@ import numpy as np
 from clusterprof import words
 from clusterprof.agent.contracts import files, paths
 from clusterprof.columns import Bools, Floats, Ints
-from clusterprof.results import ClockReason, HardwareEntry, Sampled
+from clusterprof.results import ClockReason, HardwareEntry, Sampled, XidEntry
 
 #: The columns of hardware.csv, and from where to where their values lie; as the writer has them
-#: (`hardware_sampler.COLUMNS`, `nvml.SAMPLED`).
+#: (`hardware_sampler.COLUMNS`, `gpu.SAMPLED`).
 COLUMNS = {
     "time_ns": (0, 1 << 62), "sm_mhz": (1, 10_000), "memory_mhz": (1, 100_000),
     "power_mw": (1, 100_000_000), "limit_mw": (1, 100_000_000), "energy_mj": (0, 1 << 62),
@@ -57,22 +57,33 @@ _ADVICE = {
     "hardware thermal slowdown": _COOLING, "power brake": _POWER,
 }  # fmt: skip
 _NO_REASON = "Check that GPU's clocks and other processes on it (nvidia-smi -q -d CLOCK)."
+#: AMD's driver, which does not tell why clocks are limited
+AMDGPU = "amdgpu"
+_OF_AMD = "Compare that GPU's clocks, power and temperature with its peers' (amd-smi metric)."
+_OF_XIDS = "Look these XIDs up in NVIDIA's list, and in the kernel's log of that node."
 
 
 class DamagedError(Exception):
     """A file is none that a writer has left; the message says why."""
 
 
+#: In which step a rank was at a time of its wall clock (ns); None where that is not known.
+StepAt = Callable[[int, int], "int | None"]
+
+
 # --- reading
 
 
 def of_ranks(
-    logs: Mapping[int, Path], states: Mapping[int, Mapping[str, Any]]
+    logs: Mapping[int, Path],
+    states: Mapping[int, Mapping[str, Any]],
+    step_at: StepAt | None = None,
 ) -> tuple[list[HardwareEntry], list[str]]:
     """A row for each rank with samples, in order, and warnings.
 
-    `logs`: where each rank's hardware.csv is, if it has left one; `states`: the ranks' states. A
-    file that is damaged leaves its rank out, with a warning.
+    `logs`: where each rank's hardware.csv is, if it has left one; `states`: the ranks' states;
+    `step_at`: their steps, if they are known. A file that is damaged leaves its rank out, with a
+    warning.
     """
     entries, warnings = [], []
     for rank, path in sorted(logs.items()):
@@ -85,7 +96,13 @@ def of_ranks(
             warnings.append(f"rank {rank}: {paths.HARDWARE} cannot be read: {why}")
             continue
         state = states.get(rank, {})
-        entries.append(entry(rank, columns, state.get("hardware") or {}, state.get("host")))
+        facts = state.get("hardware") or {}
+        made = entry(rank, columns, facts, state.get("host"))
+        if facts.get("driver") == AMDGPU:
+            made["driver"] = AMDGPU
+        if xids := _xids(rank, state, step_at):
+            made["xids"] = xids
+        entries.append(made)
         warnings += [f"rank {rank}: {text}" for text in backwards(columns)]
     return entries, warnings
 
@@ -165,6 +182,27 @@ def entry(
         "memory_pressure": sampled(_known(columns["memory_pressure"])),
         "cpu_mhz": sampled(_known(columns["cpu_mhz"])),
     }
+
+
+def xids_of(state: Mapping[str, Any]) -> list[dict[str, int]]:
+    """The errors of a rank's GPU, as its state has them; what is of another form is left out."""
+    form = {"xid": range(1, 100_000), "after_ns": int, "until_ns": int}
+    errors = state.get("hardware", {}).get("xids", [])
+    return [error for error in errors if files.fits(error, form)]
+
+
+def _xids(rank: int, state: Mapping[str, Any], step_at: StepAt | None) -> list[XidEntry]:
+    """The same with the rank's steps."""
+    return [
+        {
+            "xid": error["xid"],
+            "after_ns": error["after_ns"],
+            "until_ns": error["until_ns"],
+            "first_step": step_at(rank, error["after_ns"]) if step_at else None,
+            "last_step": step_at(rank, error["until_ns"]) if step_at else None,
+        }
+        for error in xids_of(state)
+    ]
 
 
 def _works(columns: Mapping[str, Floats]) -> Bools:
@@ -346,6 +384,14 @@ class Compared:
             return Difference(f"its clocks are its peers': {mhz}", "", evidence, differs=False)
         return _of_clock(own, clock["median"], usual, evidence)
 
+    def of_errors(self, rank: int) -> list[Difference]:
+        """The errors of a rank's GPU, whatever they have to do with its speed."""
+        own = self.rows.get(rank)
+        if own is None or not own.get("xids"):
+            return []
+        evidence = {"rank": rank, "xids": [error["xid"] for error in own["xids"]]}
+        return [Difference(_of_xids(own), _OF_XIDS, evidence)]
+
     def of_node(self, rank: int) -> list[Difference]:
         """Where a rank's node differs from the others in what makes a host slower."""
         own = self.rows.get(rank)
@@ -377,9 +423,13 @@ class Compared:
 
 def _of_clock(own: HardwareEntry, mhz: float, usual: float, evidence: dict[str, Any]) -> Difference:
     """A GPU's clock that is not its peers', why the driver limits it, and what to do about it."""
-    text = f"its SM clock is {mhz:,.0f} MHz, its peers' {usual:,.0f}"
+    by_amd = own.get("driver") == AMDGPU
+    clock = "GFX clock" if by_amd else "SM clock"
+    text = f"its {clock} is {mhz:,.0f} MHz, its peers' {usual:,.0f}"
     if mhz > usual:
         return Difference(text, "", evidence, differs=False)
+    if by_amd:
+        return Difference(f"{text} (amdgpu does not tell why)", _OF_AMD, evidence)
     if not own["clock_reasons"]:
         return Difference(text, _NO_REASON, evidence)
     first, count = own["clock_reasons"][0], own["working_samples"]
@@ -402,8 +452,27 @@ def _shown(name: str, value: float) -> str:
     return words.percent(value if name == "steal" else value / 100)
 
 
+def _of_xids(row: HardwareEntry) -> str:
+    """The errors of a rank's GPU, the same ones once, with when the first of these was."""
+    first: dict[int, XidEntry] = {}
+    for error in row.get("xids", []):
+        first.setdefault(error["xid"], error)
+    texts = [f"XID {xid} {_when(error)}" for xid, error in first.items()]
+    return f"its GPU reported {words.listed(texts)}" if texts else ""
+
+
+def _when(error: XidEntry) -> str:
+    """When an error was: it was asked for once a second at most."""
+    first, last = error["first_step"], error["last_step"]
+    if first is None or last is None:
+        return f"until {words.wall_time(error['until_ns'])}"
+    return f"in step {first}" if first == last else f"in steps {first} to {last}"
+
+
 def of_links_and_memory(row: HardwareEntry) -> Iterator[str]:
     """What is wrong with a GPU whatever its peers have."""
+    if xids := _of_xids(row):
+        yield xids
     if row["new_ecc_errors"]:
         yield f"its GPU had {words.counted(row['new_ecc_errors'], 'new uncorrected ECC error')}"
     for name, what in (("pcie_generation", "generation"), ("pcie_width", "width")):

@@ -8,8 +8,9 @@ import shlex
 import sys
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clusterprof import console, folders, masking, run_directory, watched, words
 from clusterprof.agent.contracts import files, identity, paths
@@ -92,7 +93,7 @@ def merged(
     disturbed = live_windows.switching_steps(run) if profiled else []
     job = job_record(run, manifest)
     shallow, silent = _over_the_run(run, ranks, disturbed, job.steps)
-    sampled, unread = sampled_hardware(run)
+    sampled, unread = sampled_hardware(run, job)
     timeout = pauses.timeout_of(*(shallow.timeout_ns, shallow.backends) if shallow else (None,))
     made = study(
         ranks,
@@ -194,7 +195,7 @@ def job_record(run: Window, manifest: Manifest | None = None) -> Job:
     )
 
 
-def sampled_hardware(run: Window) -> tuple[list[HardwareEntry], list[str]]:
+def sampled_hardware(run: Window, job: Job) -> tuple[list[HardwareEntry], list[str]]:
     """What GPUs and nodes of a run's ranks said of themselves, and warnings."""
     from clusterprof import hardware
     from clusterprof.collect.outcomes import newest_step_log
@@ -204,7 +205,28 @@ def sampled_hardware(run: Window) -> tuple[list[HardwareEntry], list[str]]:
     states = first.states()
     logs = {rank: newest_step_log(first.rank(rank)) for rank in states}
     files = {rank: beside_log(log, paths.HARDWARE) for rank, log in logs.items() if log}
-    return hardware.of_ranks(files, states)
+    return hardware.of_ranks(files, states, partial(_step_at, job))
+
+
+def _step_at(job: Job, rank: int, wall_ns: int) -> int | None:
+    """In which step a rank was at a time of its wall clock, by its logs; in the middle of a block
+    of steps as if they were equal. None before the first step, and without a log.
+    """
+    log, pace = job.steps.get(rank), job.paces.get(rank, {})
+    if log is None:
+        return None
+    rows = [*zip(*(log[name].to_pylist() for name in ("step", "begin_ns", "end_ns")), strict=True)]
+    of_block = ("first_step", "count", "begin_ns", "end_ns")
+    begins = {begin: (step, 1, end) for step, begin, end in rows}
+    for block in zip(*(pace.get(name, ()) for name in of_block), strict=True):
+        first, count, begin, end = map(int, block)
+        begins[begin] = first, count, end
+    before = [begin for begin in begins if begin <= wall_ns]
+    if not before:
+        return None
+    begin = max(before)
+    first, count, end = begins[begin]
+    return int(first + min((wall_ns - begin) * count // max(end - begin, 1), count))
 
 
 def run_size(
@@ -374,6 +396,7 @@ def all_ranks(
         probe = None
         warnings.append(str(error))
     written = clock_probe.of_run(run, flight.ranks)
+    warnings += _untimed(written)
     hosts = {
         rank: str(files["state"]["host"])
         for rank, files in written.items()
@@ -386,6 +409,17 @@ def all_ranks(
         flight, clock, logs, hosts, disturbed, chance or limits.CHANCE, sure_frac or math.inf
     )
     return shallow, warnings
+
+
+def _untimed(written: Mapping[int, Mapping[str, Any]]) -> list[str]:
+    """Whose collectives were not timed, and why, as the states of these ranks have it."""
+    states = {rank: left["state"] for rank, left in written.items()}
+    reasons = {
+        rank: words.plain(str(state["untimed"]))
+        for rank, state in states.items()
+        if isinstance(state, dict) and state.get("untimed")
+    }
+    return [f"{words.ranks(reasons)}: {min(reasons.items())[1]}"] if reasons else []
 
 
 def merge_reports(

@@ -542,7 +542,27 @@ class ClockReason(TypedDict):
     share: float
 
 
-class HardwareEntry(TypedDict):
+class XidEntry(TypedDict):
+    """An error that NVIDIA's driver reported of a GPU, and between which times (wall clock, ns)."""
+
+    xid: int
+    after_ns: int
+    until_ns: int
+    #: in which of the rank's steps, from one to the other; None: not known
+    first_step: int | None
+    last_step: int | None
+
+
+class OfSomeGpus(TypedDict, total=False):
+    """What the hardware of few ranks has."""
+
+    #: not there for NVML; else "amdgpu", which does not tell why clocks are limited
+    driver: str
+    #: from the first sample to the rank's end
+    xids: list[XidEntry]
+
+
+class HardwareEntry(OfSomeGpus):
     """What the GPU and the node of one rank said of themselves around looks and captures.
 
     Of the GPU's samples those count in which it worked: `working_samples`. None: not known.

@@ -178,7 +178,9 @@ def sentence(looked: Look) -> str:
     if not looked.ranks:
         return f"no rank can be looked at ({'; '.join(looked.warnings[:1])})"
     if not looked.steps:
-        return "ranks cannot be compared: no step is known of all members of a group"
+        untimed = [text for text in looked.warnings if "are not timed" in text][:1]
+        why = "; ".join(["no step is known of all members of a group", *untimed])
+        return f"ranks cannot be compared: {why}"
     if not looked.suspects:
         return "no rank delays the other ranks, by their flight recorders"
     suspect = looked.suspects[0]
@@ -511,6 +513,8 @@ class HangingRank:
     line: str | None
     #: why there is no dump of its flight recorder
     no_dump: str | None
+    #: the errors that its GPU has reported
+    xids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -541,6 +545,10 @@ class LiveHang:
         for line, ranks in sorted(ranks_at.items(), key=lambda pair: len(pair[1])):
             verb = "is" if len(ranks) == 1 else "are"
             yield f"{words.ranks(ranks)} {verb} at {words.plain(line)}"
+        for rank in self.ranks:
+            if rank.xids:
+                numbers = words.listed(dict.fromkeys(rank.xids), 4)
+                yield f"the GPU of rank {rank.rank} reported XID {numbers}"
 
     def as_json(self) -> dict[str, Any]:
         """What `clusterprof status --json` prints of it."""
@@ -564,11 +572,14 @@ def hang_of(run: Window) -> LiveHang | None:
 
 
 def _hanging(run: Window, ranks: list[int]) -> Iterator[HangingRank]:
+    from clusterprof.hardware import xids_of
+
     for rank, state in run.states_of(ranks):
         hangs = state.get("hangs")
         if hangs is not None and hangs["until_ns"] is None:
             members = {name: hangs[name] for name in ("step", "since_ns", "line", "no_dump")}
-            yield HangingRank(rank, **members)
+            xids = tuple(error["xid"] for error in xids_of(state))
+            yield HangingRank(rank, **members, xids=xids)
 
 
 def watch_hangs(run: Window, clock: Clock = REAL) -> None:

@@ -382,13 +382,19 @@ def files_of_a_run(changes: Sequence[Change]) -> None:
     _verbs_read(chosen, changes[1:])
 
 
+#: what the hardware of few ranks has
+ODDS = {"driver": "amdgpu", "xids": [{"xid": 79, "after_ns": 10, "until_ns": 20}]}
+
+
 @target
 def hardware_samples(changes: Sequence[Change]) -> None:
     """hardware.csv of a rank, and what its state says of its GPU: compared, and shown."""
     with folder() as at:
         (at / "0.csv").write_text(lines(load()))
         (at / "1.csv").write_bytes(spoilt_bytes(lines(load()).encode(), changes[:2]))
-        (at / paths.STATE).write_bytes(_written({"hardware": FACTS, "host": "h1"}, changes[2:]))
+        (at / paths.STATE).write_bytes(
+            _written({"hardware": {**FACTS, **ODDS}, "host": "h1"}, changes[2:])
+        )
         each = dict.fromkeys((0, 1), states.read(str(at)))
         rows, _ = hardware.of_ranks({rank: at / f"{rank}.csv" for rank in each}, each)
         assert rows[0]["rank"] == 0
@@ -497,6 +503,9 @@ def results_of_a_run(changes: Sequence[Change]) -> None:
 def hardware_in_results(changes: Sequence[Change]) -> None:
     """What results.json says of hardware and of the run's size, shown again."""
     rows = [row(rank, f"node{rank}", sm_mhz=1400 + 200 * rank) for rank in range(4)]
+    rows[0]["driver"] = "amdgpu"
+    xid: Any = {"xid": 79, "after_ns": 1, "until_ns": 2, "first_step": 3, "last_step": None}
+    rows[1]["xids"] = [xid, xid]
     of_run = {"hardware": rows, "run_size": {"steps": 100_000, "gpus": 64, "gpu_hour": 2.5}}
     _shown_again({**results(), **spoilt(json.loads(json.dumps(of_run)), changes)})
 

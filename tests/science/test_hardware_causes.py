@@ -83,9 +83,12 @@ def test_a_rank_that_flight_recorders_alone_show_has_what_its_hardware_says() ->
     clock = host_clock(made.flight, made.readings, made.probe)
     shallow = all_ranks(made.flight, clock, made.steps, {})
     rows = [row(rank, f"node{rank}", **({"steal": 0.3} if rank == 3 else {})) for rank in range(8)]
+    rows[3]["xids"] = [{"xid": 63, "after_ns": 1, "until_ns": 2, "first_step": 14, "last_step": 14}]
     results = study([], shallow=shallow, hardware=rows).results
     (found,) = results["findings"]
     assert (found["code"], found["ranks"]) == ("straggler.shallow", [3])
+    assert "Its GPU reported XID 63 in step 14." in found["summary"]
+    assert "XIDs" in found["advice"]
     assert "Its clocks are its peers': 1,755 MHz." in found["summary"]
     assert "take 30% of its node's processor time" in found["summary"]
     assert found["advice"].startswith("Profile the rank and a peer")

@@ -186,6 +186,20 @@ def test_a_rank_that_hangs_leaves_its_dump_and_where_it_is_and_goes_on(
     rank.end()
 
 
+def test_a_hang_names_the_errors_of_its_ranks_gpus(tmp_path: Path) -> None:
+    run = run_directory.create(tmp_path / "run")
+    hangs = {"step": 7, "since_ns": S, "until_ns": None, "line": None, "no_dump": "off"}
+    errors = [{"xid": xid, "after_ns": S, "until_ns": 2 * S} for xid in (79, 79, 45)]
+    for rank, xids in enumerate(([], errors, "many", [{"xid": None}])):
+        states.advance(str(run.rank(rank)), "counting", hangs=hangs, hardware={"xids": xids})
+    live = watch.hang_of(run)
+    assert live is not None
+    assert [line for line in live.lines() if "XID" in line] == [
+        "the GPU of rank 1 reported XID 79 and 45"
+    ]
+    assert live.as_json()["ranks"][1]["xids"] == (79, 79, 45)
+
+
 class JobEnds(Exception):
     """The job has ended, and with it who watches it."""
 

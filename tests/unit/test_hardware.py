@@ -14,7 +14,7 @@ from hardware_sample import FACTS, lines, load, row
 
 from clusterprof import hardware, merge_run
 from clusterprof.agent.contracts import paths, states
-from clusterprof.agent.guard import hardware_sampler, nvml
+from clusterprof.agent.guard import gpu, hardware_sampler
 from clusterprof.arguments import price
 from clusterprof.collect.outcomes import Outcome
 from clusterprof.hardware import COLUMNS, REASONS, Compared, Difference
@@ -28,9 +28,7 @@ from clusterprof.run_directory import Window
 
 def test_the_reader_knows_the_columns_and_values_that_the_writer_has() -> None:
     assert tuple(COLUMNS) == hardware_sampler.COLUMNS
-    assert {name: COLUMNS[name] for name in nvml.SAMPLED} == {
-        name: (number.least, number.most) for name, number in nvml.SAMPLED.items()
-    }
+    assert {name: COLUMNS[name] for name in gpu.SAMPLED} == gpu.SAMPLED
 
 
 def test_a_rank_s_samples_become_one_row(tmp_path: Path) -> None:
@@ -134,6 +132,32 @@ def test_energy_per_step_is_mean_power_times_the_step() -> None:
     assert unknown["energy_j_per_step"] is None
 
 
+def test_the_errors_of_a_gpu_have_their_time_and_the_rank_s_steps(tmp_path: Path) -> None:
+    (tmp_path / "0.csv").write_text(lines(load()))
+    xids = [
+        {"xid": 31, "after_ns": 10, "until_ns": 20},
+        {"xid": 31, "after_ns": 20, "until_ns": 30},
+        {"xid": 79, "after_ns": 20, "until_ns": 25},
+        {"xid": "many", "after_ns": 0, "until_ns": 1},
+        {"xid": 0, "after_ns": 0, "until_ns": 1},
+        [],
+    ]
+    state = {"hardware": {**FACTS, "xids": xids}}
+    (made,), _ = hardware.of_ranks(
+        {3: tmp_path / "0.csv"}, {3: state}, lambda rank, ns: 100 * rank + ns // 10
+    )
+    assert [error["xid"] for error in made["xids"]] == [31, 31, 79]
+    assert (made["xids"][0]["first_step"], made["xids"][0]["last_step"]) == (301, 302)
+    sentence = "its GPU reported XID 31 in steps 301 to 302 and XID 79 in step 302"
+    (difference,) = Compared([made]).of_errors(3)
+    assert difference.text == sentence
+    assert difference.evidence == {"rank": 3, "xids": [31, 31, 79]}
+    assert hardware.differing([made]) == {3: [sentence]}
+    assert Compared([made]).of_errors(4) == Compared(peers()).of_errors(1) == []
+    (unknown,), _ = hardware.of_ranks({3: tmp_path / "0.csv"}, {3: state})
+    assert "XID 79 until " in hardware.differing([unknown])[3][0]
+
+
 # --- comparing
 
 
@@ -143,6 +167,18 @@ def of_gpu(rows: list[HardwareEntry], rank: int) -> Difference | None:
 
 def of_node(rows: list[HardwareEntry], rank: int) -> list[Difference]:
     return Compared(rows).of_node(rank)
+
+
+def test_amdgpu_s_clocks_differ_without_a_reason_and_with_amd_s_advice() -> None:
+    def of_amd(rank: int, mhz: int) -> HardwareEntry:
+        return {**row(rank, sm_mhz=mhz, reasons=None), "driver": "amdgpu"}
+
+    difference = of_gpu([of_amd(0, 1400), *(of_amd(rank, 2100) for rank in range(1, 8))], 0)
+    assert difference is not None
+    assert difference.text == (
+        "its GFX clock is 1,400 MHz, its peers' 2,100 (amdgpu does not tell why)"
+    )
+    assert "nvidia" not in difference.advice
 
 
 def peers(count: int = 7, **columns: Any) -> list[HardwareEntry]:
@@ -383,5 +419,23 @@ def test_a_run_s_ranks_have_their_hardware_in_the_results_and_on_the_page(run: W
     assert "NVIDIA H100 80GB HBM3" in page
 
 
+def test_an_error_s_steps_are_those_of_the_rank_s_logs(run: Window) -> None:
+    folder = run.rank(0)
+    xids = [
+        {"xid": xid, "after_ns": after, "until_ns": until}
+        for xid, after, until in ((1, 150, 250), (2, 1050, 1990), (3, 10, 9_000))
+    ]
+    states.advance(str(folder), None, hardware={**FACTS, "xids": xids})
+    (folder / "steps.csv").write_text("step,begin_ns,end_ns\n7,100,200\n8,200,300\n")
+    (folder / "pace.csv").write_text(
+        "first_step,count,begin_ns,end_ns,median_ns,q1_ns,q3_ns,longest_ns\n"
+        "9,10,1000,2000,100,100,100,100\n"
+    )
+    (folder / paths.HARDWARE).write_text(lines(load()))
+    ((made,), _) = merge_run.sampled_hardware(run, merge_run.job_record(run))
+    between = [(error["first_step"], error["last_step"]) for error in made["xids"]]
+    assert between == [(7, 8), (9, 18), (None, 19)]  # the last one: in the step that did not end
+
+
 def test_a_run_without_samples_has_no_such_rows(run: Window) -> None:
-    assert merge_run.sampled_hardware(run) == ([], [])
+    assert merge_run.sampled_hardware(run, merge_run.job_record(run)) == ([], [])

@@ -14,10 +14,19 @@ import pytest
 from lab.clock import ManualClock
 
 from clusterprof.agent.contracts import paths, states
-from clusterprof.agent.contracts.outbox import CUDA, ROCM, Outbox
-from clusterprof.agent.guard import hardware_sampler, nvml
-from clusterprof.agent.guard.hardware_sampler import COLUMNS, EVERY_S, GOES_ON_S, HardwareSampler
-from clusterprof.agent.guard.nvml import Gpu, NoHardwareError
+from clusterprof.agent.contracts.outbox import CUDA, Outbox
+from clusterprof.agent.guard import hardware_sampler
+from clusterprof.agent.guard.gpu import SAMPLED, NoHardwareError
+from clusterprof.agent.guard.hardware_sampler import (
+    COLUMNS,
+    EVERY_S,
+    GOES_ON_S,
+    LATEST_S,
+    MOST_XIDS,
+    Asked,
+    HardwareSampler,
+)
+from clusterprof.agent.guard.nvml import NvmlGpu
 
 #: what an H100 under load gave
 VALUES = {
@@ -44,9 +53,13 @@ _OTHERS = {
     "nvmlDeviceGetCount_v2": "_count",
     "nvmlDeviceGetHandleByIndex_v2": "_by_index",
     "nvmlDeviceGetComputeRunningProcesses_v3": "_processes",
+    "nvmlEventSetCreate": "_listen",
+    "nvmlDeviceRegisterEvents": "_listen",
+    "nvmlEventSetWait_v2": "_event",
 }
 UUID = "GPU-5d8f3a4e-0000-1111-2222-333344445555"
-NOT_SUPPORTED, NOT_FOUND = 3, 6
+NOT_SUPPORTED, NOT_FOUND, NO_MORE, GPU_IS_LOST = 3, 6, 10, 15
+GPU = Asked(CUDA, UUID)
 
 
 class Nvml:
@@ -58,6 +71,9 @@ class Nvml:
         #: process ids by GPU
         self.running: list[list[int]] = [[1], [os.getpid()]]
         self.known = UUID
+        #: events that were not read: kind and number, and what the driver says after them
+        self.events: list[tuple[int, int]] = []
+        self.after_events = NO_MORE
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("nvml") or name in self.lacks:
@@ -78,6 +94,16 @@ class Nvml:
 
     def _error(self, name: str, status: int) -> bytes:
         return {NOT_SUPPORTED: b"Not Supported", NOT_FOUND: b"Not Found"}[status]
+
+    def _listen(self, name: str, *arguments: Any) -> int:
+        return 0
+
+    def _event(self, name: str, events: Any, event: Any, wait_ms: int) -> int:
+        assert wait_ms == 0
+        if not self.events:
+            return self.after_events
+        event._obj.kind, event._obj.number = self.events.pop(0)
+        return 0
 
     def _by_uuid(self, name: str, uuid: bytes, device: Any) -> int:
         return 0 if uuid.decode() == self.known else NOT_FOUND
@@ -110,8 +136,8 @@ class Nvml:
         return 0
 
 
-def gpu(library: Any, uuid: str | None = UUID) -> Gpu:
-    return Gpu(uuid, os.getpid(), load=lambda name: library)
+def gpu(library: Any, uuid: str | None = UUID) -> NvmlGpu:
+    return NvmlGpu(uuid, os.getpid(), load=lambda name: library)
 
 
 def in_place(work: Callable[[], None]) -> None:
@@ -122,7 +148,7 @@ def in_place(work: Callable[[], None]) -> None:
 def sampler(
     clock: ManualClock, library: Any, start: Callable[[Callable[[], None]], None] = in_place
 ) -> HardwareSampler:
-    return HardwareSampler(os.getpid(), clock, start, lambda uuid, pid: gpu(library, uuid))
+    return HardwareSampler(os.getpid(), clock, start, lambda asked, pid: gpu(library, asked.uuid))
 
 
 def run(sampled: HardwareSampler, clock: ManualClock, seconds: float) -> int:
@@ -192,11 +218,44 @@ def test_a_gpu_is_known_by_the_uuid_as_torch_has_it_or_by_its_process() -> None:
 
 def test_a_library_that_is_not_there_or_cannot_be_used_is_said() -> None:
     with pytest.raises(NoHardwareError, match=r"cannot be loaded: .*libnvidia-none"):
-        Gpu(UUID, 1, "libnvidia-none.so.1")
+        NvmlGpu(UUID, 1, "libnvidia-none.so.1")
     with pytest.raises(NoHardwareError, match="cannot be used: Not Supported"):
         gpu(Nvml(fails="nvmlInit_v2"))
     with pytest.raises(NoHardwareError, match="it lacks a function"):
         gpu(Nvml(lacks="nvmlInit_v2 nvmlErrorString"))
+
+
+XID, CLOCK_CHANGE = 8, 16
+
+
+def test_xids_are_those_since_they_were_last_asked_for() -> None:
+    library = Nvml()
+    made = gpu(library)
+    assert made.xids() == []
+    library.events = [(XID, 31), (CLOCK_CHANGE, 7), (XID, 79)]
+    assert made.xids() == [31, 79]
+    assert made.xids() == []
+    assert made.notes() == []
+    library.events = [(XID, 13)] * 1000  # a driver that does not stop
+    assert len(made.xids()) < 1000
+
+
+@pytest.mark.parametrize(
+    "lacks", ["nvmlEventSetCreate", "nvmlDeviceRegisterEvents", "nvmlEventSetWait_v2"]
+)
+@pytest.mark.parametrize("kind", ["lacks", "fails"])
+def test_xids_that_cannot_be_had_are_said_to_be_missing(kind: str, lacks: str) -> None:
+    made = gpu(Nvml(**{kind: lacks}))  # type: ignore[arg-type]
+    assert made.xids() == []
+    assert made.notes() == ["NVML does not give xids"]
+    assert made.sample()["sm_mhz"] == 1350
+
+
+def test_a_gpu_that_is_lost_has_the_xids_until_then() -> None:
+    library = Nvml()
+    made = gpu(library)
+    library.events, library.after_events = [(XID, 79)], GPU_IS_LOST
+    assert made.xids() == [79]
 
 
 # --- samples
@@ -207,7 +266,7 @@ def test_samples_are_taken_at_once_and_every_second_for_a_while(clock: ManualClo
     assert run(sampled, clock, 5) == 0  # none were asked for
     assert not sampled.samples
     began_ns = clock.wall_ns()
-    sampled.go_on(CUDA, UUID)
+    sampled.go_on(GPU)
     assert run(sampled, clock, 3 * GOES_ON_S) == 1
     table = rows(sampled.csv())
     assert tuple(table[0]) == COLUMNS
@@ -222,7 +281,7 @@ def test_samples_are_taken_at_once_and_every_second_for_a_while(clock: ManualClo
 def test_a_capture_after_a_look_goes_on_with_the_samples_within_bounds(clock: ManualClock) -> None:
     sampled = sampler(clock, Nvml())
     for _ in range(60):
-        sampled.go_on(CUDA, UUID)
+        sampled.go_on(GPU)
         run(sampled, clock, GOES_ON_S + 1)
     assert len(sampled.samples) == hardware_sampler.MOST_SAMPLES
     assert len(sampled.csv()) < 64_000
@@ -231,7 +290,7 @@ def test_a_capture_after_a_look_goes_on_with_the_samples_within_bounds(clock: Ma
 def test_a_window_that_ends_within_a_second_is_one_sample(clock: ManualClock) -> None:
     sampled = sampler(clock, Nvml())
     for _ in range(3):
-        sampled.go_on("", None)
+        sampled.go_on(Asked())
         sampled.turn()
         clock.sleep(0.1)
     assert len(sampled.samples) == 1
@@ -242,7 +301,7 @@ def test_a_driver_that_hangs_leaves_the_node_s_columns_and_is_asked_by_one_threa
 ) -> None:
     waiting: list[Callable[[], None]] = []
     sampled = sampler(clock, Nvml(), waiting.append)
-    sampled.go_on(CUDA, UUID)
+    sampled.go_on(GPU)
     assert run(sampled, clock, GOES_ON_S + 1) == 1
     assert len(waiting) == 1
     table = rows(sampled.csv())
@@ -258,7 +317,7 @@ def test_an_answer_that_comes_late_is_of_no_sample_and_the_next_one_counts(
     library, waiting = Nvml(), list[Callable[[], None]]()
     sampled = sampler(clock, library, waiting.append)
     sampled.gpu = gpu(library)
-    sampled.go_on(CUDA, UUID)
+    sampled.go_on(GPU)
     assert not sampled.turn()
     clock.sleep(3)
     sampled.turn()
@@ -278,35 +337,78 @@ def test_what_goes_wrong_with_the_gpu_is_said_and_the_node_is_sampled(
         raise RuntimeError("can't start new thread")
 
     sampled = sampler(clock, Nvml(fails="nvmlInit_v2"), start or no_thread)
-    sampled.go_on(CUDA, UUID)
+    sampled.go_on(GPU)
     assert run(sampled, clock, GOES_ON_S + 1) == 1
     why = "NVML cannot be used: Not Supported" if start else "NVML did not always answer in time"
     assert why in sampled.state()["note"]
     assert len(sampled.samples) == 10
 
 
-def test_a_gpu_of_amd_and_a_rank_without_one_have_the_node_s_columns_alone(
-    clock: ManualClock,
-) -> None:
+def test_a_rank_without_a_gpu_has_the_node_s_columns_alone(clock: ManualClock) -> None:
     def never(work: Callable[[], None]) -> None:
         raise AssertionError("NVML is asked")
 
-    for uses, state in ((ROCM, {"note": "hardware of AMD's GPUs is not read"}), ("", {})):
-        sampled = sampler(clock, Nvml(), never)
-        sampled.go_on(uses, None)
-        run(sampled, clock, 2)
-        assert sampled.state() == state
-        (row, *_) = rows(sampled.csv())
-        assert [name for name in nvml.SAMPLED if row[name]] == []
+    sampled = sampler(clock, Nvml(), never)
+    sampled.go_on(Asked())
+    run(sampled, clock, 2)
+    assert sampled.state() == {}
+    (row, *_) = rows(sampled.csv())
+    assert [name for name in SAMPLED if row[name]] == []
 
 
 def test_a_program_that_turns_to_its_gpu_later_has_it_sampled(clock: ManualClock) -> None:
     sampled = sampler(clock, Nvml())
-    sampled.go_on("", None)
+    sampled.go_on(Asked())
     run(sampled, clock, 1)
-    sampled.go_on(CUDA, UUID)
+    sampled.go_on(GPU)
     run(sampled, clock, 2)
     assert [row["sm_mhz"] for row in rows(sampled.csv())][-1] == "1350"
+
+
+def test_errors_have_the_times_between_which_they_were_within_bounds(clock: ManualClock) -> None:
+    library = Nvml()
+    sampled = sampler(clock, library)
+    sampled.go_on(GPU)
+    began_ns = clock.wall_ns()
+    sampled.turn()
+    assert "xids" not in sampled.state()
+    clock.sleep(1.0)
+    library.events = [(XID, 31)]
+    assert not sampled.turn()
+    assert sampled.turn()  # to be written before the last sample
+    error = {"xid": 31, "after_ns": began_ns, "until_ns": clock.wall_ns()}
+    assert sampled.state()["xids"] == [error]
+    library.events = [(XID, 13)] * 1000
+    run(sampled, clock, GOES_ON_S)
+    assert len(sampled.state()["xids"]) == MOST_XIDS
+    assert sampled.state()["xids"][0] == error
+
+
+def test_what_a_gpu_reports_until_the_rank_s_end_is_asked_for_once_more(clock: ManualClock) -> None:
+    library = Nvml()
+    sampled = sampler(clock, library)
+    sampled.end()  # no GPU was sampled
+    sampled.go_on(GPU)
+    run(sampled, clock, GOES_ON_S + 1)
+    library.events = [(XID, 79)]
+    samples = len(sampled.samples)
+    sampled.end()
+    assert [error["xid"] for error in sampled.state()["xids"]] == [79]
+    assert (len(sampled.samples), sampled.is_new) == (samples, True)
+
+
+def test_a_driver_that_hangs_at_the_rank_s_end_is_waited_for_half_a_second(
+    clock: ManualClock,
+) -> None:
+    sampled = sampler(clock, Nvml())
+    sampled.go_on(GPU)
+    sampled.turn()
+    sampled.start = lambda work: None
+    before = clock.now()
+    sampled.end()
+    assert clock.now() - before == pytest.approx(LATEST_S)
+    sampled.end()  # it has not answered the question before
+    assert clock.now() - before == pytest.approx(LATEST_S)
 
 
 def test_steal_is_a_share_of_all_processors_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -304,6 +304,7 @@ _READERS = {
     "agent/contracts/files.py": "the one way itself; the kernel's files in /proc",
     "agent/contracts/clocks.py": "the kernel's, in /proc",
     "agent/contracts/processes.py": "the kernel's, in /proc; a file to be removed, O_NOFOLLOW",
+    "agent/guard/amdgpu.py": "the kernel's, in /sys",
     "agent/guard/hardware_sampler.py": "the kernel's, in /proc and /sys",
     "agent/guard/report_transfer.py": "in the guard's own folder (mkdtemp)",
     "agent/guard/session.py": "the kernel's, in /proc",

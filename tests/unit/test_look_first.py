@@ -66,6 +66,9 @@ def test_where_no_step_could_be_compared_no_rank_is_cleared() -> None:
     assert watch.sentence(look()) == "no rank delays the other ranks, by their flight recorders"
     unknown = "ranks cannot be compared: no step is known of all members of a group"
     assert watch.sentence(look()._replace(steps=())) == unknown
+    untimed = "ranks 0–7: 26 collectives in each step of 3.7 ms are not timed"
+    why = look()._replace(steps=(), warnings=["rank 3: a damaged log", untimed])
+    assert watch.sentence(why) == f"{unknown}; {untimed}"
 
 
 def test_a_rank_that_is_late_in_some_steps_is_said_to_be_so_in_these() -> None:

@@ -255,6 +255,92 @@ def test_the_user_s_choice_of_timing_stays(monkeypatch: pytest.MonkeyPatch) -> N
     assert torch.timed == 0
 
 
+class Group:
+    """A process group with so many collectives in each step."""
+
+    def __init__(self, calls: int) -> None:
+        self.calls, self.so_far, self.timed = calls, 1, False
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self.so_far
+
+    def _enable_collectives_timing(self) -> None:
+        self.timed = True
+
+
+def trained(
+    monkeypatch: pytest.MonkeyPatch,
+    calls: list[int],
+    step_ms: float,
+    first: int = 10,
+    backend: str = "nccl",
+) -> tuple[list[bool], str]:
+    """Which groups are timed after the steps before a window, and what the rank's state says."""
+    Torch(monkeypatch, "2.13.0", backend).has("_dump_nccl_trace_json", "_dump_fr_trace_json")
+    groups = [Group(each) for each in calls]
+    world = SimpleNamespace(pg_map=groups, pg_names={})
+    dist = sys.modules["torch.distributed"]
+    monkeypatch.setattr(dist.distributed_c10d, "_world", world)
+    rank = Sent()
+    rank.recorder.first, rank.recorder.end = first, first + 2
+    rank.counter.attend(rank.recorder.due, rank.recorder.at)
+    rank.counter.begin()
+    for count in range(first + 1):
+        # the first steps compile
+        rank.clock.sleep(step_ms / 1e3 * (100 if count < 4 else 1))
+        for group in groups:
+            group.so_far += group.calls
+        rank.counter.boundary()
+    _, stated = rank.sent()
+    return [group.timed for group in groups], stated
+
+
+@pytest.mark.parametrize(
+    ("calls", "step_ms", "timed"),
+    [
+        ([10], 20.0, [True]),  # 90 µs of 20 ms
+        ([10], 10.0, [False]),
+        ([10, 2, 0], 10.0, [False, True, True]),  # those with few calls as long as that holds
+        ([3, 2], 10.0, [True, True]),
+        ([3, 3], 10.0, [True, False]),
+        ([0], 0.0, [True]),
+    ],
+)
+def test_collectives_are_timed_where_that_takes_little_of_a_step(
+    monkeypatch: pytest.MonkeyPatch, calls: list[int], step_ms: float, timed: list[bool]
+) -> None:
+    measured, stated = trained(monkeypatch, calls, step_ms)
+    assert measured == timed
+    assert ("untimed" in stated) != all(timed)
+
+
+def test_what_is_not_timed_and_what_it_would_take_is_in_the_rank_s_state(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, stated = trained(monkeypatch, [26, 0], 3.7)
+    sentence = (
+        "26 collectives in each step of 3.7 ms are not timed, which might take 6.3% of it: "
+        "TORCH_NCCL_ENABLE_TIMING=1 times them"
+    )
+    assert sentence in stated
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_all_are_timed_where_no_step_tells_what_that_takes(
+    monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    assert trained(monkeypatch, [1000], 1.0, first)[0] == [True]
+
+
+def test_gloo_times_nothing_and_says_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "untimed" not in trained(monkeypatch, [1000], 1.0, backend="gloo")[1]
+
+
+def test_groups_that_do_not_count_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(Group, "_get_sequence_number_for_group")
+    assert trained(monkeypatch, [1000], 1.0)[0] == [True]
+
+
 def test_what_the_program_destroys_is_saved_before(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = Torch(monkeypatch, "2.13.0", "nccl").has("_dump_nccl_trace_json")
     sent = Sent()
@@ -311,6 +397,19 @@ def test_samples_of_the_hardware_are_asked_for_where_the_window_begins_and_ends(
     rank = Sent()
     rank.window()
     assert rank.sampled == [{"do": "hardware", **sent}] * 2
+
+
+def test_a_gpu_of_amd_s_has_the_pci_address_by_which_the_kernel_knows_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Torch(monkeypatch, "2.13.0", "nccl")
+    torch = sys.modules["torch"]
+    device = SimpleNamespace(uuid="5d8f", pci_domain_id=0, pci_bus_id=193, pci_device_id=0)
+    torch.cuda.current_device = lambda: 0
+    torch.cuda.get_device_properties = lambda index: device
+    assert "pci" not in recorder.gpu()
+    torch.version.hip = "6.4"
+    assert recorder.gpu() == {"uses": "rocm", "uuid": "5d8f", "pci": "0000:c1:00.0"}
 
 
 def test_a_rank_without_a_gpu_has_its_node_sampled_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,7 @@ def _form(kind: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("kind", "version", "checksum"),
-    [(Results, SCHEMA_VERSION, (3, 3600471961)), (Baseline, BASELINE_VERSION, (2, 588375602)),
+    [(Results, SCHEMA_VERSION, (3, 1781886181)), (Baseline, BASELINE_VERSION, (2, 588375602)),
      (Comparison, COMPARISON_VERSION, (2, 724228594)),
      (Verification, VERIFICATION_VERSION, (1, 3872323734))],
 )  # fmt: skip

@@ -68,6 +68,8 @@ _FORM = {
     "state": str, "reason": str, "host": str, "machine": str,
     "chosen": bool, "whole": bool, "late": bool,
     "steps": (int, None), "attempt": int, "history": list, "nsys": dict, "flight": str,
+    # which collectives are not timed, and why
+    "untimed": str,
     "stall": str,
     # why there are no tables of its report, and where on its node the report is
     "not_reduced": str, "report_at": str,
@@ -77,10 +79,12 @@ _FORM = {
         "step": int, "since_ns": int, "until_ns": (int, None), "line": (str, None),
         "no_dump": (str, None),
     },
-    # what hardware.csv is of (`nvml.Gpu.fixed`), and what could not be read
+    # what hardware.csv is of (`gpu.Gpu.fixed`), the driver where it is not NVML, the errors of the
+    # GPU (`hardware_sampler`), and what could not be read
     "hardware": {
         "uuid?": (str, None), "name?": (str, None), "most_sm_mhz?": (int, None),
         "most_pcie_generation?": (int, None), "most_pcie_width?": (int, None), "note?": str,
+        "driver?": str, "xids?": list,
     },
 }  # fmt: skip
 

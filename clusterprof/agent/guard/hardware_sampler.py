@@ -13,13 +13,13 @@ import math
 import os
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, List, NamedTuple, Optional
 
-from ..contracts.outbox import CUDA, ROCM
+from ..contracts.outbox import ROCM
 from ..contracts.timing import REAL, Clock
 
 if TYPE_CHECKING:
-    from .nvml import Gpu
+    from .gpu import Gpu
 
 #: how often it is asked, and for how long after a look or a capture
 EVERY_S = 1.0
@@ -28,14 +28,15 @@ GOES_ON_S = 10.0
 LATEST_S = 0.5
 #: more samples are not kept: those of four minutes, some 25 kB
 MOST_SAMPLES = 240
-#: Columns of hardware.csv: of the GPU as `nvml.SAMPLED` has them, of the node load, steal (a share
+#: nor more errors: the first ones
+MOST_XIDS = 32
+#: Columns of hardware.csv: of the GPU as `gpu.SAMPLED` has them, of the node load, steal (a share
 #: of all processors' time), memory pressure (% of 10 s) and the frequency of the rank's processors.
 COLUMNS = (
     "time_ns", "sm_mhz", "memory_mhz", "power_mw", "limit_mw", "energy_mj", "reasons",
     "temperature_c", "pcie_generation", "pcie_width", "ecc_uncorrected", "busy_percent",
     "load", "steal", "memory_pressure", "cpu_mhz",
 )  # fmt: skip
-_NO_ROCM = "hardware of AMD's GPUs is not read"
 _PRESSURE = "/proc/pressure/memory"
 _FREQUENCY = "/sys/devices/system/cpu/cpu%d/cpufreq/scaling_cur_freq"
 #: of so many processors of the rank the frequency is read: each is a file
@@ -97,10 +98,24 @@ def _in_a_thread(work: Callable[[], None]) -> None:
     threading.Thread(target=work, daemon=True).start()
 
 
-def _open(uuid: Optional[str], pid: int) -> Gpu:
-    from .nvml import Gpu  # a Python may have no ctypes
+class Asked(NamedTuple):
+    """A rank's GPU, as torch has it: what it computes with (`outbox.CUDA` or ROCM; else nothing),
+    its UUID and its PCI address, if they are known.
+    """
 
-    return Gpu(uuid, pid)
+    uses: str = ""
+    uuid: Optional[str] = None
+    pci: Optional[str] = None
+
+
+def _open(asked: Asked, pid: int) -> Gpu:
+    if asked.uses == ROCM:
+        from .amdgpu import AmdGpu
+
+        return AmdGpu(asked.uuid, asked.pci)
+    from .nvml import NvmlGpu  # a Python may have no ctypes
+
+    return NvmlGpu(asked.uuid, pid)
 
 
 class HardwareSampler:
@@ -109,35 +124,34 @@ class HardwareSampler:
     def __init__(
         self, pid: int, clock: Clock = REAL,
         start: Callable[[Callable[[], None]], None] = _in_a_thread,
-        opened: Callable[[Optional[str], int], Gpu] = _open,
+        opened: Callable[[Asked, int], Gpu] = _open,
     ) -> None:  # fmt: skip
-        """`start`: does what it is given, by a thread of its own; `opened`: a GPU by its UUID, or
-        the one of a process.
+        """`start`: does what it is given, by a thread of its own; `opened`: a GPU, or the one of a
+        process.
         """
         self.pid, self.clock = pid, clock
         self.start, self.opened = start, opened
         self.samples: Deque[Dict[str, Any]] = deque(maxlen=MOST_SAMPLES)
         #: when to call `turn`, until when samples are taken, when the last one was (monotonic, s)
         self.due_at, self.until, self.sampled_at = math.inf, -math.inf, -math.inf
-        self.uses, self.uuid = "", None  # type: str, Optional[str]
+        self.asked = Asked()
         self.node: Optional[Node] = None
         self.gpu: Optional[Gpu] = None
         #: the GPU has not answered the last question yet; and it once did not within `LATEST_S`
         self.asking = self.is_late = False
-        #: there is more than was last taken by `csv`
-        self.is_new = False
+        #: there is more than was last taken by `csv`; and it is not to wait for the last sample
+        self.is_new = self.is_urgent = False
         #: UUID, name and limits of the GPU; and why there is none
         self.facts: Dict[str, Any] = {}
         self.trouble = ""
+        #: the errors of the GPU: each one's number, and between which times it was (wall clock)
+        self.xids: List[Dict[str, int]] = []
+        self.listened_ns = 0
 
-    def go_on(self, uses: str, uuid: Optional[str]) -> None:
-        """Sample for `GOES_ON_S` from now on.
-
-        `uses`: what the rank computes on (`outbox.CUDA`, or ROCM); `uuid`: its GPU's, if known.
-        """
-        if uses != self.uses:
-            self.uses, self.uuid = uses, uuid
-            self.trouble = _NO_ROCM if uses == ROCM else ""
+    def go_on(self, asked: Asked) -> None:
+        """Sample for `GOES_ON_S` from now on."""
+        if asked.uses != self.asked.uses:
+            self.asked, self.trouble = asked, ""
         if self.node is None:
             self.node = Node(self.pid)
         now = self.clock.now()
@@ -145,8 +159,18 @@ class HardwareSampler:
         if math.isinf(self.due_at):
             self.due_at = max(now, self.sampled_at + EVERY_S)
 
+    def go_on_again(self) -> None:
+        """The same of what was sampled before, if anything was."""
+        if self.node is not None:
+            self.go_on(self.asked)
+
     def turn(self) -> bool:
-        """Take a sample if one is due; whether these were the last ones for now."""
+        """Take a sample if one is due; whether what there is is to be written now: these were the
+        last ones, or the GPU has reported an error.
+        """
+        if self.is_urgent:
+            self.is_urgent = False
+            return True
         now = self.clock.now()
         if now < self.due_at or self.node is None:
             return False
@@ -157,9 +181,17 @@ class HardwareSampler:
         sample: Dict[str, Any] = dict(self.node.sample(), time_ns=self.clock.wall_ns())
         self.samples.append(sample)
         self.is_new = True
-        if self.uses == CUDA and not self.trouble:
+        if self.asked.uses and not self.trouble:
             self._ask(sample)
         return False
+
+    def end(self) -> None:
+        """The rank has ended, of an error of its GPU maybe: ask for these once more, and wait for
+        the answer for `LATEST_S` at most.
+        """
+        if self.gpu is not None and not self.asking:
+            self._ask({})
+            self.clock.until(lambda: not self.asking, LATEST_S)
 
     def _ask(self, sample: Dict[str, Any]) -> None:
         """Have the GPU's columns added to a sample; one question at a time."""
@@ -175,10 +207,12 @@ class HardwareSampler:
     def _answer(self, sample: Dict[str, Any], asked_at: float) -> None:
         try:
             if self.gpu is None:
-                self.gpu = self.opened(self.uuid, self.pid)
+                self.gpu = self.opened(self.asked, self.pid)
+                self.listened_ns = self.clock.wall_ns()
                 self.facts = self.gpu.fixed()
                 asked_at = self.clock.now()  # to load the library may take longer
             columns = self.gpu.sample()
+            self._note(self.gpu.xids())
             if self.clock.now() - asked_at <= LATEST_S:
                 sample.update(columns)
             else:
@@ -186,6 +220,13 @@ class HardwareSampler:
         except Exception as why:  # no library, one that lacks a function, a Python without ctypes
             self.trouble = str(why) or type(why).__name__
         self.asking, self.is_new = False, True
+
+    def _note(self, xids: List[int]) -> None:
+        """Keep the errors since they were last asked for."""
+        after_ns, self.listened_ns = self.listened_ns, self.clock.wall_ns()
+        for xid in xids[: MOST_XIDS - len(self.xids)]:
+            self.xids.append({"xid": xid, "after_ns": after_ns, "until_ns": self.listened_ns})
+            self.is_urgent = True
 
     def csv(self) -> str:
         """The samples, a line each; what is not known is empty."""
@@ -201,7 +242,9 @@ class HardwareSampler:
         notes = [self.trouble] if self.trouble else []
         waits_s = self.clock.now() - self.sampled_at if self.asking else 0.0
         if self.is_late or waits_s > LATEST_S:
-            notes.append("NVML did not always answer in time")
+            driver = "amdgpu" if self.asked.uses == ROCM else "NVML"
+            notes.append("%s did not always answer in time" % driver)
         if self.gpu is not None:
             notes += self.gpu.notes()
-        return dict(self.facts, note="; ".join(notes)) if notes else dict(self.facts)
+        state = dict(self.facts, note="; ".join(notes)) if notes else dict(self.facts)
+        return dict(state, xids=list(self.xids)) if self.xids else state

@@ -1,18 +1,22 @@
 """One GPU as NVIDIA's driver has it, by NVML (`libnvidia-ml.so.1`) and ctypes: only read.
 
-The driver may keep a caller waiting, for ever where it hangs. It has no count of XID errors, which
-are in the kernel's log alone. Source: NVIDIA's NVML API Reference Guide.
+The driver may keep a caller waiting, for ever where it hangs. It has no count of XID errors: it
+tells of those that happen from when it was asked to on. Source: NVIDIA's NVML API Reference Guide.
 """
 
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+
+from .gpu import Gpu, NoHardwareError
 
 LIBRARY = "libnvidia-ml.so.1"
 _TEXT_B = 96
-#: Integers of Arrow and JSON go so far.
-_FARTHEST = 1 << 62
+#: nvmlEventTypeXidCriticalError; NVML_ERROR_TIMEOUT, where there are no more events
+_XID, _NO_MORE = 8, 10
+#: more are not read at once
+_MOST_EVENTS = 16
 
 
 class Number(NamedTuple):
@@ -21,35 +25,27 @@ class Number(NamedTuple):
     function: str
     arguments: Tuple[int, ...]
     size: int
-    #: what it can be: drivers give 0 or the largest integer for what they do not know
-    least: int
-    most: int
 
 
-#: What a sample has: clocks in MHz, power in mW, energy in mJ since the driver was loaded, °C;
-#: `reasons` are the bits of nvmlClocksThrottleReason; ECC errors since the driver was loaded.
-SAMPLED = {
-    "sm_mhz": Number("nvmlDeviceGetClockInfo", (1,), 4, 1, 10_000),
-    "memory_mhz": Number("nvmlDeviceGetClockInfo", (2,), 4, 1, 100_000),
-    "power_mw": Number("nvmlDeviceGetPowerUsage", (), 4, 1, 100_000_000),
-    "limit_mw": Number("nvmlDeviceGetEnforcedPowerLimit", (), 4, 1, 100_000_000),
-    "energy_mj": Number("nvmlDeviceGetTotalEnergyConsumption", (), 8, 0, _FARTHEST),
-    "reasons": Number("nvmlDeviceGetCurrentClocksThrottleReasons", (), 8, 0, (1 << 32) - 1),
-    "temperature_c": Number("nvmlDeviceGetTemperature", (0,), 4, 1, 200),
-    "pcie_generation": Number("nvmlDeviceGetCurrPcieLinkGeneration", (), 4, 1, 32),
-    "pcie_width": Number("nvmlDeviceGetCurrPcieLinkWidth", (), 4, 1, 64),
-    "ecc_uncorrected": Number("nvmlDeviceGetTotalEccErrors", (1, 0), 8, 0, 1 << 40),
+#: the columns of a sample that are numbers
+_SAMPLED = {
+    "sm_mhz": Number("nvmlDeviceGetClockInfo", (1,), 4),
+    "memory_mhz": Number("nvmlDeviceGetClockInfo", (2,), 4),
+    "power_mw": Number("nvmlDeviceGetPowerUsage", (), 4),
+    "limit_mw": Number("nvmlDeviceGetEnforcedPowerLimit", (), 4),
+    "energy_mj": Number("nvmlDeviceGetTotalEnergyConsumption", (), 8),
+    "reasons": Number("nvmlDeviceGetCurrentClocksThrottleReasons", (), 8),
+    "temperature_c": Number("nvmlDeviceGetTemperature", (0,), 4),
+    "pcie_generation": Number("nvmlDeviceGetCurrPcieLinkGeneration", (), 4),
+    "pcie_width": Number("nvmlDeviceGetCurrPcieLinkWidth", (), 4),
+    "ecc_uncorrected": Number("nvmlDeviceGetTotalEccErrors", (1, 0), 8),
 }
 #: what does not change
 _FIXED = {
-    "most_sm_mhz": Number("nvmlDeviceGetMaxClockInfo", (1,), 4, 1, 10_000),
-    "most_pcie_generation": Number("nvmlDeviceGetMaxPcieLinkGeneration", (), 4, 1, 32),
-    "most_pcie_width": Number("nvmlDeviceGetMaxPcieLinkWidth", (), 4, 1, 64),
+    "most_sm_mhz": Number("nvmlDeviceGetMaxClockInfo", (1,), 4),
+    "most_pcie_generation": Number("nvmlDeviceGetMaxPcieLinkGeneration", (), 4),
+    "most_pcie_width": Number("nvmlDeviceGetMaxPcieLinkWidth", (), 4),
 }
-
-
-class NoHardwareError(Exception):
-    """NVML cannot be asked; the message says why, in one line."""
 
 
 class _Process(ctypes.Structure):
@@ -61,8 +57,20 @@ class _Process(ctypes.Structure):
     ]
 
 
-class Gpu:
-    """One GPU, as NVML has it. Every method but `notes` may wait for the driver."""
+class _Event(ctypes.Structure):
+    _fields_ = [
+        ("device", ctypes.c_void_p),
+        ("kind", ctypes.c_ulonglong),
+        ("number", ctypes.c_ulonglong),
+        ("instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    ]
+
+
+class NvmlGpu(Gpu):
+    """One GPU, as NVML has it."""
+
+    driver = "NVML"
 
     def __init__(
         self, uuid: Optional[str], pid: int, library: str = LIBRARY,
@@ -72,8 +80,7 @@ class Gpu:
 
         `load` opens a library by its name. Raises NoHardwareError.
         """
-        self._unknown: Set[str] = set()
-        self._impossible: Set[str] = set()
+        super().__init__()
         try:
             self.nvml = load(library)
         except OSError as error:
@@ -82,9 +89,12 @@ class Gpu:
         if status != 0:
             raise NoHardwareError("NVML cannot be used: %s" % self._error(status))
         self.device = self._by_uuid(uuid) if uuid else self._of_process(pid)
+        #: has the XIDs until they are read
+        self.events = ctypes.c_void_p()
+        self.listens = self._listen()
 
     def fixed(self) -> Dict[str, Any]:
-        """UUID, name, and what is most of it; None for what is not known."""
+        """See `Gpu.fixed`."""
         facts: Dict[str, Any] = {
             "uuid": self._text("nvmlDeviceGetUUID"), "name": self._text("nvmlDeviceGetName")
         }  # fmt: skip
@@ -92,42 +102,47 @@ class Gpu:
         return facts
 
     def sample(self) -> Dict[str, Optional[int]]:
-        """The columns of the GPU; None for what is not known."""
-        columns = {name: self._number(name, number) for name, number in SAMPLED.items()}
+        """See `Gpu.sample`."""
+        columns = {name: self._number(name, number) for name, number in _SAMPLED.items()}
         rates = (ctypes.c_uint * 2)()  # of the last sampling period: GPU, memory
         status = self._call("nvmlDeviceGetUtilizationRates", self.device, rates)
-        columns["busy_percent"] = self._checked("busy_percent", status, rates[0], 0, 100)
+        columns["busy_percent"] = self.checked("busy_percent", rates[0] if status == 0 else None)
         return columns
 
-    def notes(self) -> List[str]:
-        """What NVML does not tell of this GPU, and what cannot be as it tells it."""
-        kinds = (
-            ("NVML does not give %s", self._unknown),
-            ("NVML gives impossible values of %s", self._impossible),
-        )
-        return [text % ", ".join(sorted(names)) for text, names in kinds if names]
+    def xids(self) -> List[int]:
+        """See `Gpu.xids`. Of several since the call before NVML may give the last one's number for
+        each.
+        """
+        numbers: List[int] = []
+        for _ in range(_MOST_EVENTS if self.listens else 0):
+            event = _Event()
+            status = self._call("nvmlEventSetWait_v2", self.events, ctypes.byref(event), 0)
+            if status != 0:
+                if status != _NO_MORE:
+                    self._unknown.add("xids")
+                break
+            if event.kind == _XID:
+                numbers.append(event.number)
+        return numbers
+
+    def _listen(self) -> bool:
+        """Have the driver keep XIDs from now on; whether it does."""
+        if self._call("nvmlEventSetCreate", ctypes.byref(self.events)) == 0:
+            kinds = ctypes.c_ulonglong(_XID)
+            if self._call("nvmlDeviceRegisterEvents", self.device, kinds, self.events) == 0:
+                return True
+        self._unknown.add("xids")
+        return False
 
     def _call(self, function: str, *arguments: Any) -> Optional[int]:
         """The status of a function of NVML: 0 for success; None where this NVML has none such."""
         call = getattr(self.nvml, function, None)
         return None if call is None else int(call(*arguments))
 
-    def _checked(
-        self, name: str, status: Optional[int], value: int, least: int, most: int
-    ) -> Optional[int]:
-        """A value that was given, if it can be; what is wrong with it is noted."""
-        if status != 0:
-            self._unknown.add(name)
-            return None
-        if not least <= value <= most:
-            self._impossible.add(name)
-            return None
-        return value
-
     def _number(self, name: str, number: Number) -> Optional[int]:
         value = ctypes.c_ulonglong() if number.size == 8 else ctypes.c_uint()
         status = self._call(number.function, self.device, *number.arguments, ctypes.byref(value))
-        return self._checked(name, status, value.value, number.least, number.most)
+        return self.checked(name, value.value if status == 0 else None)
 
     def _text(self, function: str) -> Optional[str]:
         text = ctypes.create_string_buffer(_TEXT_B)

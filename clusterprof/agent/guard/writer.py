@@ -31,7 +31,7 @@ from ..contracts.plan import Reduction
 from ..contracts.states import State
 from ..contracts.timing import REAL, Clock
 from . import step_log
-from .hardware_sampler import HardwareSampler
+from .hardware_sampler import Asked, HardwareSampler
 from .report_transfer import Reducing, ReportTransfer
 
 #: How often the step log is written, where the plan says nothing else; the first time after a part
@@ -118,6 +118,7 @@ class Writer:
             due_at = min(self.log_at, self.hangs.look_at, self.look_at, self.hardware.due_at)
             due_s = max(0.1, min(due_at - self.clock.now(), self.log_s))
             self.take(states.LOOK_S if self.watching else due_s)
+        self.hardware.end()
         last = (
             self.take_over,
             self.write_hardware,
@@ -141,6 +142,7 @@ class Writer:
             self.jobs.put(self.look)
         if self.listening is not None and self.hangs.overdue(now):
             self.listening.answer(hangs=True)
+            self.hardware.go_on_again()  # its GPU may say why
         if now >= self.look_at:
             self.look_at = now + self.look_s if now < self.soon_until else math.inf
             self.look_for_windows()
@@ -258,10 +260,12 @@ class Writer:
 
         self.on_node.put(make)
 
-    def do_hardware(self, peer: Peer, uses: str, uuid: Optional[str]) -> None:
+    def do_hardware(
+        self, peer: Peer, uses: str, uuid: Optional[str], pci: Optional[str] = None
+    ) -> None:
         """Sample what GPU and node say of themselves, for a while from now on."""
         self.sampled_by = peer.log
-        self.hardware.go_on(uses, uuid)
+        self.hardware.go_on(Asked(uses, uuid, pci))
         self.hardware.turn()  # before a rank's end that has come with it
 
     def do_held(self, peer: Peer, size: int) -> None:

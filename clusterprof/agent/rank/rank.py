@@ -213,8 +213,8 @@ class Rank:
         if captures and not profiled(os.environ):
             hooks.after_import({"torch.version": profilers.kineto.leaves})
         clock = self.me.local_rank in (0, None)
-        recorder = Recorder(plan, outbox, self.began_with, window, clock)
-        counter.attend(recorder.first, recorder.at)  # after the window: no report shows it
+        recorder = Recorder(plan, outbox, self.began_with, window, clock, self.me.rank == 0)
+        counter.attend(recorder.due, recorder.at)  # after the window: no report shows it
         self.recorders.append(recorder)
 
     def make_window(self, plan: Plan, outbox: Outbox, number: int) -> Window:

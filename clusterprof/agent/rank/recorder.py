@@ -4,7 +4,8 @@ and with `--watch` again and again while the job runs.
 torch notes each collective that a process enqueues, with group, sequence number, sizes and time, in
 a ring of some entries. A dump of it, as torch gives it, is handed to the rank's writer after the
 window's last step, between two steps. On NCCL each entry has how long the collective took as well,
-from the moment on that this was switched on for its group.
+from the moment on that this was switched on for its group. torch cannot switch it off again, so
+that before it is seen what it will cost: see `affordable`.
 
 A dump where the ring has no place aborts the process, and nothing tells how many places it has. So
 that is concluded first, and where it is not certain nothing is called. Sources: FlightRecorder.hpp
@@ -21,6 +22,7 @@ import sys
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ..contracts import clocks, paths
+from ..contracts.messages import complain
 from ..contracts.outbox import CUDA, ROCM, Outbox
 from ..contracts.plan import Plan
 from . import hooks
@@ -34,14 +36,18 @@ SIZES_SINCE = (2, 8)
 #: Without them: 2,000 entries from here on, none before.
 ON_SINCE = (2, 11)
 ON = 2_000
-#: An entry takes 20 µs to dump and pack (two H200s, torch 2.11); no training is to wait longer than
-#: 0.4 s.
+#: An entry takes 20 µs (two H200s) to 25 µs (two H100s) to dump and pack, with torch 2.11; no
+#: training is to wait longer than 0.5 s.
 MOST = 20_000
 #: torch's watchdog finds out how long NCCL's collectives took, ten times a second: of those that it
 #: has not looked at the dump knows no duration.
 SETTLE_S = 0.3
 #: A user who has set it has chosen whether collectives are timed.
 TIMING = "TORCH_NCCL_ENABLE_TIMING"
+#: What timing a collective adds to a step (7 to 9 µs on two H100s with torch 2.11, whether the step
+#: is bound by its host or by its GPU; 13 in one of 200 collectives), and which part of a step that
+#: may be; a step is known by so many of them before the window.
+TIMING_NS, TIMING_FRAC, MOST_NOTED = 9_000, 0.005, 8
 #: A backend's functions: its recorder as JSON, and as a pickle, which alone has stacks.
 DUMPS = {
     "nccl": ("_dump_nccl_trace_json", "_dump_nccl_trace"),
@@ -77,9 +83,12 @@ class Recorder:
 
     def __init__(
         self, plan: Plan, outbox: Outbox, began_with: Mapping[str, str],
-        window: Optional[Window], clock: bool,
+        window: Optional[Window], clock: bool, is_first: bool = False,
     ) -> None:  # fmt: skip
-        """`began_with`: the process's first environment. `clock`: read this host's clock here."""
+        """`began_with`: the process's first environment. `clock`: read this host's clock here;
+        `is_first`: it is rank 0, which speaks for the run.
+        """
+        self.is_first = is_first
         self.first, self.end = plan.window
         self.stacks = plan.stacks
         self.outbox = outbox
@@ -90,14 +99,27 @@ class Recorder:
         #: when the window's last step ended (monotonic, s); 0 while it has not
         self.ended_s = 0.0
         self.source: Optional[Source] = None
+        #: when steps before the window ended (monotonic, ns), and how many collectives each group
+        #: had had then
+        self.noted: List[Tuple[int, Dict[Any, int]]] = []
         self.members: Dict[str, Any] = {}
         self.readings: List[Dict[str, Any]] = []
 
+    @property
+    def due(self) -> int:
+        """After how many steps to call `at` first."""
+        return max(self.first - MOST_NOTED, min(self.first, 1))
+
     def at(self, count: int) -> int:
-        """`count` steps have ended: the window begins or ends here, or its dump is due.
+        """`count` steps have ended: the window is near, begins or ends here, or its dump is due.
 
         Returns the count at which to come back, -1 for never.
         """
+        with contextlib.suppress(Exception):  # no group yet, or a backend that does not count
+            if not self.was_open:
+                self.noted.append((self.outbox.clock.now_ns(), counted()))
+        if count < self.first:
+            return count + 1
         if not self.was_open:
             self.open()
             return max(self.end, count + 1)
@@ -119,9 +141,20 @@ class Recorder:
             self.members = members()
             hooks.wrap(sys.modules["torch.distributed"], "destroy_process_group", None, self.hurry)
             if TIMING not in os.environ:
-                for group in groups():
-                    with contextlib.suppress(Exception):  # a backend that cannot
-                        group._enable_collectives_timing()
+                self.time_collectives()
+
+    def time_collectives(self) -> None:
+        """Have NCCL's collectives timed from now on, of as many groups as may be; the rank's state
+        says if not of all.
+        """
+        timed, untimed = affordable(groups(), self.noted)
+        for group in timed:
+            with contextlib.suppress(Exception):  # a backend that cannot
+                group._enable_collectives_timing()
+        if untimed and self.source is not None and self.source.backend == "nccl":
+            self.outbox.state(None, untimed=untimed)
+            if self.is_first:
+                complain("rank 0: %s" % untimed)
 
     def close(self) -> None:
         """The window's last step has ended."""
@@ -235,15 +268,52 @@ def hand_over(
 
 
 def gpu() -> Dict[str, Optional[str]]:
-    """What this process computes on, and the GPU's UUID if torch tells it (from 2.5 on)."""
-    uses, uuid = "", None
+    """What this process computes on, the GPU's UUID if torch tells it (from 2.5 on), and of one of
+    AMD's, which HIP may number otherwise than the kernel does, its PCI address (from 2.9 on).
+    """
+    uses, uuid, pci = "", None, None
     with contextlib.suppress(Exception):  # torch raises what it likes
         torch = sys.modules["torch"]
         if torch.cuda.is_initialized():
             uses = ROCM if torch.version.hip else CUDA
             device = torch.cuda.get_device_properties(torch.cuda.current_device())
             uuid = str(getattr(device, "uuid", "")) or None
-    return {"uses": uses, "uuid": uuid}
+            if uses == ROCM and hasattr(device, "pci_bus_id"):
+                address = device.pci_domain_id, device.pci_bus_id, device.pci_device_id
+                pci = "%04x:%02x:%02x.0" % address
+    return {"uses": uses, "uuid": uuid, **({"pci": pci} if pci else {})}
+
+
+def counted() -> Dict[Any, int]:
+    """How many collectives each group has had; sends and receives are not among them."""
+    return {group: group._get_sequence_number_for_group() for group in groups()}
+
+
+def affordable(every: List[Any], noted: List[Tuple[int, Dict[Any, int]]]) -> Tuple[List[Any], str]:
+    """Those groups whose collectives can be timed for `TIMING_FRAC` of a step, with few first; and
+    what is to be said of the others, "" where there are none.
+
+    `noted`: see `Recorder`. Of fewer than two steps the cost is not known: all are timed.
+    """
+    if len(noted) < 3:
+        return every, ""
+    times = [at_ns for at_ns, _ in noted]
+    lengths = sorted(times[k] - times[k - 1] for k in range(1, len(times)))
+    step_ns, steps = max(lengths[len(lengths) // 2], 1), len(lengths)
+    first, last = noted[0][1], noted[-1][1]
+    calls = {group: (last[group] - first.get(group, 0)) / steps for group in last}
+    left, timed = TIMING_FRAC * step_ns / TIMING_NS, []  # type: float, List[Any]
+    ordered = sorted(every, key=lambda group: calls.get(group, 0.0))
+    for group in ordered:
+        left -= calls.get(group, 0.0)
+        if left < 0:
+            break
+        timed.append(group)
+    untimed = sum(calls[group] for group in ordered[len(timed) :])
+    why = ("%.0f collectives in each step of %.1f ms are not timed, which might take %.1f%% of it: "
+           "%s=1 times them")  # fmt: skip
+    part = 100 * TIMING_NS * untimed / step_ns
+    return timed, why % (untimed, step_ns / 1e6, part, TIMING) if untimed else ""
 
 
 def members() -> Dict[str, Any]:
@@ -298,7 +368,7 @@ class Watching:
     """`--watch`: the rank's recorder, saved again and again; `at` is called between two steps.
 
     All ranks save it at their first step after the same times of the wall clock, so that the dumps
-    hold the same steps. It costs a dump of the ring: 20 µs an entry, 0.4 s at most.
+    hold the same steps. It costs a dump of the ring: 25 µs an entry, 0.5 s at most.
     """
 
     def __init__(

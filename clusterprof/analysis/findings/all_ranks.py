@@ -143,7 +143,7 @@ def _hardware(dataset: Dataset, rank: int) -> list[Difference]:
     """What the worst rank's GPU and node say: flight recorders do not tell which of them it is."""
     compared = Compared(dataset.hardware)
     gpu = compared.of_gpu(rank)
-    return [*([gpu] if gpu else []), *compared.of_node(rank)]
+    return [*([gpu] if gpu else []), *compared.of_errors(rank), *compared.of_node(rank)]
 
 
 def _advice(differences: Sequence[Difference]) -> str:

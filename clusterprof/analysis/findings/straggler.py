@@ -420,6 +420,7 @@ class _Late:
         compared, differences = Compared(self.dataset.hardware), []
         for k, part, *_ in self._shown:
             rank = self.dataset.ranks[k]
+            differences += [(k, error) for error in compared.of_errors(rank)]
             if part == "host" or self.dataset.on_host:
                 differences += [(k, on_node) for on_node in compared.of_node(rank)]
             elif gpu := compared.of_gpu(rank):
