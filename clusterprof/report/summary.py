@@ -287,20 +287,22 @@ class Summary:
         entry = self.results["pace"]
         if entry is None:
             return ""
-        without, under = words.ms(entry["step_ns"]), words.ms(entry["window_step_ns"])
+        of_savings, under = words.ms(entry["step_ns"]), words.ms(entry["window_step_ns"])
+        texts = []
+        if abs(entry["window_step_ns"] / entry["step_ns"] - 1) >= _LEAST_PART:
+            whose = "without the profiler" if entry["without_profiler"] else "in the replay"
+            texts.append(
+                f"{of_savings} per step {whose}, {under} in the window: savings and shares of "
+                "findings are of the former, tables and timeline of the latter"
+            )
         if self.is_window_alone:
             of_a_run = self.results["capture"] or self.results["shallow"]
             tells = "" if of_a_run else ": run the job under clusterprof, which logs the others"
-            return (
-                f"{under} per step under the profiler; no other steps are known, so what the "
-                f"profiler itself causes cannot be determined{tells}"
+            texts.append(
+                f"{'' if texts else f'{under} per step under the profiler; '}no steps without the "
+                f"profiler are known, so what it causes itself cannot be determined{tells}"
             )
-        if abs(entry["window_step_ns"] / entry["step_ns"] - 1) < _LEAST_PART:
-            return ""
-        return (
-            f"{without} per step without the profiler, {under} in the window: savings and shares "
-            "of findings are of the former, tables and timeline of the latter"
-        )
+        return "; ".join(texts)
 
     @property
     def is_window_alone(self) -> bool:

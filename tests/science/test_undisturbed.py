@@ -198,11 +198,20 @@ def test_of_reports_alone_all_rows_have_a_profiler_and_the_text_says_so() -> Non
         ("replay", "saving", [3], True),
     ]
     assert results["headline"][0]["rows"] == found["rows"]
-    caveat = "no other steps are known, so what the profiler itself causes cannot be determined"
+    caveat = "no steps without the profiler are known, so what it causes itself cannot be"
     assert caveat in " ".join(text.render(results).split())
     page = html.render(made.results, made.collectives, made.lanes, title="run")
     assert "nothing outside of the window confirms them" in page
     assert caveat not in text.render(study_with(JOB, looks(3, 5.0)).results)
+
+
+def test_a_replayed_step_of_another_length_is_not_called_one_without_the_profiler() -> None:
+    results = study(simulate(JOB)[0]).results
+    assert results["pace"]
+    results["pace"]["step_ns"] = results["pace"]["window_step_ns"] * 9 // 10
+    printed = " ".join(text.render(results).split())
+    assert "ms per step in the replay, " in printed
+    assert "ms per step without the profiler" not in printed
 
 
 def test_a_window_without_steady_steps_has_the_one_step_that_its_verdict_shows() -> None:

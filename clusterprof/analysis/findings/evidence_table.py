@@ -55,6 +55,10 @@ class _Table:
         row = self.add(source, what, ranks, steps, step_ns, profiler=profiler, count=count)
         self.of_all.append(row)
 
+    def step_by(self, source: EvidenceSource) -> list[int]:
+        """The rows that tell by this source how long a step is."""
+        return [number for number in self.of_all if self.rows[number - 1]["source"] == source]
+
     def is_disturbed(self, steps: Sequence[int]) -> bool:
         """Whether any of these steps is one of the window's, with the profiler there."""
         return not set(self.settled).isdisjoint(steps)
@@ -146,18 +150,23 @@ def _looked_steps(late: Suspect, watch: WatchEntry) -> list[int]:
 def _rows_of(table: _Table, results: Results, finding: Finding) -> list[int]:
     """Add what a finding itself shows; returns all rows that it rests on."""
     numbers: list[int] = []
+    if finding["saving"]:
+        numbers += _saving(table, finding)
+        if pace := results["pace"]:
+            numbers += table.step_by("step logs" if pace["without_profiler"] else "window")
+    if finding["code"].startswith("straggler."):
+        of_ranks = [n for rank in finding["ranks"] for n in table.of_rank.get(rank, ())]
+        # that no look shows them late is evidence as well
+        numbers += of_ranks or table.step_by("looks")
+    return sorted(set(numbers))
+
+
+def _saving(table: _Table, finding: Finding) -> list[int]:
+    """Add what the cause of a finding costs, and what its repair saves."""
     ends = finding["saved_least_ns"], finding["saved_most_ns"]
     ranks, steps = finding["ranks"], finding["steps"]
-    if finding["saving"]:
-        cost, saved = finding["cost_ns_per_step"], finding["saved_ns_per_step"]
-        numbers.append(table.add("window", "cost", ranks, steps, cost, profiler=True))
-        numbers.append(table.add("replay", "saving", ranks, steps, saved, ends, profiler=True))
-        if pace := results["pace"]:
-            tells = ("step logs",) if pace["without_profiler"] else ("window",)
-            numbers += [n for n in table.of_all if table.rows[n - 1]["source"] in tells]
-    if finding["code"].startswith("straggler."):
-        of_ranks = [number for rank in ranks for number in table.of_rank.get(rank, ())]
-        looked = [n for n in table.of_all if table.rows[n - 1]["source"] == "looks"]
-        # that no look shows them late is evidence as well
-        numbers += of_ranks or looked
-    return sorted(set(numbers))
+    cost, saved = finding["cost_ns_per_step"], finding["saved_ns_per_step"]
+    return [
+        table.add("window", "cost", ranks, steps, cost, profiler=True),
+        table.add("replay", "saving", ranks, steps, saved, ends, profiler=True),
+    ]
