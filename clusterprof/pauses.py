@@ -144,7 +144,9 @@ def pauses_of(
         return None
     begin_ns = _middle([log.begin_ns for log in attempts[0].ranks])
     run_ns = _middle([log.end_ns for log in attempts[-1].ranks]) - begin_ns
-    run = _Run(max(run_ns, 1), max(world_size, *(len(attempt.ranks) for attempt in attempts)))
+    run = _Run(
+        max(run_ns, 1), max(world_size, *(1 + log.rank for a in attempts for log in a.ranks))
+    )
     entries = [run.restart(*pair) for pair in pairwise(attempts)]
     for attempt in attempts:
         entries += run.entries(combined(attempt), attempt.disturbed)
@@ -503,7 +505,7 @@ class _Run(NamedTuple):
             "last_ns": max(pause.begin_ns for pause in pauses),
             "steps": sorted({pause.step for pause in longest}),
             "gpu_ns": gpu_ns,
-            "share_of_run": gpu_ns / (self.ns * self.world_size),
+            "share_of_run": min(gpu_ns / (self.ns * self.world_size), 1.0),
             "name": "",
         }
 

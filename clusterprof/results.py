@@ -6,9 +6,32 @@ the definitions behind each number, and what each version has that those before 
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict
+import sys
+from typing import Annotated, Any, Literal, TypedDict
+
+from msgspec import Meta
+
+if sys.version_info >= (3, 11):
+    from typing import NotRequired
+else:
+    from typing_extensions import NotRequired
 
 SCHEMA_VERSION = 3
+
+#: no step takes 104 days; beyond it doubles no longer count nanoseconds
+LONGEST_NS = 1 << 53
+#: ranges of values, by which a file is checked when it is read
+Rank = Annotated[int, Meta(ge=0, lt=1 << 31)]
+Count = Annotated[int, Meta(ge=0, le=1 << 62)]
+Number = Annotated[int, Meta(ge=1, le=1 << 62)]
+#: how long something takes
+Length = Annotated[int, Meta(ge=0, le=LONGEST_NS)]
+StepLength = Annotated[int, Meta(gt=0, le=LONGEST_NS)]
+#: a time, or how much longer or shorter one is
+Time = Annotated[int, Meta(ge=-LONGEST_NS, le=LONGEST_NS)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Percent = Annotated[float, Meta(ge=0, le=100)]
+Ratio = Annotated[float, Meta(ge=0, le=1e300)]
 
 #: the uncertainty of a rank that nothing connects with the reference rank: an hour. It stands for
 #: "unbounded" (a warning says so); nothing smaller than the uncertainty is ever reported
@@ -29,7 +52,7 @@ NODES = "--cuda-graph-trace=node"
 class RankEntry(TypedDict):
     """One rank with a report. A rank without one is in `missing`, and a warning."""
 
-    rank: int
+    rank: Rank
     host: str
     source: str
     profiler: str
@@ -42,7 +65,7 @@ class RankEntry(TypedDict):
 class MissingRank(TypedDict):
     """A missing report: the rank that it should be of, and why there is none."""
 
-    rank: int | None
+    rank: Rank | None
     source: str
     reason: str
 
@@ -50,7 +73,7 @@ class MissingRank(TypedDict):
 class RankClock(TypedDict):
     """`offset_ns` is this rank's wall clock minus the reference rank's at `middle_ns`."""
 
-    rank: int
+    rank: Rank
     offset_ns: int
     drift_ppm: float
     uncertainty_ns: int
@@ -59,18 +82,18 @@ class RankClock(TypedDict):
 class ClockEntry(TypedDict):
     """aligned = wall - offset_ns - drift_ppm * 1e-6 * (wall - middle_ns)."""
 
-    reference_rank: int
+    reference_rank: Rank
     middle_ns: int
     method: str
     ranks: list[RankClock]
     #: the ranks whose bound rests on an assumption (a warning says which) and is not guaranteed
-    assumed: list[int]
+    assumed: list[Rank]
 
 
 class RankAccount(TypedDict):
     """One rank's step, closing exactly: the first five of these add up to its duration."""
 
-    rank: int
+    rank: Rank
     duration_ns: int
     compute_ns: int
     exposed_communication_ns: int
@@ -104,7 +127,7 @@ class OperationEntry(TypedDict):
 
     operation: str
     communicator: str
-    ranks: list[int]
+    ranks: list[Rank]
     calls_per_step: float
     bytes_per_step: int
     communication_ns_per_step: int
@@ -135,7 +158,7 @@ class GroupEntry(TypedDict):
     communicator: str
     #: what the program calls it (`mesh_dp`); empty where neither reports nor flight recorders say
     description: str
-    ranks: list[int]
+    ranks: list[Rank]
     size: int | None
     operations: list[str]
     calls_per_step: float
@@ -147,7 +170,7 @@ class StageEntry(TypedDict):
     """One pipeline stage and its profiled ranks."""
 
     stage: int
-    ranks: list[int]
+    ranks: list[Rank]
 
 
 class TopologyEntry(TypedDict):
@@ -169,28 +192,22 @@ class Repaired(TypedDict):
     """A finding whose cause is repaired in both replays of a saving."""
 
     code: str
-    ranks: list[int]
+    ranks: list[Rank]
 
 
 class LooksSaving(TypedDict):
     """A saving by the looks at a running job: a share of how late the rank was in their steps."""
 
     #: how many steps, in which no profiler was
-    steps: int
+    steps: Count
     lateness_ns: int
-    bound_ns: int
+    bound_ns: Length
     #: which part of a lateness the step loses, by the window's replay, and how far it may be wrong
-    share: float
-    share_uncertainty: float
+    share: Ratio
+    share_uncertainty: Ratio
 
 
-class SavingOfLooks(TypedDict, total=False):
-    """What is left out where the looks do not tell a saving."""
-
-    looks: LooksSaving
-
-
-class Saving(SavingOfLooks):
+class Saving(TypedDict):
     """Where `saved_ns_per_step` is from: replays of one graph with and without the cause."""
 
     #: the mean of the window's steps
@@ -206,6 +223,8 @@ class Saving(SavingOfLooks):
     clocks_ns: int
     #: what is repaired already in both replays, in the order of its repair
     net_of: list[Repaired]
+    #: not there where the looks do not tell a saving
+    looks: NotRequired[LooksSaving]
 
 
 class Combined(TypedDict):
@@ -216,7 +235,7 @@ class Combined(TypedDict):
     #: the findings, those that save most first
     findings: list[Repaired]
     #: of each choice of them (bit k of its place: findings[k] is repaired) the step that remains
-    remaining_ns: list[int]
+    remaining_ns: list[Time]
 
 
 #: what a row of the evidence is from
@@ -227,15 +246,15 @@ class EvidenceRow(TypedDict):
     """One value that sentences rest on, per step (ns)."""
 
     #: from 1, by which findings and sentences name it
-    number: int
+    number: Number
     source: EvidenceSource
     #: "step", "lateness", "cost" or "saving"
     what: str
-    ranks: list[int]
+    ranks: list[Rank]
     #: the first and the last step, and how many; None and 0: those of whole step logs
     first_step: int | None
     last_step: int | None
-    steps: int
+    steps: Count
     value_ns: int
     #: from where to where it lies; None where that is not known
     least_ns: int | None
@@ -244,55 +263,52 @@ class EvidenceRow(TypedDict):
     profiler: bool
 
 
-class NamesRows(TypedDict, total=False):
-    """What is left out where a run has no `evidence_table`."""
-
-    #: the numbers of the rows that it rests on
-    rows: list[int]
-
-
-class Finding(NamesRows):
+class Finding(TypedDict):
     """One finding, with its cost, confidence, evidence and recommendation."""
 
     code: str
     severity: Severity
-    rank: int | None
-    ranks: list[int]
+    rank: Rank | None
+    ranks: list[Rank]
     steps: list[int]
     recurrence: Recurrence
     #: what its cause takes of the window's own steps
     cost_ns_per_step: int
     #: of the step of `pace`: what is saved; where queued work hides it in the window, of the step
     #: that comes then (`saving.long_run`)
-    share_of_step: float
+    share_of_step: Share
     #: by how much a step would be shorter without the cause, once what `saving` is net of is
     #: repaired: a step of the job without the profiler, where its step logs tell that (`pace`)
     saved_ns_per_step: int
     #: the same where nothing else is repaired
     saved_alone_ns: int
     #: from where to where `saved_ns_per_step` lies (95%); the severity is that of the least
-    saved_least_ns: int
-    saved_most_ns: int
+    saved_least_ns: Time
+    saved_most_ns: Time
     #: how far the farther of both is from it
     saved_uncertainty_ns: int
     #: None where nothing can be repaired, and nothing is saved (profiler.perturbation), and where
     #: nothing is replayed: what straggler.shallow saves is its lateness
     saving: Saving | None
-    confidence: float
+    confidence: Share
     summary: str
     evidence: list[dict[str, Any]]
     advice: str
     next: str
+    #: the numbers of the rows of `evidence_table` that it rests on
+    rows: NotRequired[list[Number]]
 
 
-class Sentence(NamesRows):
+class Sentence(TypedDict):
     """A sentence of the verdict, and what it is of."""
 
     #: the finding that it is the first sentence of, or the second; `unknown`: it says that
     #: stragglers cannot be determined; `none`: that there is no straggler, or no finding
     code: str
-    ranks: list[int]
+    ranks: list[Rank]
     text: str
+    #: the numbers of the rows of `evidence_table` that it rests on
+    rows: NotRequired[list[Number]]
 
 
 class KindSlowdown(TypedDict):
@@ -305,7 +321,7 @@ class KindSlowdown(TypedDict):
 class RankSlowdown(TypedDict):
     """S_w of one rank."""
 
-    rank: int
+    rank: Rank
     slowdown: float
 
 
@@ -345,7 +361,7 @@ class PathPart(TypedDict):
 class PathRank(TypedDict):
     """How long the critical path runs through one rank per step, by what binds it."""
 
-    rank: int
+    rank: Rank
     host_ns: int
     compute_ns: int
     communication_ns: int
@@ -376,7 +392,7 @@ class ComputeAbsent(TypedDict):
     The last three are None where a rank computes on its processors, which launch nothing.
     """
 
-    rank: int
+    rank: Rank
     compute_absent_ns: int
     #: all collectives' time (volume), and the part of it that no compute overlaps with
     communication_ns: int
@@ -419,35 +435,19 @@ class Pace(TypedDict):
     window_step_ns: int
 
 
-class WhileLate(TypedDict, total=False):
-    """What is left out where no look was made while the job ran."""
-
-    #: what a step took while the rank was late (ns): its lateness is a share of that
-    step_ns: int
-
-
-class LateInLooks(WhileLate, total=False):
-    """What is left out where the window's own flight recorders show a suspect."""
-
-    #: over how many steps, in which no profiler was, its lateness is the mean
-    looked_steps: int
-    #: its lateness is how much longer steps were than before; else how long its peers waited
-    by_pace: bool
-
-
-class Suspect(LateInLooks):
+class Suspect(TypedDict):
     """A rank that makes others wait, by the flight recorders of all ranks."""
 
-    rank: int
+    rank: Rank
     #: how long its peers wait for it per step, and how far that may be wrong
     lateness_ns: int
-    bound_ns: int
+    bound_ns: Length
     #: the group whose members wait: its name, and its description where it has one
     group: str
     host: str | None
     #: the first step in which it was late, and the last; None where it always was before or after
-    since_step: int | None
-    until_step: int | None
+    since_step: Count | None
+    until_step: Count | None
     #: the steps in which it was late, where it was so in some of them only; lateness is their mean
     #: over all steps. None where it was late in all
     late_steps: list[int] | None
@@ -456,6 +456,13 @@ class Suspect(LateInLooks):
     delays: bool
     #: the program's line of the call to which it comes latest; None where no stacks were recorded
     line: str | None
+    #: what a step took while it was late (ns), which its lateness is a share of; this and the
+    #: following are not there where the window's own flight recorders show it
+    step_ns: NotRequired[Length]
+    #: over how many steps, in which no profiler was, its lateness is the mean
+    looked_steps: NotRequired[Count]
+    #: its lateness is how much longer steps were than before; else how long its peers waited
+    by_pace: NotRequired[bool]
 
 
 class ShallowGroup(TypedDict):
@@ -463,46 +470,36 @@ class ShallowGroup(TypedDict):
 
     name: str
     description: str
-    ranks: list[int]
+    ranks: list[Rank]
 
 
 class ShallowNode(TypedDict):
     """A host with several suspects."""
 
     host: str
-    ranks: list[int]
-    suspects: list[int]
+    ranks: list[Rank]
+    suspects: list[Rank]
 
 
-class LateRanks(TypedDict, total=False):
-    """What files of earlier versions do not have."""
-
-    #: all that were late in any look, whether that delayed others or not
-    late_ranks: list[int]
-
-
-class WatchEntry(LateRanks):
+class WatchEntry(TypedDict):
     """In which steps all ranks were looked at while the job ran (`--watch`)."""
 
-    looks: int
+    looks: Count
     #: the first and the last step that was compared, and how many of those between
-    first_step: int
-    last_step: int
-    steps: int
+    first_step: Count
+    last_step: Count
+    steps: Count
     #: what a step took in the last of these looks (ns)
-    step_ns: int
+    step_ns: Length
+    #: all that were late in any look, whether that delayed others or not; files of earlier versions
+    #: do not have it
+    late_ranks: NotRequired[list[Rank]]
 
 
-class OverTheRun(TypedDict, total=False):
-    """What is left out where no look was made while the job ran."""
-
-    watch: WatchEntry
-
-
-class ShallowResults(OverTheRun):
+class ShallowResults(TypedDict):
     """What the flight recorders and step logs of all ranks show."""
 
-    ranks: list[int]
+    ranks: list[Rank]
     missing: list[MissingRank]
     #: the steps that are compared; their usual length (ns) by the step logs
     steps: list[int]
@@ -515,21 +512,37 @@ class ShallowResults(OverTheRun):
     nodes: list[ShallowNode]
     groups: list[ShallowGroup]
     #: the ranks of each pipeline stage; empty where neither groups nor sends tell
-    stages: list[list[int]]
+    stages: list[list[Rank]]
+    #: not there where no look was made while the job ran
+    watch: NotRequired[WatchEntry]
 
 
 class Sampled(TypedDict):
     """The middle of some samples, and by how much they vary: half of what 68% of them span."""
 
-    median: float
-    spread: float
+    median: Ratio
+    spread: Ratio
+
+
+class SampledShare(TypedDict):
+    """The same of a share."""
+
+    median: Share
+    spread: Share
+
+
+class SampledPercent(TypedDict):
+    """The same of a percentage."""
+
+    median: Percent
+    spread: Percent
 
 
 class ClockReason(TypedDict):
     """Why the driver limits a GPU's clocks, and in which share of its samples under load."""
 
     reason: str
-    share: float
+    share: Share
 
 
 class HardwareEntry(TypedDict):
@@ -538,51 +551,51 @@ class HardwareEntry(TypedDict):
     Of the GPU's samples those count in which it worked: `working_samples`. None: not known.
     """
 
-    rank: int
+    rank: Rank
     host: str | None
     uuid: str | None
     name: str | None
     #: what could not be read, and why; else empty
     note: str
-    samples: int
-    working_samples: int
+    samples: Count
+    working_samples: Count
     sm_mhz: Sampled | None
     #: the highest that the GPU has
-    most_sm_mhz: int | None
-    memory_mhz: int | None
+    most_sm_mhz: Count | None
+    memory_mhz: Count | None
     #: mean, and how far it may be off: twice its standard error
-    power_w: float | None
-    power_uncertainty_w: float | None
-    power_limit_w: float | None
+    power_w: Ratio | None
+    power_uncertainty_w: Ratio | None
+    power_limit_w: Ratio | None
     #: those that there were, the most frequent first
     clock_reasons: list[ClockReason]
     #: the highest
-    temperature_c: int | None
+    temperature_c: Count | None
     #: the highest that there was, and that the GPU can have there
-    pcie_generation: int | None
-    pcie_width: int | None
-    most_pcie_generation: int | None
-    most_pcie_width: int | None
+    pcie_generation: Count | None
+    pcie_width: Count | None
+    most_pcie_generation: Count | None
+    most_pcie_width: Count | None
     #: uncorrected ones from the first sample to the last
-    new_ecc_errors: int | None
+    new_ecc_errors: Count | None
     #: `power_w` over the step that savings are of
-    energy_j_per_step: float | None
-    energy_uncertainty_j: float | None
+    energy_j_per_step: Ratio | None
+    energy_uncertainty_j: Ratio | None
     #: of the node: its load, the share of its processors' time that other virtual machines took,
     #: the percentage of time in which a process waited for memory; of the rank's processors MHz
-    load: float | None
-    steal: Sampled | None
-    memory_pressure: Sampled | None
+    load: Ratio | None
+    steal: SampledShare | None
+    memory_pressure: SampledPercent | None
     cpu_mhz: Sampled | None
 
 
 class RunSize(TypedDict):
     """How many steps a run of clusterprof made in all, and on how many GPUs."""
 
-    steps: int
-    gpus: int
+    steps: Count
+    gpus: Number
     #: what the user says that a GPU costs per hour, in any currency
-    gpu_hour: float | None
+    gpu_hour: Ratio | None
 
 
 #: the job's first steps, which compile and warm up; pauses that are regular; pauses that are not;
@@ -598,31 +611,31 @@ class PauseEntry(TypedDict):
 
     kind: PauseKind
     #: in which attempt of the job; of a restart, which one it began
-    attempt: int
+    attempt: Number
     #: the ranks that have them; [] where most ranks of the job have each
-    ranks: list[int]
-    count: int
+    ranks: list[Rank]
+    count: Number
     #: of a regular series after how many steps, or after which time, a pause follows; else None
-    every_steps: int | None
-    every_ns: int | None
+    every_steps: Number | None
+    every_ns: Number | None
     #: how probable such a series is where pauses come at random; None of other kinds
-    chance: float | None
-    mean_ns: int
-    least_ns: int
-    most_ns: int
+    chance: Share | None
+    mean_ns: Length
+    least_ns: Length
+    most_ns: Length
     #: the longest single step of them as a whole, and the usual one
-    longest_step_ns: int
-    usual_step_ns: int
-    first_step: int
-    last_step: int
+    longest_step_ns: Length
+    usual_step_ns: Length
+    first_step: Count
+    last_step: Count
     #: when the first and the last one began (wall clock, ns)
-    first_ns: int
-    last_ns: int
+    first_ns: Count
+    last_ns: Count
     #: their steps, of many the longest
-    steps: list[int]
+    steps: list[Count]
     #: the time of all ranks that it took together, and which share of theirs in the whole run
-    gpu_ns: int
-    share_of_run: float
+    gpu_ns: Count
+    share_of_run: Share
     #: what a capture or a log names in such a step; empty where nothing tells what it is
     name: str
 
@@ -631,29 +644,18 @@ class PausesResults(TypedDict):
     """What interrupted the run, by the step logs of all ranks."""
 
     #: from the first step of the first attempt to the last one of the last
-    run_ns: int
-    world_size: int
+    run_ns: Number
+    world_size: Number
     #: after how long the first process group gives up; None where it is not known
-    timeout_ns: int | None
+    timeout_ns: Number | None
     #: that is the default of torch's, and not recorded
     timeout_assumed: bool
     #: a rank had so many pauses until this step that of later ones only longer ones were kept
-    longer_only_from: int | None
+    longer_only_from: Count | None
     entries: list[PauseEntry]
 
 
-class OfTheRun(TypedDict, total=False):
-    """What is left out where it is not known."""
-
-    #: by rank
-    hardware: list[HardwareEntry]
-    run_size: RunSize
-    pauses: PausesResults
-    #: not there where reports alone were merged: all evidence is of their window then
-    evidence_table: list[EvidenceRow]
-
-
-class Results(OfTheRun):
+class Results(TypedDict):
     """The whole of results.json."""
 
     schema_version: int
@@ -683,12 +685,17 @@ class Results(OfTheRun):
     #: the same as text: the first line of the text report
     verdict: str
     warnings: list[str]
+    #: by rank; this and the following are not there where they are not known
+    hardware: NotRequired[list[HardwareEntry]]
+    run_size: NotRequired[RunSize]
+    pauses: NotRequired[PausesResults]
+    evidence_table: NotRequired[list[EvidenceRow]]
 
 
 class CalledEntry(TypedDict):
     """One rank's part of a call; what it waits in or called last, where it did not join."""
 
-    rank: int
+    rank: Rank
     joined: bool
     operation: str
     sequence: int
@@ -707,10 +714,10 @@ class HangEntry(TypedDict):
     description: str
     sequence: int
     operation: str
-    ranks: list[int]
+    ranks: list[Rank]
     #: it is one of `ranks`, and which one cannot be determined
     one_of: bool
-    waiting: list[int]
+    waiting: list[Rank]
     called: list[CalledEntry]
 
 
@@ -719,10 +726,10 @@ class HangResults(TypedDict):
 
     schema_version: int
     clusterprof_version: str
-    dumps: list[int]
+    dumps: list[Rank]
     missing: list[MissingRank]
     #: ranks that wait for others
-    waiting: list[int]
+    waiting: list[Rank]
     hang: list[HangEntry]
     verdict: str
     warnings: list[str]
@@ -736,11 +743,11 @@ class MeasuredFinding(TypedDict):
 
     code: str
     severity: Severity
-    rank: int | None
-    ranks: list[int]
-    saved_ns_per_step: int
-    saved_alone_ns: int
-    saved_uncertainty_ns: int
+    rank: Rank | None
+    ranks: list[Rank]
+    saved_ns_per_step: Time
+    saved_alone_ns: Time
+    saved_uncertainty_ns: Time
     share_of_step: float
     summary: str
 
@@ -748,12 +755,12 @@ class MeasuredFinding(TypedDict):
 class StepParts(TypedDict):
     """One step's account as the mean over the profiled ranks (see `RankAccount`), ns."""
 
-    duration_ns: int
-    compute_ns: int
-    exposed_communication_ns: int
-    exposed_copy_ns: int
-    idle_ns: int
-    exposed_wait_ns: int
+    duration_ns: StepLength
+    compute_ns: Time
+    exposed_communication_ns: Time
+    exposed_copy_ns: Time
+    idle_ns: Time
+    exposed_wait_ns: Time
 
 
 class MeasuredRun(TypedDict):
@@ -769,17 +776,17 @@ class MeasuredRun(TypedDict):
     group_sizes: list[int]
     devices: list[str]
     profilers: list[str]
-    profiled: list[int]
+    profiled: list[Rank]
     #: the script or module that ran, without its arguments; empty where no manifest says
     program: str
     #: the mean step (ns) of each block of consecutive steps outside of all windows, by the step
     #: log of the middle rank, and of how many steps they are; [] and 0 where these are too few
-    outside_ns: list[int]
+    outside_ns: list[StepLength]
     outside_steps: int
     #: each steady-state step of the window, its parts as the mean over the profiled ranks
     window: list[StepParts]
     #: see `ComputeAbsent`: the mean over ranks; None where it is not known
-    blocking_ns: int | None
+    blocking_ns: Time | None
     findings: list[MeasuredFinding]
 
 
@@ -816,8 +823,8 @@ class ComparedFinding(TypedDict):
     """A finding of A, of B, or of both, above severity info in one of them."""
 
     code: str
-    ranks: list[int]
-    rank: int | None
+    ranks: list[Rank]
+    rank: Rank | None
     state: State
     severity: Severity
     #: what its repair saves once those before it are repaired, and alone: the mean over the runs (0

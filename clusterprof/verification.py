@@ -116,14 +116,9 @@ def _undetermined(a: MeasuredRun, b: MeasuredRun) -> Verification:
 
 
 def _check(name: str, results: Results) -> None:
-    """Raise ReportError for savings that a damaged or edited file states."""
+    """Raise ReportError where a damaged or edited file lacks the step of a choice of repairs."""
     combined = results["combined"]
-    times = [ns for f in results["findings"] for ns in (f["saved_least_ns"], f["saved_most_ns"])]
-    times += combined["remaining_ns"] if combined else []
-    choices = len(combined["remaining_ns"]) if combined else 1
-    if any(abs(ns) > comparison.LONGEST_NS for ns in times) or (
-        combined and choices != 1 << len(combined["findings"])
-    ):
+    if combined and len(combined["remaining_ns"]) != 1 << len(combined["findings"]):
         raise ReportError(
             f"{name} is damaged: no repair can save what it states",
             "merge the run again: clusterprof merge RUN",
