@@ -21,17 +21,22 @@ SCHEMA_VERSION = 3
 #: no step takes 104 days; beyond it doubles no longer count nanoseconds
 LONGEST_NS = 1 << 53
 #: ranges of values, by which a file is checked when it is read
+#: differences of whole numbers have 64 bits, and so have those of all times and sizes
+Whole = Annotated[int, Meta(gt=-(1 << 62), lt=1 << 62)]
+Real = Annotated[float, Meta(ge=-1e300, le=1e300)]
 Rank = Annotated[int, Meta(ge=0, lt=1 << 31)]
-Count = Annotated[int, Meta(ge=0, le=1 << 62)]
-Number = Annotated[int, Meta(ge=1, le=1 << 62)]
+Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
+Number = Annotated[int, Meta(ge=1, lt=1 << 62)]
 #: how long something takes
 Length = Annotated[int, Meta(ge=0, le=LONGEST_NS)]
 StepLength = Annotated[int, Meta(gt=0, le=LONGEST_NS)]
+#: the number of a step, of which none is so high
+Step = Annotated[int, Meta(ge=0, lt=LONGEST_NS)]
 #: a time, or how much longer or shorter one is
 Time = Annotated[int, Meta(ge=-LONGEST_NS, le=LONGEST_NS)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Percent = Annotated[float, Meta(ge=0, le=100)]
-Ratio = Annotated[float, Meta(ge=0, le=1e300)]
+Amount = Annotated[float, Meta(ge=0, le=1e300)]
 
 #: the uncertainty of a rank that nothing connects with the reference rank: an hour. It stands for
 #: "unbounded" (a warning says so); nothing smaller than the uncertainty is ever reported
@@ -56,7 +61,7 @@ class RankEntry(TypedDict):
     host: str
     source: str
     profiler: str
-    world_size: int | None
+    world_size: Whole | None
     device: str
     #: of what it ran on, as far as its report says: `driver`, `CUDA driver`, `CUDA`, `NCCL`
     versions: dict[str, str]
@@ -74,16 +79,16 @@ class RankClock(TypedDict):
     """`offset_ns` is this rank's wall clock minus the reference rank's at `middle_ns`."""
 
     rank: Rank
-    offset_ns: int
-    drift_ppm: float
-    uncertainty_ns: int
+    offset_ns: Whole
+    drift_ppm: Real
+    uncertainty_ns: Whole
 
 
 class ClockEntry(TypedDict):
     """aligned = wall - offset_ns - drift_ppm * 1e-6 * (wall - middle_ns)."""
 
     reference_rank: Rank
-    middle_ns: int
+    middle_ns: Whole
     method: str
     ranks: list[RankClock]
     #: the ranks whose bound rests on an assumption (a warning says which) and is not guaranteed
@@ -94,15 +99,15 @@ class RankAccount(TypedDict):
     """One rank's step, closing exactly: the first five of these add up to its duration."""
 
     rank: Rank
-    duration_ns: int
-    compute_ns: int
-    exposed_communication_ns: int
-    exposed_copy_ns: int
-    idle_ns: int
+    duration_ns: Whole
+    compute_ns: Whole
+    exposed_communication_ns: Whole
+    exposed_copy_ns: Whole
+    idle_ns: Whole
     #: union of all collectives, exposed or overlapped
-    communication_ns: int
+    communication_ns: Whole
     #: the part of the exposed communication that is waiting for a later rank
-    exposed_wait_ns: int
+    exposed_wait_ns: Whole
 
 
 class StepEntry(TypedDict):
@@ -111,10 +116,10 @@ class StepEntry(TypedDict):
     `begin_ns` is when the first rank began it, on the reference rank's clock.
     """
 
-    step: int
+    step: Whole
     settled: bool
-    begin_ns: int
-    duration_ns: int
+    begin_ns: Whole
+    duration_ns: Whole
     ranks: list[RankAccount]
 
 
@@ -128,21 +133,21 @@ class OperationEntry(TypedDict):
     operation: str
     communicator: str
     ranks: list[Rank]
-    calls_per_step: float
-    bytes_per_step: int
-    communication_ns_per_step: int
+    calls_per_step: Real
+    bytes_per_step: Whole
+    communication_ns_per_step: Whole
     #: the part of it that no compute overlaps with, each moment counted once
-    exposed_ns_per_step: int
+    exposed_ns_per_step: Whole
     #: the part of the exposed time before the last member's arrival
-    exposed_wait_ns_per_step: int
+    exposed_wait_ns_per_step: Whole
 
 
 class CollectivesEntry(TypedDict):
     """How many collectives were matched over all their profiled members, and how many not."""
 
-    matched: int
-    incomplete: int
-    unmatched: int
+    matched: Whole
+    incomplete: Whole
+    unmatched: Whole
     #: the most exposed first
     by_operation: list[OperationEntry]
 
@@ -159,17 +164,17 @@ class GroupEntry(TypedDict):
     #: what the program calls it (`mesh_dp`); empty where neither reports nor flight recorders say
     description: str
     ranks: list[Rank]
-    size: int | None
+    size: Whole | None
     operations: list[str]
-    calls_per_step: float
-    confidence: float
+    calls_per_step: Real
+    confidence: Real
     why: str
 
 
 class StageEntry(TypedDict):
     """One pipeline stage and its profiled ranks."""
 
-    stage: int
+    stage: Whole
     ranks: list[Rank]
 
 
@@ -178,14 +183,14 @@ class TopologyEntry(TypedDict):
 
     groups: list[GroupEntry]
     stages: list[StageEntry]
-    stage_count: int | None
+    stage_count: Whole | None
 
 
 class Replayed(TypedDict):
     """The replayed step (ns) with a finding's cause, and without it."""
 
-    step_ns: int
-    without_ns: int
+    step_ns: Whole
+    without_ns: Whole
 
 
 class Repaired(TypedDict):
@@ -200,11 +205,11 @@ class LooksSaving(TypedDict):
 
     #: how many steps, in which no profiler was
     steps: Count
-    lateness_ns: int
-    bound_ns: Length
+    lateness_ns: Whole
+    bound_ns: Count
     #: which part of a lateness the step loses, by the window's replay, and how far it may be wrong
-    share: Ratio
-    share_uncertainty: Ratio
+    share: Amount
+    share_uncertainty: Amount
 
 
 class Saving(TypedDict):
@@ -218,9 +223,9 @@ class Saving(TypedDict):
     #: queued work hides the cause in the window; `looks` where these have shown the rank late
     stated: Literal["window", "long_run", "looks"]
     #: what the window's steady-state steps save, one after the other
-    each_ns: list[int]
+    each_ns: list[Whole]
     #: what the clocks add to the uncertainty: by how much the saving changes within their bounds
-    clocks_ns: int
+    clocks_ns: Whole
     #: what is repaired already in both replays, in the order of its repair
     net_of: list[Repaired]
     #: not there where the looks do not tell a saving
@@ -252,13 +257,13 @@ class EvidenceRow(TypedDict):
     what: str
     ranks: list[Rank]
     #: the first and the last step, and how many; None and 0: those of whole step logs
-    first_step: int | None
-    last_step: int | None
+    first_step: Whole | None
+    last_step: Whole | None
     steps: Count
-    value_ns: int
+    value_ns: Whole
     #: from where to where it lies; None where that is not known
-    least_ns: int | None
-    most_ns: int | None
+    least_ns: Whole | None
+    most_ns: Whole | None
     #: a profiler was there in these steps, or in some of them
     profiler: bool
 
@@ -270,23 +275,23 @@ class Finding(TypedDict):
     severity: Severity
     rank: Rank | None
     ranks: list[Rank]
-    steps: list[int]
+    steps: list[Whole]
     recurrence: Recurrence
     #: what its cause takes of the window's own steps
-    cost_ns_per_step: int
+    cost_ns_per_step: Whole
     #: of the step of `pace`: what is saved; where queued work hides it in the window, of the step
     #: that comes then (`saving.long_run`)
     share_of_step: Share
     #: by how much a step would be shorter without the cause, once what `saving` is net of is
     #: repaired: a step of the job without the profiler, where its step logs tell that (`pace`)
-    saved_ns_per_step: int
+    saved_ns_per_step: Whole
     #: the same where nothing else is repaired
-    saved_alone_ns: int
+    saved_alone_ns: Whole
     #: from where to where `saved_ns_per_step` lies (95%); the severity is that of the least
     saved_least_ns: Time
     saved_most_ns: Time
     #: how far the farther of both is from it
-    saved_uncertainty_ns: int
+    saved_uncertainty_ns: Whole
     #: None where nothing can be repaired, and nothing is saved (profiler.perturbation), and where
     #: nothing is replayed: what straggler.shallow saves is its lateness
     saving: Saving | None
@@ -315,14 +320,14 @@ class KindSlowdown(TypedDict):
     """S_t: "host", "compute", "copy", or a collective's operation."""
 
     what: str
-    slowdown: float
+    slowdown: Real
 
 
 class RankSlowdown(TypedDict):
     """S_w of one rank."""
 
     rank: Rank
-    slowdown: float
+    slowdown: Real
 
 
 class Slowdown(TypedDict):
@@ -333,16 +338,16 @@ class Slowdown(TypedDict):
     """
 
     #: the step over the ideal step; None where `left_out` says why
-    S: float | None
-    ideal_step_ns: int | None
+    S: Real | None
+    ideal_step_ns: Whole | None
     #: the same where all but one kind of activity, or all but one rank, is ideal
     S_t: list[KindSlowdown]
     S_w: list[RankSlowdown]
     #: which part of the slowdown goes if only the slowest 3% of these ranks (by S_w), or only the
     #: last pipeline stage, are ideal: at most all. None where S is below 1.01 or there is no such
     #: stage
-    M_W: float | None
-    M_S: float | None
+    M_W: Real | None
+    M_S: Real | None
     #: what is not computed, and why; empty where all is
     left_out: str
 
@@ -351,22 +356,22 @@ class PathPart(TypedDict):
     """What one kind of activity takes on the critical path, per step."""
 
     what: What
-    path_ns: int
+    path_ns: Whole
     #: what it takes per rank, on the path or not: the mean over the profiled ranks
-    mean_ns: int
+    mean_ns: Whole
     #: profiled ranks x max(path_ns - mean_ns, 0): GPU time lost to its imbalance (Scalasca)
-    imbalance_gpu_ns: int
+    imbalance_gpu_ns: Whole
 
 
 class PathRank(TypedDict):
     """How long the critical path runs through one rank per step, by what binds it."""
 
     rank: Rank
-    host_ns: int
-    compute_ns: int
-    communication_ns: int
-    copy_ns: int
-    idle_ns: int
+    host_ns: Whole
+    compute_ns: Whole
+    communication_ns: Whole
+    copy_ns: Whole
+    idle_ns: Whole
 
 
 class CriticalPath(TypedDict):
@@ -376,14 +381,14 @@ class CriticalPath(TypedDict):
     """
 
     #: the replayed steps: the longest run of steady-state steps without a gap
-    steps: list[int]
-    step_ns: int
+    steps: list[Whole]
+    step_ns: Whole
     #: the replay is of the job as it runs without the profiler
     without_profiler: bool
     parts: list[PathPart]
     ranks: list[PathRank]
     #: the part of "idle" that no recorded length explains; the rest are latencies
-    unexplained_ns: int
+    unexplained_ns: Whole
 
 
 class ComputeAbsent(TypedDict):
@@ -393,34 +398,34 @@ class ComputeAbsent(TypedDict):
     """
 
     rank: Rank
-    compute_absent_ns: int
+    compute_absent_ns: Whole
     #: all collectives' time (volume), and the part of it that no compute overlaps with
-    communication_ns: int
-    exposed_communication_ns: int
+    communication_ns: Whole
+    exposed_communication_ns: Whole
     #: no compute kernel was launched yet
-    launch_bound_ns: int | None
+    launch_bound_ns: Whole | None
     #: one was launched, and communication ran: what overlapping can recover
-    blocking_ns: int | None
+    blocking_ns: Whole | None
     #: one was launched, and waited for something else: a copy, another stream, a latency
-    dependency_stalled_ns: int | None
+    dependency_stalled_ns: Whole | None
 
 
 class StepTimes(TypedDict):
     """Median step durations over some ranks; None where there were too few steps."""
 
-    before_ns: int | None
-    inside_ns: int | None
-    after_ns: int | None
+    before_ns: Whole | None
+    inside_ns: Whole | None
+    after_ns: Whole | None
     #: by how much `after_ns` may exceed `before_ns` by chance; None: too few steps to tell
-    after_uncertainty_ns: int | None
+    after_uncertainty_ns: Whole | None
 
 
 class CaptureCost(TypedDict):
     """What profiling cost the training, by the step logs of all ranks."""
 
     #: the longest stall of a profiled rank when the profiler started, and when it stopped
-    stall_start_ns: int
-    stall_stop_ns: int | None
+    stall_start_ns: Whole
+    stall_stop_ns: Whole | None
     profiled: StepTimes
     #: the ranks of the job that were not profiled; None where all were
     unprofiled: StepTimes | None
@@ -429,10 +434,10 @@ class CaptureCost(TypedDict):
 class Pace(TypedDict):
     """The mean step (ns) that all savings and shares of findings are of, and that of the window."""
 
-    step_ns: int
+    step_ns: Whole
     #: it is that of the job without the profiler, as its step logs tell; else the window's
     without_profiler: bool
-    window_step_ns: int
+    window_step_ns: Whole
 
 
 class Suspect(TypedDict):
@@ -440,17 +445,17 @@ class Suspect(TypedDict):
 
     rank: Rank
     #: how long its peers wait for it per step, and how far that may be wrong
-    lateness_ns: int
-    bound_ns: Length
+    lateness_ns: Whole
+    bound_ns: Count
     #: the group whose members wait: its name, and its description where it has one
     group: str
     host: str | None
     #: the first step in which it was late, and the last; None where it always was before or after
-    since_step: Count | None
-    until_step: Count | None
+    since_step: Step | None
+    until_step: Step | None
     #: the steps in which it was late, where it was so in some of them only; lateness is their mean
     #: over all steps. None where it was late in all
-    late_steps: list[int] | None
+    late_steps: list[Whole] | None
     #: its peers' work is delayed by as much; else they wait, and whether that delays their work
     #: cannot be determined from flight recorders
     delays: bool
@@ -486,8 +491,8 @@ class WatchEntry(TypedDict):
 
     looks: Count
     #: the first and the last step that was compared, and how many of those between
-    first_step: Count
-    last_step: Count
+    first_step: Step
+    last_step: Step
     steps: Count
     #: what a step took in the last of these looks (ns)
     step_ns: Length
@@ -502,8 +507,8 @@ class ShallowResults(TypedDict):
     ranks: list[Rank]
     missing: list[MissingRank]
     #: the steps that are compared; their usual length (ns) by the step logs
-    steps: list[int]
-    step_ns: int
+    steps: list[Whole]
+    step_ns: Whole
     #: how lateness is known: how long each member was in a call, or when it called by one clock
     by: Literal["durations", "clock", "nothing"]
     #: of the window, and of the whole run where it was watched
@@ -520,8 +525,8 @@ class ShallowResults(TypedDict):
 class Sampled(TypedDict):
     """The middle of some samples, and by how much they vary: half of what 68% of them span."""
 
-    median: Ratio
-    spread: Ratio
+    median: Amount
+    spread: Amount
 
 
 class SampledShare(TypedDict):
@@ -564,9 +569,9 @@ class HardwareEntry(TypedDict):
     most_sm_mhz: Count | None
     memory_mhz: Count | None
     #: mean, and how far it may be off: twice its standard error
-    power_w: Ratio | None
-    power_uncertainty_w: Ratio | None
-    power_limit_w: Ratio | None
+    power_w: Amount | None
+    power_uncertainty_w: Amount | None
+    power_limit_w: Amount | None
     #: those that there were, the most frequent first
     clock_reasons: list[ClockReason]
     #: the highest
@@ -579,11 +584,11 @@ class HardwareEntry(TypedDict):
     #: uncorrected ones from the first sample to the last
     new_ecc_errors: Count | None
     #: `power_w` over the step that savings are of
-    energy_j_per_step: Ratio | None
-    energy_uncertainty_j: Ratio | None
+    energy_j_per_step: Amount | None
+    energy_uncertainty_j: Amount | None
     #: of the node: its load, the share of its processors' time that other virtual machines took,
     #: the percentage of time in which a process waited for memory; of the rank's processors MHz
-    load: Ratio | None
+    load: Amount | None
     steal: SampledShare | None
     memory_pressure: SampledPercent | None
     cpu_mhz: Sampled | None
@@ -595,7 +600,7 @@ class RunSize(TypedDict):
     steps: Count
     gpus: Number
     #: what the user says that a GPU costs per hour, in any currency
-    gpu_hour: Ratio | None
+    gpu_hour: Amount | None
 
 
 #: the job's first steps, which compile and warm up; pauses that are regular; pauses that are not;
@@ -626,13 +631,13 @@ class PauseEntry(TypedDict):
     #: the longest single step of them as a whole, and the usual one
     longest_step_ns: Length
     usual_step_ns: Length
-    first_step: Count
-    last_step: Count
+    first_step: Step
+    last_step: Step
     #: when the first and the last one began (wall clock, ns)
     first_ns: Count
     last_ns: Count
     #: their steps, of many the longest
-    steps: list[Count]
+    steps: list[Step]
     #: the time of all ranks that it took together, and which share of theirs in the whole run
     gpu_ns: Count
     share_of_run: Share
@@ -658,7 +663,7 @@ class PausesResults(TypedDict):
 class Results(TypedDict):
     """The whole of results.json."""
 
-    schema_version: int
+    schema_version: Whole
     clusterprof_version: str
     ranks: list[RankEntry]
     missing: list[MissingRank]
@@ -698,7 +703,7 @@ class CalledEntry(TypedDict):
     rank: Rank
     joined: bool
     operation: str
-    sequence: int
+    sequence: Whole
     input_sizes: str
     output_sizes: str
     input_types: str
@@ -712,7 +717,7 @@ class HangEntry(TypedDict):
     cause: str
     group: str
     description: str
-    sequence: int
+    sequence: Whole
     operation: str
     ranks: list[Rank]
     #: it is one of `ranks`, and which one cannot be determined
@@ -724,7 +729,7 @@ class HangEntry(TypedDict):
 class HangResults(TypedDict):
     """What `clusterprof merge FOLDER --json` prints of dumps of flight recorders alone."""
 
-    schema_version: int
+    schema_version: Whole
     clusterprof_version: str
     dumps: list[Rank]
     missing: list[MissingRank]
@@ -748,7 +753,7 @@ class MeasuredFinding(TypedDict):
     saved_ns_per_step: Time
     saved_alone_ns: Time
     saved_uncertainty_ns: Time
-    share_of_step: float
+    share_of_step: Real
     summary: str
 
 
@@ -770,10 +775,10 @@ class MeasuredRun(TypedDict):
     name: str
     clusterprof_version: str
     #: None where neither reports nor run say
-    world_size: int | None
+    world_size: Whole | None
     #: pipeline stages, and the sizes of all communicators; None and [] where they are not known
-    stages: int | None
-    group_sizes: list[int]
+    stages: Whole | None
+    group_sizes: list[Whole]
     devices: list[str]
     profilers: list[str]
     profiled: list[Rank]
@@ -782,7 +787,7 @@ class MeasuredRun(TypedDict):
     #: the mean step (ns) of each block of consecutive steps outside of all windows, by the step
     #: log of the middle rank, and of how many steps they are; [] and 0 where these are too few
     outside_ns: list[StepLength]
-    outside_steps: int
+    outside_steps: Whole
     #: each steady-state step of the window, its parts as the mean over the profiled ranks
     window: list[StepParts]
     #: see `ComputeAbsent`: the mean over ranks; None where it is not known
@@ -793,7 +798,7 @@ class MeasuredRun(TypedDict):
 class Baseline(TypedDict):
     """A named baseline: one or several runs of one job."""
 
-    baseline_version: int
+    baseline_version: Whole
     clusterprof_version: str
     runs: list[MeasuredRun]
 
@@ -805,11 +810,11 @@ class Change(TypedDict):
     """One time per step of A and of B (ns), and what may be claimed of its change."""
 
     what: str
-    a_ns: int
-    b_ns: int
-    change_ns: int
+    a_ns: Whole
+    b_ns: Whole
+    change_ns: Whole
     #: half-width of the change's 95% interval
-    noise_ns: int
+    noise_ns: Whole
     #: "none" where the change is within the noise
     direction: Direction
 
@@ -829,20 +834,20 @@ class ComparedFinding(TypedDict):
     severity: Severity
     #: what its repair saves once those before it are repaired, and alone: the mean over the runs (0
     #: where it is not found), ns
-    a_saved_ns: int
-    a_alone_ns: int
-    b_saved_ns: int
-    b_alone_ns: int
-    noise_ns: int
+    a_saved_ns: Whole
+    a_alone_ns: Whole
+    b_saved_ns: Whole
+    b_alone_ns: Whole
+    noise_ns: Whole
     #: by which share of B's step it saves more than in A
-    share_of_step: float
+    share_of_step: Real
     summary: str
 
 
 class Comparison(TypedDict):
     """What `clusterprof compare A B --json` prints."""
 
-    comparison_version: int
+    comparison_version: Whole
     clusterprof_version: str
     verdict: str
     a: list[str]
@@ -850,8 +855,8 @@ class Comparison(TypedDict):
     #: which steps `step` is of: those outside the window by the step logs, or the window's
     steps_from: Literal["step logs", "window"]
     #: how many steps these are of each side, over its runs
-    a_steps: int
-    b_steps: int
+    a_steps: Whole
+    b_steps: Whole
     step: Change
     #: the window's steps, and the parts that add up to them; [] where a side has none
     parts: list[Change]
@@ -881,16 +886,16 @@ class PredictedSaving(TypedDict):
 
     findings: list[Repaired]
     basis: Basis
-    saved_ns: int
+    saved_ns: Whole
     #: from where to where it lies (95%)
-    saved_least_ns: int
-    saved_most_ns: int
+    saved_least_ns: Whole
+    saved_most_ns: Whole
 
 
 class Verification(TypedDict):
     """What `clusterprof verify RUN NEWRUN --json` prints: RUN is A, NEWRUN is B."""
 
-    verification_version: int
+    verification_version: Whole
     clusterprof_version: str
     verdict: str
     a: str
@@ -902,8 +907,8 @@ class Verification(TypedDict):
     predicted: PredictedSaving | None
     #: the undisturbed steps of both, as `clusterprof compare` has them
     step: Change | None
-    a_steps: int
-    b_steps: int
+    a_steps: Whole
+    b_steps: Whole
     #: what has become of the findings
     findings: list[ComparedFinding]
     notes: list[str]

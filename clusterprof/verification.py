@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from clusterprof import __version__, comparison, console, words
-from clusterprof.errors import ClusterprofError, ReportError, UsageError
+from clusterprof.errors import ClusterprofError, UsageError
 from clusterprof.merge_run import job_record
 from clusterprof.report.comparison_text import heading
 from clusterprof.results import (
@@ -78,7 +78,6 @@ def verify(old: Path, new: Path, asked: Asked) -> Verification:
     """What `old` states, by the steps of `new`. Raises ReportError; UsageError: no such finding."""
     window, results = comparison.read_run(old)
     a, b = comparison.of_run(old, window, results), comparison.measured(new)
-    _check(str(old), results)
     verification = _undetermined(a, b)
     try:
         repaired = _repaired(results, asked)
@@ -113,16 +112,6 @@ def _undetermined(a: MeasuredRun, b: MeasuredRun) -> Verification:
         "findings": [],
         "notes": [],
     }
-
-
-def _check(name: str, results: Results) -> None:
-    """Raise ReportError where a damaged or edited file lacks the step of a choice of repairs."""
-    combined = results["combined"]
-    if combined and len(combined["remaining_ns"]) != 1 << len(combined["findings"]):
-        raise ReportError(
-            f"{name} is damaged: no repair can save what it states",
-            "merge the run again: clusterprof merge RUN",
-        )
 
 
 def _repaired(results: Results, asked: Asked) -> list[Finding]:

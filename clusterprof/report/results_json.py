@@ -125,6 +125,9 @@ def _contradictions(results: Results) -> Iterator[str]:
     """What no results have although each value may be, with its place."""
     ranks, rows = _rank_count(results), len(results.get("evidence_table", ()))
     first_step = min((0, *(step["step"] for step in results["steps"])))
+    combined = results["combined"]
+    if combined and len(combined["remaining_ns"]) != 1 << len(combined["findings"]):
+        yield "There is no step for each choice of `findings` - at `$.combined.remaining_ns`"
     for place, record in _records(results):
         problems = (*_unordered(record), *_beyond(record, ranks, rows, first_step))
         yield from (f"{problem} - at `${place}`" for problem in problems)

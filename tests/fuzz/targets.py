@@ -457,7 +457,7 @@ def _verbs_read(chosen: str, changes: Sequence[Change]) -> None:
                 own = [str(run.path), *(window if verb is collect else ())]
                 verb.main(verb.__name__.rpartition(".")[2], own, None)
         if chosen.startswith("ranks/"):
-            results = json.loads((run.merged / "results.json").read_text())
+            results = results_json.read(run.merged / "results.json")
             assert 0 in [each["rank"] for each in results["ranks"]], "the good rank is gone"
 
 
