@@ -20,7 +20,8 @@ SCHEMA_VERSION = 3
 
 #: no step takes 104 days; beyond it doubles no longer count nanoseconds
 LONGEST_NS = 1 << 53
-#: ranges of values, by which a file is checked when it is read
+# ranges of values, by which a file is checked when it is read
+
 #: differences of whole numbers have 64 bits, and so have those of all times and sizes
 Whole = Annotated[int, Meta(gt=-(1 << 62), lt=1 << 62)]
 Real = Annotated[float, Meta(ge=-1e300, le=1e300)]
