@@ -150,6 +150,10 @@ fuzz: $(READY) ## spoil everything that is read, for SECONDS, and see that it en
 readme: $(READY) ## write the outputs and the picture in README.md anew
 	@$(BIN)/python scripts/readme.py
 
+.PHONY: schema
+schema: $(READY) ## write docs/results.schema.json anew, from the types of results.json
+	@$(BIN)/python scripts/results_schema.py
+
 .PHONY: man
 man: $(READY) ## build the manual page, build/man/clusterprof.1
 	@mkdir -p build/man

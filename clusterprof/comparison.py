@@ -70,8 +70,6 @@ _REFUTED = 6.9
 _LEVEL = 0.95
 #: blocks of steps: at most so many, of so many steps at least; fewer blocks tell no spread
 _BLOCKS, LEAST_STEPS, LEAST_BLOCKS = 20, 4, 4
-#: no step takes 104 days; beyond it doubles no longer count nanoseconds
-LONGEST_NS = 2**53
 #: of 20 blocks a correlation is known to some 0.2 only
 _MOST_ALIKE = 0.8
 #: the scaled median absolute deviation of normal values is their standard deviation
@@ -299,7 +297,7 @@ def compare(a: Sequence[MeasuredRun], b: Sequence[MeasuredRun]) -> Comparison:
     """Compare. Raises MergeError where no step can be, ReportError where a number is no time."""
     runs = (*a, *b)
     for run in runs:
-        _check_times(run)
+        results_json.check(Path(run["name"]), run, MeasuredRun)
     by_logs, parts = all(run["outside_ns"] for run in runs), _parts_changed(a, b)
     step = _step_changed(a, b, parts)
     steps = [run["outside_steps"] if by_logs else len(run["window"]) for run in runs]
@@ -337,22 +335,6 @@ def _step_changed(
         "both need two steady-state steps in their windows, or step logs of twenty steps "
         "outside of them",
     )
-
-
-def _check_times(run: MeasuredRun) -> None:
-    """Raise ReportError for times of a damaged or edited file that no step or saving can have."""
-    steps = [*run["outside_ns"], *(step["duration_ns"] for step in run["window"])]
-    times = [*steps, run["blocking_ns"] or 0]
-    for step in run["window"]:
-        times += cast("Sequence[int]", step.values())
-    for finding in run["findings"]:
-        times += [finding["saved_ns_per_step"], finding["saved_alone_ns"]]
-        times.append(finding["saved_uncertainty_ns"])
-    if wrong := [ns for ns in steps if ns <= 0] + [ns for ns in times if abs(ns) > LONGEST_NS]:
-        raise ReportError(
-            f"{run['name']} is damaged: a step or a part of it cannot take {wrong[0]} ns",
-            "merge the run again, or save the baseline again: clusterprof merge RUN",
-        )
 
 
 def _parts_changed(a: Sequence[MeasuredRun], b: Sequence[MeasuredRun]) -> list[Change]:

@@ -24,7 +24,7 @@ import numpy as np
 from clusterprof import words
 from clusterprof.agent.guard.long_steps import GRADE
 from clusterprof.columns import Ints, Stretches, integers, matched, order_by, texts
-from clusterprof.results import PauseEntry, PauseKind, PausesResults
+from clusterprof.results import LONGEST_NS, PauseEntry, PauseKind, PausesResults
 from clusterprof.tables import GARBAGE, RankTables
 
 #: in so many jobs, of which each has pauses at random, chance may name one series
@@ -49,8 +49,6 @@ _LONGER, _SHORTER = 2.0, 0.25
 _FIRST_STEPS, _CLOSE = 20, 5
 #: this part of a pause is made up for by the steps after it: it was a wait for queued work
 _MADE_UP_FRAC = 0.5
-#: no step of a job takes a quarter of a year
-_LONGEST_NS = 1 << 53
 #: after this part of a process group's timeout a pause is warned of
 NEAR_FRAC = 0.5
 #: torch's own timeouts of process groups: of NCCL, of all others
@@ -144,26 +142,20 @@ def pauses_of(
         return None
     begin_ns = _middle([log.begin_ns for log in attempts[0].ranks])
     run_ns = _middle([log.end_ns for log in attempts[-1].ranks]) - begin_ns
-    run = _Run(max(run_ns, 1), max(world_size, *(len(attempt.ranks) for attempt in attempts)))
+    logs = [log for attempt in attempts for log in attempt.ranks]
+    run = _Run(max(run_ns, 1), max(world_size, *(1 + log.rank for log in logs)))
     entries = [run.restart(*pair) for pair in pairwise(attempts)]
     for attempt in attempts:
         entries += run.entries(combined(attempt), attempt.disturbed)
     if not entries:
         return None
+    full = [steps for log in logs if len(steps := log.pauses["step"]) >= GRADE]
     return {
         "run_ns": run.ns,
         "world_size": run.world_size,
         "timeout_ns": timeout.ns if timeout else None,
         "timeout_assumed": bool(timeout and timeout.is_assumed),
-        "longer_only_from": min(
-            (
-                int(log.pauses["step"][GRADE - 1])
-                for attempt in attempts
-                for log in attempt.ranks
-                if len(log.pauses["step"]) >= GRADE
-            ),
-            default=None,
-        ),
+        "longer_only_from": min((int(steps[GRADE - 1]) for steps in full), default=None),
         "entries": sorted(entries, key=lambda entry: (entry["first_ns"], entry["kind"])),
     }
 
@@ -185,7 +177,8 @@ def combined(attempt: Attempt) -> list[Pause]:
     excess = end - begin - usual
     kept = (made_up < _MADE_UP_FRAC * excess) & (made_up >= 0)
     # what no log of ours holds
-    kept &= (step >= 0) & (begin >= 0) & (usual > 0) & (end - begin < _LONGEST_NS)
+    kept &= (step >= 0) & (step < LONGEST_NS) & (begin >= 0) & (usual > 0)
+    kept &= end - begin < LONGEST_NS
     for window in attempt.disturbed:
         kept &= (step < window.start) | (step >= window.stop)
     rows = np.flatnonzero(kept)
@@ -503,7 +496,7 @@ class _Run(NamedTuple):
             "last_ns": max(pause.begin_ns for pause in pauses),
             "steps": sorted({pause.step for pause in longest}),
             "gpu_ns": gpu_ns,
-            "share_of_run": gpu_ns / (self.ns * self.world_size),
+            "share_of_run": min(gpu_ns / (self.ns * self.world_size), 1.0),
             "name": "",
         }
 

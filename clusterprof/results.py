@@ -6,9 +6,38 @@ the definitions behind each number, and what each version has that those before 
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict
+import sys
+from typing import Annotated, Any, Literal, TypedDict
+
+from msgspec import Meta
+
+if sys.version_info >= (3, 11):
+    from typing import NotRequired
+else:
+    from typing_extensions import NotRequired
 
 SCHEMA_VERSION = 3
+
+#: no step takes 104 days; beyond it doubles no longer count nanoseconds
+LONGEST_NS = 1 << 53
+# ranges of values, by which a file is checked when it is read
+
+#: differences of whole numbers have 64 bits, and so have those of all times and sizes
+Whole = Annotated[int, Meta(gt=-(1 << 62), lt=1 << 62)]
+Real = Annotated[float, Meta(ge=-1e300, le=1e300)]
+Rank = Annotated[int, Meta(ge=0, lt=1 << 31)]
+Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
+Number = Annotated[int, Meta(ge=1, lt=1 << 62)]
+#: how long something takes
+Length = Annotated[int, Meta(ge=0, le=LONGEST_NS)]
+StepLength = Annotated[int, Meta(gt=0, le=LONGEST_NS)]
+#: the number of a step, of which none is so high
+Step = Annotated[int, Meta(ge=0, lt=LONGEST_NS)]
+#: a time, or how much longer or shorter one is
+Time = Annotated[int, Meta(ge=-LONGEST_NS, le=LONGEST_NS)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Percent = Annotated[float, Meta(ge=0, le=100)]
+Amount = Annotated[float, Meta(ge=0, le=1e300)]
 
 #: the uncertainty of a rank that nothing connects with the reference rank: an hour. It stands for
 #: "unbounded" (a warning says so); nothing smaller than the uncertainty is ever reported
@@ -32,11 +61,11 @@ SHALLOW_STRAGGLER = "straggler.shallow"
 class RankEntry(TypedDict):
     """One rank with a report. A rank without one is in `missing`, and a warning."""
 
-    rank: int
+    rank: Rank
     host: str
     source: str
     profiler: str
-    world_size: int | None
+    world_size: Whole | None
     device: str
     #: of what it ran on, as far as its report says: `driver`, `CUDA driver`, `CUDA`, `NCCL`
     versions: dict[str, str]
@@ -45,7 +74,7 @@ class RankEntry(TypedDict):
 class MissingRank(TypedDict):
     """A missing report: the rank that it should be of, and why there is none."""
 
-    rank: int | None
+    rank: Rank | None
     source: str
     reason: str
 
@@ -53,36 +82,36 @@ class MissingRank(TypedDict):
 class RankClock(TypedDict):
     """`offset_ns` is this rank's wall clock minus the reference rank's at `middle_ns`."""
 
-    rank: int
-    offset_ns: int
-    drift_ppm: float
-    uncertainty_ns: int
+    rank: Rank
+    offset_ns: Whole
+    drift_ppm: Real
+    uncertainty_ns: Whole
 
 
 class ClockEntry(TypedDict):
     """aligned = wall - offset_ns - drift_ppm * 1e-6 * (wall - middle_ns)."""
 
-    reference_rank: int
-    middle_ns: int
+    reference_rank: Rank
+    middle_ns: Whole
     method: str
     ranks: list[RankClock]
     #: the ranks whose bound rests on an assumption (a warning says which) and is not guaranteed
-    assumed: list[int]
+    assumed: list[Rank]
 
 
 class RankAccount(TypedDict):
     """One rank's step, closing exactly: the first five of these add up to its duration."""
 
-    rank: int
-    duration_ns: int
-    compute_ns: int
-    exposed_communication_ns: int
-    exposed_copy_ns: int
-    idle_ns: int
+    rank: Rank
+    duration_ns: Whole
+    compute_ns: Whole
+    exposed_communication_ns: Whole
+    exposed_copy_ns: Whole
+    idle_ns: Whole
     #: union of all collectives, exposed or overlapped
-    communication_ns: int
+    communication_ns: Whole
     #: the part of the exposed communication that is waiting for a later rank
-    exposed_wait_ns: int
+    exposed_wait_ns: Whole
 
 
 class StepEntry(TypedDict):
@@ -91,10 +120,10 @@ class StepEntry(TypedDict):
     `begin_ns` is when the first rank began it, on the reference rank's clock.
     """
 
-    step: int
+    step: Whole
     settled: bool
-    begin_ns: int
-    duration_ns: int
+    begin_ns: Whole
+    duration_ns: Whole
     ranks: list[RankAccount]
 
 
@@ -107,22 +136,22 @@ class OperationEntry(TypedDict):
 
     operation: str
     communicator: str
-    ranks: list[int]
-    calls_per_step: float
-    bytes_per_step: int
-    communication_ns_per_step: int
+    ranks: list[Rank]
+    calls_per_step: Real
+    bytes_per_step: Whole
+    communication_ns_per_step: Whole
     #: the part of it that no compute overlaps with, each moment counted once
-    exposed_ns_per_step: int
+    exposed_ns_per_step: Whole
     #: the part of the exposed time before the last member's arrival
-    exposed_wait_ns_per_step: int
+    exposed_wait_ns_per_step: Whole
 
 
 class CollectivesEntry(TypedDict):
     """How many collectives were matched over all their profiled members, and how many not."""
 
-    matched: int
-    incomplete: int
-    unmatched: int
+    matched: Whole
+    incomplete: Whole
+    unmatched: Whole
     #: the most exposed first
     by_operation: list[OperationEntry]
 
@@ -138,19 +167,19 @@ class GroupEntry(TypedDict):
     communicator: str
     #: what the program calls it (`mesh_dp`); empty where neither reports nor flight recorders say
     description: str
-    ranks: list[int]
-    size: int | None
+    ranks: list[Rank]
+    size: Whole | None
     operations: list[str]
-    calls_per_step: float
-    confidence: float
+    calls_per_step: Real
+    confidence: Real
     why: str
 
 
 class StageEntry(TypedDict):
     """One pipeline stage and its profiled ranks."""
 
-    stage: int
-    ranks: list[int]
+    stage: Whole
+    ranks: list[Rank]
 
 
 class TopologyEntry(TypedDict):
@@ -158,42 +187,36 @@ class TopologyEntry(TypedDict):
 
     groups: list[GroupEntry]
     stages: list[StageEntry]
-    stage_count: int | None
+    stage_count: Whole | None
 
 
 class Replayed(TypedDict):
     """The replayed step (ns) with a finding's cause, and without it."""
 
-    step_ns: int
-    without_ns: int
+    step_ns: Whole
+    without_ns: Whole
 
 
 class Repaired(TypedDict):
     """A finding whose cause is repaired in both replays of a saving."""
 
     code: str
-    ranks: list[int]
+    ranks: list[Rank]
 
 
 class LooksSaving(TypedDict):
     """A saving by the looks at a running job: a share of how late the rank was in their steps."""
 
     #: how many steps, in which no profiler was
-    steps: int
-    lateness_ns: int
-    bound_ns: int
+    steps: Count
+    lateness_ns: Whole
+    bound_ns: Count
     #: which part of a lateness the step loses, by the window's replay, and how far it may be wrong
-    share: float
-    share_uncertainty: float
+    share: Amount
+    share_uncertainty: Amount
 
 
-class SavingOfLooks(TypedDict, total=False):
-    """What is left out where the looks do not tell a saving."""
-
-    looks: LooksSaving
-
-
-class Saving(SavingOfLooks):
+class Saving(TypedDict):
     """Where `saved_ns_per_step` is from: replays of one graph with and without the cause."""
 
     #: the mean of the window's steps
@@ -204,11 +227,13 @@ class Saving(SavingOfLooks):
     #: queued work hides the cause in the window; `looks` where these have shown the rank late
     stated: Literal["window", "long_run", "looks"]
     #: what the window's steady-state steps save, one after the other
-    each_ns: list[int]
+    each_ns: list[Whole]
     #: what the clocks add to the uncertainty: by how much the saving changes within their bounds
-    clocks_ns: int
+    clocks_ns: Whole
     #: what is repaired already in both replays, in the order of its repair
     net_of: list[Repaired]
+    #: not there where the looks do not tell a saving
+    looks: NotRequired[LooksSaving]
 
 
 class Combined(TypedDict):
@@ -219,7 +244,7 @@ class Combined(TypedDict):
     #: the findings, those that save most first
     findings: list[Repaired]
     #: of each choice of them (bit k of its place: findings[k] is repaired) the step that remains
-    remaining_ns: list[int]
+    remaining_ns: list[Time]
 
 
 #: what a row of the evidence is from
@@ -230,86 +255,83 @@ class EvidenceRow(TypedDict):
     """One value that sentences rest on, per step (ns)."""
 
     #: from 1, by which findings and sentences name it
-    number: int
+    number: Number
     source: EvidenceSource
     #: "step", "lateness", "cost" or "saving"
     what: str
-    ranks: list[int]
+    ranks: list[Rank]
     #: the first and the last step, and how many; None and 0: those of whole step logs
-    first_step: int | None
-    last_step: int | None
-    steps: int
-    value_ns: int
+    first_step: Whole | None
+    last_step: Whole | None
+    steps: Count
+    value_ns: Whole
     #: from where to where it lies; None where that is not known
-    least_ns: int | None
-    most_ns: int | None
+    least_ns: Whole | None
+    most_ns: Whole | None
     #: a profiler was there in these steps, or in some of them
     profiler: bool
 
 
-class NamesRows(TypedDict, total=False):
-    """What is left out where a run has no `evidence_table`."""
-
-    #: the numbers of the rows that it rests on
-    rows: list[int]
-
-
-class Finding(NamesRows):
+class Finding(TypedDict):
     """One finding, with its cost, confidence, evidence and recommendation."""
 
     code: str
     severity: Severity
-    rank: int | None
-    ranks: list[int]
-    steps: list[int]
+    rank: Rank | None
+    ranks: list[Rank]
+    steps: list[Whole]
     recurrence: Recurrence
     #: what its cause takes of the window's own steps
-    cost_ns_per_step: int
+    cost_ns_per_step: Whole
     #: of the step of `pace`: what is saved; where queued work hides it in the window, of the step
     #: that comes then (`saving.long_run`)
-    share_of_step: float
+    share_of_step: Share
     #: by how much a step would be shorter without the cause, once what `saving` is net of is
     #: repaired: a step of the job without the profiler, where its step logs tell that (`pace`)
-    saved_ns_per_step: int
+    saved_ns_per_step: Whole
     #: the same where nothing else is repaired
-    saved_alone_ns: int
+    saved_alone_ns: Whole
     #: from where to where `saved_ns_per_step` lies (95%); the severity is that of the least
-    saved_least_ns: int
-    saved_most_ns: int
+    saved_least_ns: Time
+    saved_most_ns: Time
     #: how far the farther of both is from it
-    saved_uncertainty_ns: int
+    saved_uncertainty_ns: Whole
     #: None where nothing can be repaired, and nothing is saved (profiler.perturbation), and where
     #: nothing is replayed: what straggler.shallow saves is its lateness
     saving: Saving | None
-    confidence: float
+    confidence: Share
     summary: str
     evidence: list[dict[str, Any]]
     advice: str
     next: str
+    #: the numbers of the rows of `evidence_table` that it rests on
+    rows: NotRequired[list[Number]]
 
 
-class Sentence(NamesRows):
+class Sentence(TypedDict):
     """A sentence of the verdict, and what it is of."""
 
     #: the finding that it is the first sentence of, or the second; `unknown`: it says that
     #: stragglers cannot be determined; `none`: that there is no straggler, or no finding
     code: str
-    ranks: list[int]
+    ranks: list[Rank]
     text: str
+    #: the numbers of the rows of `evidence_table` that it rests on
+    rows: NotRequired[list[Number]]
 
 
 class KindSlowdown(TypedDict):
     """S_t: "host", "compute", "copy", or a collective's operation."""
 
     what: str
-    slowdown: float
+    slowdown: Real
 
 
 class RankSlowdown(TypedDict):
     """S_w of one rank."""
 
-    rank: int
-    slowdown: float
+    rank: Rank
+    slowdown: Real
 
 
 class Slowdown(TypedDict):
@@ -320,16 +342,16 @@ class Slowdown(TypedDict):
     """
 
     #: the step over the ideal step; None where `left_out` says why
-    S: float | None
-    ideal_step_ns: int | None
+    S: Real | None
+    ideal_step_ns: Whole | None
     #: the same where all but one kind of activity, or all but one rank, is ideal
     S_t: list[KindSlowdown]
     S_w: list[RankSlowdown]
     #: which part of the slowdown goes if only the slowest 3% of these ranks (by S_w), or only the
     #: last pipeline stage, are ideal: at most all. None where S is below 1.01 or there is no such
     #: stage
-    M_W: float | None
-    M_S: float | None
+    M_W: Real | None
+    M_S: Real | None
     #: what is not computed, and why; empty where all is
     left_out: str
 
@@ -338,22 +360,22 @@ class PathPart(TypedDict):
     """What one kind of activity takes on the critical path, per step."""
 
     what: What
-    path_ns: int
+    path_ns: Whole
     #: what it takes per rank, on the path or not: the mean over the profiled ranks
-    mean_ns: int
+    mean_ns: Whole
     #: profiled ranks x max(path_ns - mean_ns, 0): GPU time lost to its imbalance (Scalasca)
-    imbalance_gpu_ns: int
+    imbalance_gpu_ns: Whole
 
 
 class PathRank(TypedDict):
     """How long the critical path runs through one rank per step, by what binds it."""
 
-    rank: int
-    host_ns: int
-    compute_ns: int
-    communication_ns: int
-    copy_ns: int
-    idle_ns: int
+    rank: Rank
+    host_ns: Whole
+    compute_ns: Whole
+    communication_ns: Whole
+    copy_ns: Whole
+    idle_ns: Whole
 
 
 class CriticalPath(TypedDict):
@@ -363,14 +385,14 @@ class CriticalPath(TypedDict):
     """
 
     #: the replayed steps: the longest run of steady-state steps without a gap
-    steps: list[int]
-    step_ns: int
+    steps: list[Whole]
+    step_ns: Whole
     #: the replay is of the job as it runs without the profiler
     without_profiler: bool
     parts: list[PathPart]
     ranks: list[PathRank]
     #: the part of "idle" that no recorded length explains; the rest are latencies
-    unexplained_ns: int
+    unexplained_ns: Whole
 
 
 class ComputeAbsent(TypedDict):
@@ -379,35 +401,35 @@ class ComputeAbsent(TypedDict):
     The last three are None where a rank computes on its processors, which launch nothing.
     """
 
-    rank: int
-    compute_absent_ns: int
+    rank: Rank
+    compute_absent_ns: Whole
     #: all collectives' time (volume), and the part of it that no compute overlaps with
-    communication_ns: int
-    exposed_communication_ns: int
+    communication_ns: Whole
+    exposed_communication_ns: Whole
     #: no compute kernel was launched yet
-    launch_bound_ns: int | None
+    launch_bound_ns: Whole | None
     #: one was launched, and communication ran: what overlapping can recover
-    blocking_ns: int | None
+    blocking_ns: Whole | None
     #: one was launched, and waited for something else: a copy, another stream, a latency
-    dependency_stalled_ns: int | None
+    dependency_stalled_ns: Whole | None
 
 
 class StepTimes(TypedDict):
     """Median step durations over some ranks; None where there were too few steps."""
 
-    before_ns: int | None
-    inside_ns: int | None
-    after_ns: int | None
+    before_ns: Whole | None
+    inside_ns: Whole | None
+    after_ns: Whole | None
     #: by how much `after_ns` may exceed `before_ns` by chance; None: too few steps to tell
-    after_uncertainty_ns: int | None
+    after_uncertainty_ns: Whole | None
 
 
 class CaptureCost(TypedDict):
     """What profiling cost the training, by the step logs of all ranks."""
 
     #: the longest stall of a profiled rank when the profiler started, and when it stopped
-    stall_start_ns: int
-    stall_stop_ns: int | None
+    stall_start_ns: Whole
+    stall_stop_ns: Whole | None
     profiled: StepTimes
     #: the ranks of the job that were not profiled; None where all were
     unprofiled: StepTimes | None
@@ -416,49 +438,40 @@ class CaptureCost(TypedDict):
 class Pace(TypedDict):
     """The mean step (ns) that all savings and shares of findings are of, and that of the window."""
 
-    step_ns: int
+    step_ns: Whole
     #: it is that of the job without the profiler, as its step logs tell; else the window's
     without_profiler: bool
-    window_step_ns: int
+    window_step_ns: Whole
 
 
-class WhileLate(TypedDict, total=False):
-    """What is left out where no look was made while the job ran."""
-
-    #: what a step took while the rank was late (ns): its lateness is a share of that
-    step_ns: int
-
-
-class LateInLooks(WhileLate, total=False):
-    """What is left out where the window's own flight recorders show a suspect."""
-
-    #: over how many steps, in which no profiler was, its lateness is the mean
-    looked_steps: int
-    #: its lateness is how much longer steps were than before; else how long its peers waited
-    by_pace: bool
-
-
-class Suspect(LateInLooks):
+class Suspect(TypedDict):
     """A rank that makes others wait, by the flight recorders of all ranks."""
 
-    rank: int
+    rank: Rank
     #: how long its peers wait for it per step, and how far that may be wrong
-    lateness_ns: int
-    bound_ns: int
+    lateness_ns: Whole
+    bound_ns: Count
     #: the group whose members wait: its name, and its description where it has one
     group: str
     host: str | None
     #: the first step in which it was late, and the last; None where it always was before or after
-    since_step: int | None
-    until_step: int | None
+    since_step: Step | None
+    until_step: Step | None
     #: the steps in which it was late, where it was so in some of them only; lateness is their mean
     #: over all steps. None where it was late in all
-    late_steps: list[int] | None
+    late_steps: list[Whole] | None
     #: its peers' work is delayed by as much; else they wait, and whether that delays their work
     #: cannot be determined from flight recorders
     delays: bool
     #: the program's line of the call to which it comes latest; None where no stacks were recorded
     line: str | None
+    #: what a step took while it was late (ns), which its lateness is a share of; this and the
+    #: following are not there where the window's own flight recorders show it
+    step_ns: NotRequired[Length]
+    #: over how many steps, in which no profiler was, its lateness is the mean
+    looked_steps: NotRequired[Count]
+    #: its lateness is how much longer steps were than before; else how long its peers waited
+    by_pace: NotRequired[bool]
 
 
 class ShallowGroup(TypedDict):
@@ -466,57 +479,47 @@ class ShallowGroup(TypedDict):
 
     name: str
     description: str
-    ranks: list[int]
+    ranks: list[Rank]
 
 
 class ShallowNode(TypedDict):
     """A host with several suspects."""
 
     host: str
-    ranks: list[int]
-    suspects: list[int]
+    ranks: list[Rank]
+    suspects: list[Rank]
 
 
 class LateSteps(TypedDict):
     """In about how many of the steps of all looks a rank was late."""
 
-    rank: int
-    steps: int
+    rank: Rank
+    steps: Count
 
 
-class LateInLooks(TypedDict, total=False):
-    """What files of earlier versions do not have."""
-
-    #: of all ranks that were late in any look, whether that delayed others or not
-    late: list[LateSteps]
-
-
-class WatchEntry(LateInLooks):
+class WatchEntry(TypedDict):
     """In which steps all ranks were looked at while the job ran (`--watch`)."""
 
-    looks: int
+    looks: Count
     #: the first and the last step that was compared, and how many of those between
-    first_step: int
-    last_step: int
-    steps: int
+    first_step: Step
+    last_step: Step
+    steps: Count
     #: what a step took in the last of these looks (ns)
-    step_ns: int
+    step_ns: Length
+    #: of all ranks that were late in any look, whether that delayed others or not; files of earlier
+    #: versions do not have it
+    late: NotRequired[list[LateSteps]]
 
 
-class OverTheRun(TypedDict, total=False):
-    """What is left out where no look was made while the job ran."""
-
-    watch: WatchEntry
-
-
-class ShallowResults(OverTheRun):
+class ShallowResults(TypedDict):
     """What the flight recorders and step logs of all ranks show."""
 
-    ranks: list[int]
+    ranks: list[Rank]
     missing: list[MissingRank]
     #: the steps that are compared; their usual length (ns) by the step logs
-    steps: list[int]
-    step_ns: int
+    steps: list[Whole]
+    step_ns: Whole
     #: how lateness is known: how long each member was in a call, or when it called by one clock
     by: Literal["durations", "clock", "nothing"]
     #: of the window, and of the whole run where it was watched
@@ -525,94 +528,105 @@ class ShallowResults(OverTheRun):
     nodes: list[ShallowNode]
     groups: list[ShallowGroup]
     #: the ranks of each pipeline stage; empty where neither groups nor sends tell
-    stages: list[list[int]]
+    stages: list[list[Rank]]
+    #: not there where no look was made while the job ran
+    watch: NotRequired[WatchEntry]
 
 
 class Sampled(TypedDict):
     """The middle of some samples, and by how much they vary: half of what 68% of them span."""
 
-    median: float
-    spread: float
+    median: Amount
+    spread: Amount
+
+
+class SampledShare(TypedDict):
+    """The same of a share."""
+
+    median: Share
+    spread: Share
+
+
+class SampledPercent(TypedDict):
+    """The same of a percentage."""
+
+    median: Percent
+    spread: Percent
 
 
 class ClockReason(TypedDict):
     """Why the driver limits a GPU's clocks, and in which share of its samples under load."""
 
     reason: str
-    share: float
+    share: Share
 
 
 class XidEntry(TypedDict):
     """An error that NVIDIA's driver reported of a GPU, and between which times (wall clock, ns)."""
 
-    xid: int
-    after_ns: int
-    until_ns: int
+    xid: Whole
+    after_ns: Whole
+    until_ns: Whole
     #: in which of the rank's steps, from one to the other; None: not known
-    first_step: int | None
-    last_step: int | None
+    first_step: Step | None
+    last_step: Step | None
 
 
-class OfSomeGpus(TypedDict, total=False):
-    """What the hardware of few ranks has."""
-
-    #: not there for NVML; else "amdgpu", which does not tell why clocks are limited
-    driver: str
-    #: from the first sample to the rank's end
-    xids: list[XidEntry]
-
-
-class HardwareEntry(OfSomeGpus):
+class HardwareEntry(TypedDict):
     """What the GPU and the node of one rank said of themselves around looks and captures.
 
     Of the GPU's samples those count in which it worked: `working_samples`. None: not known.
     """
 
-    rank: int
+    rank: Rank
     host: str | None
     uuid: str | None
     name: str | None
     #: what could not be read, and why; else empty
     note: str
-    samples: int
-    working_samples: int
+    samples: Count
+    working_samples: Count
     sm_mhz: Sampled | None
     #: the highest that the GPU has
-    most_sm_mhz: int | None
-    memory_mhz: int | None
+    most_sm_mhz: Count | None
+    memory_mhz: Count | None
     #: mean, and how far it may be off: twice its standard error
-    power_w: float | None
-    power_uncertainty_w: float | None
-    power_limit_w: float | None
+    power_w: Amount | None
+    power_uncertainty_w: Amount | None
+    power_limit_w: Amount | None
     #: those that there were, the most frequent first
     clock_reasons: list[ClockReason]
     #: the highest
-    temperature_c: int | None
+    temperature_c: Count | None
     #: the highest that there was, and that the GPU can have there
-    pcie_generation: int | None
-    pcie_width: int | None
-    most_pcie_generation: int | None
-    most_pcie_width: int | None
+    pcie_generation: Count | None
+    pcie_width: Count | None
+    most_pcie_generation: Count | None
+    most_pcie_width: Count | None
     #: uncorrected ones from the first sample to the last
-    new_ecc_errors: int | None
+    new_ecc_errors: Count | None
     #: `power_w` over the step that savings are of
-    energy_j_per_step: float | None
-    energy_uncertainty_j: float | None
+    energy_j_per_step: Amount | None
+    energy_uncertainty_j: Amount | None
     #: of the node: its load, the share of its processors' time that other virtual machines took,
     #: the percentage of time in which a process waited for memory; of the rank's processors MHz
-    load: float | None
-    steal: Sampled | None
-    memory_pressure: Sampled | None
+    load: Amount | None
+    steal: SampledShare | None
+    memory_pressure: SampledPercent | None
     cpu_mhz: Sampled | None
+    #: not there for NVML; else "amdgpu", which does not tell why clocks are limited
+    driver: NotRequired[str]
+    #: errors that the driver reported, from the first sample to the rank's end
+    xids: NotRequired[list[XidEntry]]
 
 
 class RunSize(TypedDict):
     """How many steps a run of clusterprof made in all, and on how many GPUs."""
 
-    steps: int
-    gpus: int
+    steps: Count
+    gpus: Number
     #: what the user says that a GPU costs per hour, in any currency
-    gpu_hour: float | None
+    gpu_hour: Amount | None
 
 
 #: the job's first steps, which compile and warm up; pauses that are regular; pauses that are not;
@@ -628,31 +642,31 @@ class PauseEntry(TypedDict):
 
     kind: PauseKind
     #: in which attempt of the job; of a restart, which one it began
-    attempt: int
+    attempt: Number
     #: the ranks that have them; [] where most ranks of the job have each
-    ranks: list[int]
-    count: int
+    ranks: list[Rank]
+    count: Number
     #: of a regular series after how many steps, or after which time, a pause follows; else None
-    every_steps: int | None
-    every_ns: int | None
+    every_steps: Number | None
+    every_ns: Number | None
     #: how probable such a series is where pauses come at random; None of other kinds
-    chance: float | None
-    mean_ns: int
-    least_ns: int
-    most_ns: int
+    chance: Share | None
+    mean_ns: Length
+    least_ns: Length
+    most_ns: Length
     #: the longest single step of them as a whole, and the usual one
-    longest_step_ns: int
-    usual_step_ns: int
-    first_step: int
-    last_step: int
+    longest_step_ns: Length
+    usual_step_ns: Length
+    first_step: Step
+    last_step: Step
     #: when the first and the last one began (wall clock, ns)
-    first_ns: int
-    last_ns: int
+    first_ns: Count
+    last_ns: Count
     #: their steps, of many the longest
-    steps: list[int]
+    steps: list[Step]
     #: the time of all ranks that it took together, and which share of theirs in the whole run
-    gpu_ns: int
-    share_of_run: float
+    gpu_ns: Count
+    share_of_run: Share
     #: what a capture or a log names in such a step; empty where nothing tells what it is
     name: str
 
@@ -661,32 +675,21 @@ class PausesResults(TypedDict):
     """What interrupted the run, by the step logs of all ranks."""
 
     #: from the first step of the first attempt to the last one of the last
-    run_ns: int
-    world_size: int
+    run_ns: Number
+    world_size: Number
     #: after how long the first process group gives up; None where it is not known
-    timeout_ns: int | None
+    timeout_ns: Number | None
     #: that is the default of torch's, and not recorded
     timeout_assumed: bool
     #: a rank had so many pauses until this step that of later ones only longer ones were kept
-    longer_only_from: int | None
+    longer_only_from: Count | None
     entries: list[PauseEntry]
 
 
-class OfTheRun(TypedDict, total=False):
-    """What is left out where it is not known."""
-
-    #: by rank
-    hardware: list[HardwareEntry]
-    run_size: RunSize
-    pauses: PausesResults
-    #: not there where reports alone were merged: all evidence is of their window then
-    evidence_table: list[EvidenceRow]
-
-
-class Results(OfTheRun):
+class Results(TypedDict):
     """The whole of results.json."""
 
-    schema_version: int
+    schema_version: Whole
     clusterprof_version: str
     ranks: list[RankEntry]
     missing: list[MissingRank]
@@ -713,15 +716,20 @@ class Results(OfTheRun):
     #: the same as text: the first line of the text report
     verdict: str
     warnings: list[str]
+    #: by rank; this and the following are not there where they are not known
+    hardware: NotRequired[list[HardwareEntry]]
+    run_size: NotRequired[RunSize]
+    pauses: NotRequired[PausesResults]
+    evidence_table: NotRequired[list[EvidenceRow]]
 
 
 class CalledEntry(TypedDict):
     """One rank's part of a call; what it waits in or called last, where it did not join."""
 
-    rank: int
+    rank: Rank
     joined: bool
     operation: str
-    sequence: int
+    sequence: Whole
     input_sizes: str
     output_sizes: str
     input_types: str
@@ -735,24 +743,24 @@ class HangEntry(TypedDict):
     cause: str
     group: str
     description: str
-    sequence: int
+    sequence: Whole
     operation: str
-    ranks: list[int]
+    ranks: list[Rank]
     #: it is one of `ranks`, and which one cannot be determined
     one_of: bool
-    waiting: list[int]
+    waiting: list[Rank]
     called: list[CalledEntry]
 
 
 class HangResults(TypedDict):
     """What `clusterprof merge FOLDER --json` prints of dumps of flight recorders alone."""
 
-    schema_version: int
+    schema_version: Whole
     clusterprof_version: str
-    dumps: list[int]
+    dumps: list[Rank]
     missing: list[MissingRank]
     #: ranks that wait for others
-    waiting: list[int]
+    waiting: list[Rank]
     hang: list[HangEntry]
     verdict: str
     warnings: list[str]
@@ -766,24 +774,24 @@ class MeasuredFinding(TypedDict):
 
     code: str
     severity: Severity
-    rank: int | None
-    ranks: list[int]
-    saved_ns_per_step: int
-    saved_alone_ns: int
-    saved_uncertainty_ns: int
-    share_of_step: float
+    rank: Rank | None
+    ranks: list[Rank]
+    saved_ns_per_step: Time
+    saved_alone_ns: Time
+    saved_uncertainty_ns: Time
+    share_of_step: Real
     summary: str
 
 
 class StepParts(TypedDict):
     """One step's account as the mean over the profiled ranks (see `RankAccount`), ns."""
 
-    duration_ns: int
-    compute_ns: int
-    exposed_communication_ns: int
-    exposed_copy_ns: int
-    idle_ns: int
-    exposed_wait_ns: int
+    duration_ns: StepLength
+    compute_ns: Time
+    exposed_communication_ns: Time
+    exposed_copy_ns: Time
+    idle_ns: Time
+    exposed_wait_ns: Time
 
 
 class MeasuredRun(TypedDict):
@@ -793,30 +801,30 @@ class MeasuredRun(TypedDict):
     name: str
     clusterprof_version: str
     #: None where neither reports nor run say
-    world_size: int | None
+    world_size: Whole | None
     #: pipeline stages, and the sizes of all communicators; None and [] where they are not known
-    stages: int | None
-    group_sizes: list[int]
+    stages: Whole | None
+    group_sizes: list[Whole]
     devices: list[str]
     profilers: list[str]
-    profiled: list[int]
+    profiled: list[Rank]
     #: the script or module that ran, without its arguments; empty where no manifest says
     program: str
     #: the mean step (ns) of each block of consecutive steps outside of all windows, by the step
     #: log of the middle rank, and of how many steps they are; [] and 0 where these are too few
-    outside_ns: list[int]
-    outside_steps: int
+    outside_ns: list[StepLength]
+    outside_steps: Whole
     #: each steady-state step of the window, its parts as the mean over the profiled ranks
     window: list[StepParts]
     #: see `ComputeAbsent`: the mean over ranks; None where it is not known
-    blocking_ns: int | None
+    blocking_ns: Time | None
     findings: list[MeasuredFinding]
 
 
 class Baseline(TypedDict):
     """A named baseline: one or several runs of one job."""
 
-    baseline_version: int
+    baseline_version: Whole
     clusterprof_version: str
     runs: list[MeasuredRun]
 
@@ -828,11 +836,11 @@ class Change(TypedDict):
     """One time per step of A and of B (ns), and what may be claimed of its change."""
 
     what: str
-    a_ns: int
-    b_ns: int
-    change_ns: int
+    a_ns: Whole
+    b_ns: Whole
+    change_ns: Whole
     #: half-width of the change's 95% interval
-    noise_ns: int
+    noise_ns: Whole
     #: "none" where the change is within the noise
     direction: Direction
 
@@ -846,26 +854,26 @@ class ComparedFinding(TypedDict):
     """A finding of A, of B, or of both, above severity info in one of them."""
 
     code: str
-    ranks: list[int]
-    rank: int | None
+    ranks: list[Rank]
+    rank: Rank | None
     state: State
     severity: Severity
     #: what its repair saves once those before it are repaired, and alone: the mean over the runs (0
     #: where it is not found), ns
-    a_saved_ns: int
-    a_alone_ns: int
-    b_saved_ns: int
-    b_alone_ns: int
-    noise_ns: int
+    a_saved_ns: Whole
+    a_alone_ns: Whole
+    b_saved_ns: Whole
+    b_alone_ns: Whole
+    noise_ns: Whole
     #: by which share of B's step it saves more than in A
-    share_of_step: float
+    share_of_step: Real
     summary: str
 
 
 class Comparison(TypedDict):
     """What `clusterprof compare A B --json` prints."""
 
-    comparison_version: int
+    comparison_version: Whole
     clusterprof_version: str
     verdict: str
     a: list[str]
@@ -873,8 +881,8 @@ class Comparison(TypedDict):
     #: which steps `step` is of: those outside the window by the step logs, or the window's
     steps_from: Literal["step logs", "window"]
     #: how many steps these are of each side, over its runs
-    a_steps: int
-    b_steps: int
+    a_steps: Whole
+    b_steps: Whole
     step: Change
     #: the window's steps, and the parts that add up to them; [] where a side has none
     parts: list[Change]
@@ -904,16 +912,16 @@ class PredictedSaving(TypedDict):
 
     findings: list[Repaired]
     basis: Basis
-    saved_ns: int
+    saved_ns: Whole
     #: from where to where it lies (95%)
-    saved_least_ns: int
-    saved_most_ns: int
+    saved_least_ns: Whole
+    saved_most_ns: Whole
 
 
 class Verification(TypedDict):
     """What `clusterprof verify RUN NEWRUN --json` prints: RUN is A, NEWRUN is B."""
 
-    verification_version: int
+    verification_version: Whole
     clusterprof_version: str
     verdict: str
     a: str
@@ -925,8 +933,8 @@ class Verification(TypedDict):
     predicted: PredictedSaving | None
     #: the undisturbed steps of both, as `clusterprof compare` has them
     step: Change | None
-    a_steps: int
-    b_steps: int
+    a_steps: Whole
+    b_steps: Whole
     #: what has become of the findings
     findings: list[ComparedFinding]
     notes: list[str]

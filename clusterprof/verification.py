@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from clusterprof import __version__, comparison, console, words
-from clusterprof.errors import ClusterprofError, ReportError, UsageError
+from clusterprof.errors import ClusterprofError, UsageError
 from clusterprof.merge_run import job_record
 from clusterprof.report.comparison_text import heading
 from clusterprof.results import (
@@ -80,7 +80,6 @@ def verify(old: Path, new: Path, asked: Asked) -> Verification:
     """What `old` states, by the steps of `new`. Raises ReportError; UsageError: no such finding."""
     window, results = comparison.read_run(old)
     a, b = comparison.of_run(old, window, results), comparison.measured(new)
-    _check(str(old), results)
     verification = _undetermined(a, b)
     try:
         repaired = _repaired(results, asked)
@@ -115,21 +114,6 @@ def _undetermined(a: MeasuredRun, b: MeasuredRun) -> Verification:
         "findings": [],
         "notes": [],
     }
-
-
-def _check(name: str, results: Results) -> None:
-    """Raise ReportError for savings that a damaged or edited file states."""
-    combined = results["combined"]
-    times = [ns for f in results["findings"] for ns in (f["saved_least_ns"], f["saved_most_ns"])]
-    times += combined["remaining_ns"] if combined else []
-    choices = len(combined["remaining_ns"]) if combined else 1
-    if any(abs(ns) > comparison.LONGEST_NS for ns in times) or (
-        combined and choices != 1 << len(combined["findings"])
-    ):
-        raise ReportError(
-            f"{name} is damaged: no repair can save what it states",
-            "merge the run again: clusterprof merge RUN",
-        )
 
 
 def _repaired(results: Results, asked: Asked) -> list[Finding]:

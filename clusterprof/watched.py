@@ -17,14 +17,24 @@ from dataclasses import astuple, dataclass, fields, replace
 from math import hypot, sqrt
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
 
 from clusterprof import words
 from clusterprof.agent.contracts import files, paths
-from clusterprof.results import ShallowResults, Suspect, WatchEntry
+from clusterprof.results import (
+    Count,
+    Length,
+    Number,
+    ShallowResults,
+    Step,
+    StepLength,
+    Suspect,
+    WatchEntry,
+)
 
-#: no rank has a higher number (`tables.HIGHEST_RANK`)
-_HIGHEST_RANK = 2**31 - 1
 #: a row's `delays` where the steps' pace told it
 BY_PACE = 2
 
@@ -34,25 +44,25 @@ class Row:
     """One late rank of one look; or a look in which no rank was late, as rank -1."""
 
     #: when the look was made (wall clock of the launching host, ns)
-    wall_ns: int
+    wall_ns: Count
     #: the steps that were compared: the first, the last, and how many of them
-    first_step: int
-    last_step: int
-    steps: int
+    first_step: Step
+    last_step: Step
+    steps: Number
     #: what a step took, the middle of the ranks' medians (ns); of a late rank while it was late
-    step_ns: int
-    rank: int = -1
+    step_ns: StepLength
+    rank: Annotated[int, Meta(ge=-1, lt=1 << 31)] = -1
     host: str = ""
     group: str = ""
     #: how long its peers waited for it per step, and how far that may be wrong (ns)
-    lateness_ns: int = 0
-    bound_ns: int = 0
+    lateness_ns: Length = 0
+    bound_ns: Length = 0
     #: 1: its peers' work was delayed by as much; 2: steps were longer by as much than before; 0:
     #: whether anything was delayed cannot be determined
-    delays: int = 0
+    delays: Annotated[int, Meta(ge=0, le=2)] = 0
     #: the first and the last of the steps in which it was late
-    since_step: int = 0
-    until_step: int = 0
+    since_step: Step = 0
+    until_step: Step = 0
 
     @property
     def late_steps(self) -> int:
@@ -66,7 +76,6 @@ class Row:
 
 
 _COLUMNS = [field.name for field in fields(Row)]
-_TEXTS = ("host", "group")
 
 
 @dataclass(frozen=True)
@@ -161,18 +170,13 @@ def read(path: Path) -> list[Row]:
     return rows
 
 
-def _row(entry: dict[str, Any]) -> Row | None:
+def _row(entry: dict[str, str]) -> Row | None:
     try:
-        values: dict[str, Any] = {n: entry[n] if n in _TEXTS else int(entry[n]) for n in _COLUMNS}
-    except (TypeError, ValueError, KeyError):
+        row = msgspec.convert(entry, Row, strict=False)
+    except msgspec.ValidationError:
         return None
-    row = Row(**values)
-    # no step is counted so high, and no time in ns is so long
-    numbers = (0 <= values[name] < 1 << 63 for name in _COLUMNS if name not in (*_TEXTS, "rank"))
     within = row.rank < 0 or row.first_step <= row.since_step <= row.until_step <= row.last_step
-    within = within and row.rank <= _HIGHEST_RANK
-    is_look = row.first_step <= row.last_step and row.steps >= 1 and row.step_ns >= 1
-    return row if within and is_look and all(numbers) else None
+    return row if within and row.first_step <= row.last_step else None
 
 
 def lateness(rows: Sequence[Row]) -> list[Late]:

@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from results_schema import notes_of, ranges
+
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
@@ -155,7 +157,11 @@ def exit_codes() -> str:
 def results() -> str:
     """The fields of results.json, from their types."""
     text = "Times are integers in nanoseconds; [the design](../design.md#definitions) defines them."
-    return "\n".join(["# results.json", "", text, "", *_types("clusterprof.results")])
+    schema = "The same as a JSON Schema: [results.schema.json](../results.schema.json)."
+    kinds = ["| type | values |", "|---|---|", *(f"| {n} | {_cell(r)} |" for n, r in ranges())]
+    return "\n".join(
+        ["# results.json", "", text, schema, "", *kinds, "", *_types("clusterprof.results")]
+    )
 
 
 def tables() -> str:
@@ -164,7 +170,7 @@ def tables() -> str:
 
     module = importlib.import_module("clusterprof.tables")
     lines = ["# Tables", "", _cell(module.__doc__ or "", whole=True), ""]
-    notes = _notes(Path(module.__file__ or ""))
+    notes = notes_of(Path(module.__file__ or ""))
     for name, schema in vars(module).items():
         if not isinstance(schema, pa.Schema):
             continue
@@ -182,7 +188,7 @@ def _types(module: str) -> Iterator[str]:
     """Each TypedDict of a module: its docstring, and its fields with the comments above them."""
     path = Path(importlib.import_module(module).__file__ or "")
     text = path.read_text(encoding="utf-8")
-    notes = _notes(path)
+    notes = notes_of(path)
     classes = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
     for node in sorted(
         classes, key=lambda each: each.name != "Results"
@@ -194,31 +200,9 @@ def _types(module: str) -> Iterator[str]:
             name = ast.unparse(each.target)
             note = notes.get(f"{node.name}.{name}", "")
             kind = ast.unparse(each.annotation).replace(" | None", " or null")
-            kind = re.sub(r"Annotated\[(.*), by\((.*)\)\]", r"\1, by \2", kind)
+            kind = re.sub(r"NotRequired\[(.*)\]", r"\1, may be missing", kind)
             yield f"| `{name}` | {_cell(kind)} | {_cell(note)} |"
         yield ""
-
-
-def _notes(path: Path) -> dict[str, str]:
-    """The `#:` comments above what a module, or a class in it, assigns: name -> text."""
-    text = path.read_text(encoding="utf-8")
-    lines = text.split("\n")
-    found = {}
-    body = ast.parse(text).body
-    classes = [node for node in body if isinstance(node, ast.ClassDef)]
-    owned = [("", each) for each in body]
-    for owner, node in owned + [
-        (f"{each.name}.", field) for each in classes for field in each.body
-    ]:
-        if not isinstance(node, (ast.Assign, ast.AnnAssign)):
-            continue
-        name = ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target)
-        first = node.lineno - 1
-        while first > 0 and lines[first - 1].strip().startswith("#:"):
-            first -= 1
-        above = (line.strip().removeprefix("#:") for line in lines[first : node.lineno - 1])
-        found[owner + name] = " ".join("".join(above).split())
-    return found
 
 
 def _cell(text: str, *, whole: bool = False) -> str:

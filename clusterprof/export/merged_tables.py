@@ -102,8 +102,6 @@ def read(run: Window) -> Merged:
     if not file.is_file():
         raise results_json.not_merged(run.path)
     results = results_json.read(file)
-    if not _bounded(results):
-        raise _damaged(file, "it has numbers beyond any time or size")
     merged = Merged(
         run,
         results,
@@ -114,13 +112,6 @@ def read(run: Window) -> Merged:
     if not of_tables <= set(merged.ranks) or len(merged.names) < len(merged.ranks):
         raise _damaged(file, "its ranks are not those of the tables beside it")
     return merged
-
-
-def _bounded(value: object) -> bool:
-    """Whether differences of all whole numbers in a document still have 64 bits."""
-    if isinstance(value, (dict, list)):
-        return all(map(_bounded, value.values() if isinstance(value, dict) else value))
-    return not isinstance(value, int) or abs(value) < 2**62
 
 
 def _damaged(file: Path, why: str) -> ReportError:

@@ -6,6 +6,7 @@ the place in the file; keys that this version does not know are kept.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -98,14 +99,84 @@ def load(path: Path) -> Any:
         raise _refused(path, problem, f", line {error.lineno}: {error.msg}") from error
 
 
-def check(path: Path, loaded: object, form: type) -> None:
-    """Raise ReportError where what was read from `path` has not this form, a TypedDict."""
+def check(path: Path, loaded: Any, form: type) -> None:
+    """Raise ReportError where what was read from `path` has not this form, a TypedDict: a member
+    is not there, of another type or beyond its range, or contradicts others.
+    """
     import msgspec
 
     try:
         msgspec.convert(loaded, form)
     except msgspec.ValidationError as error:
         raise _refused(path, "is damaged", f": {error}") from None
+    for contradiction in _contradictions(loaded) if form is Results else ():
+        raise _refused(path, "is damaged", f": {contradiction}")
+
+
+#: members of one object of which the first is never beyond the second
+_ORDERED = (
+    ("first_step", "last_step"), ("first_ns", "last_ns"), ("least_ns", "most_ns"),
+    ("least_ns", "mean_ns"), ("mean_ns", "most_ns"), ("saved_least_ns", "saved_most_ns"),
+    ("working_samples", "samples"),
+)  # fmt: skip
+
+
+def _contradictions(results: Results) -> Iterator[str]:
+    """What no results have although each value may be, with its place."""
+    ranks, rows = _rank_count(results), len(results.get("evidence_table", ()))
+    first_step = min((0, *(step["step"] for step in results["steps"])))
+    combined = results["combined"]
+    if combined and len(combined["remaining_ns"]) != 1 << len(combined["findings"]):
+        yield "There is no step for each choice of `findings` - at `$.combined.remaining_ns`"
+    for place, record in _records(results):
+        problems = (*_unordered(record), *_beyond(record, ranks, rows, first_step))
+        yield from (f"{problem} - at `${place}`" for problem in problems)
+
+
+def _unordered(record: Mapping[str, Any]) -> Iterator[str]:
+    for lower, upper in _ORDERED:
+        low, high = record.get(lower), record.get(upper)
+        if low is not None and high is not None and low > high:
+            yield f"`{lower}` {low} is beyond `{upper}` {high}"
+
+
+def _beyond(record: Mapping[str, Any], ranks: int, rows: int, first_step: int) -> Iterator[str]:
+    """What a record says of ranks, rows of the evidence and steps that there are not."""
+    named = *record.get("ranks", ()), *record.get("late_ranks", ()), record.get("rank") or 0
+    yield from (f"Rank {rank} is none of {ranks} ranks" for rank in named if rank >= ranks > 0)
+    for row in record.get("rows", ()):
+        if row > rows:
+            yield f"Row {row} is none of {rows} rows of evidence"
+    if (record.get("first_step") or 0) < first_step:
+        yield f"No step has the number {record['first_step']}"
+
+
+def _records(results: Results) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The objects that say something of ranks, steps and rows; each with its place."""
+    shallow, pauses = results["shallow"], results.get("pauses")
+    lists: dict[str, Sequence[Any]] = {
+        "findings": results["findings"],
+        "headline": results["headline"],
+        "evidence_table": results.get("evidence_table", ()),
+        "hardware": results.get("hardware", ()),
+        "shallow.suspects": shallow["suspects"] if shallow else (),
+        "pauses.entries": pauses["entries"] if pauses else (),
+    }
+    for name, records in lists.items():
+        yield from ((f".{name}[{k}]", record) for k, record in enumerate(records))
+    if watch := shallow and shallow.get("watch"):
+        yield ".shallow.watch", watch
+
+
+def _rank_count(results: Results) -> int:
+    """How many ranks the job has at least, by all that tells it; 0 where nothing does."""
+    shallow, pauses = results["shallow"], results.get("pauses")
+    sizes = [entry["world_size"] or 0 for entry in results["ranks"]]
+    sizes += [pauses["world_size"]] if pauses else []
+    entries = [*results["ranks"], *results["missing"], *(shallow["missing"] if shallow else ())]
+    ranks = [entry["rank"] for entry in entries if entry["rank"] is not None]
+    ranks += shallow["ranks"] if shallow else []
+    return max((*sizes, *(rank + 1 for rank in ranks)), default=0) if any(sizes) else 0
 
 
 def _refused(path: Path, problem: str, actual: str, advice: str = "") -> ReportError:

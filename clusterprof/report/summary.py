@@ -287,15 +287,32 @@ class Summary:
 
     @cached_property
     def pace(self) -> str:
-        """The step that savings are of, where the window has another; else nothing."""
+        """The step that savings are of, where the window has another or nothing tells of others."""
         entry = self.results["pace"]
-        if entry is None or abs(entry["window_step_ns"] / entry["step_ns"] - 1) < _LEAST_PART:
+        if entry is None:
             return ""
-        without, under = words.ms(entry["step_ns"]), words.ms(entry["window_step_ns"])
-        return (
-            f"{without} per step without the profiler, {under} in the window: savings and shares "
-            "of findings are of the former, tables and timeline of the latter"
-        )
+        of_savings, under = words.ms(entry["step_ns"]), words.ms(entry["window_step_ns"])
+        texts = []
+        if abs(entry["window_step_ns"] / entry["step_ns"] - 1) >= _LEAST_PART:
+            whose = "without the profiler" if entry["without_profiler"] else "in the replay"
+            texts.append(
+                f"{of_savings} per step {whose}, {under} in the window: savings and shares of "
+                "findings are of the former, tables and timeline of the latter"
+            )
+        if self.is_window_alone:
+            of_a_run = self.results["capture"] or self.results["shallow"]
+            tells = "" if of_a_run else ": run the job under clusterprof, which logs the others"
+            texts.append(
+                f"{'' if texts else f'{under} per step under the profiler; '}no steps without the "
+                f"profiler are known, so what it causes itself cannot be determined{tells}"
+            )
+        return "; ".join(texts)
+
+    @property
+    def is_window_alone(self) -> bool:
+        """Whether a profiler was in all steps that anything rests on."""
+        rows = self.results.get("evidence_table", ())
+        return bool(rows) and all(row["profiler"] for row in rows)
 
     @cached_property
     def capture(self) -> str:

@@ -26,6 +26,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as parquet
+import report_sample
 import strangers
 from hardware_sample import FACTS, lines, load, row
 from seeds import content
@@ -130,9 +131,14 @@ def merged(at: Path) -> None:
         return  # a bad rank may say that it is of another job, or rank 0 as well
     made = study(found.ranks, missing=found.missing, warnings=found.warnings, source=str(at))
     assert 0 in [each["rank"] for each in made.results["ranks"]], "the good rank is gone"
-    results_json.dumps(made.results)
+    written_and_read(made.results)
     text.render(made.results, colour=False, width=100).encode(errors="surrogateescape")
     html.render(made.results, made.collectives, made.lanes, title="fuzz")
+
+
+def written_and_read(made: Results) -> None:
+    """What is written is of the form that is read."""
+    results_json.check(Path("results.json"), json.loads(results_json.dumps(made)), Results)
 
 
 @functools.cache
@@ -187,7 +193,7 @@ def flight_cycles(changes: Sequence[Change]) -> None:
         (at / "rank_1").write_text(json.dumps(spoilt(bad, changes)))
         dumps = [(at / "rank_0.json.gz", 0), (at / "rank_1", 1)]
         made = merge_run.merge_cycles(dumps, {0: "a", 1: "a"})
-        results_json.dumps(made.results)
+        written_and_read(made.results)
         text.render(made.results, colour=False, width=100).encode(errors="surrogateescape")
 
 
@@ -457,7 +463,7 @@ def _verbs_read(chosen: str, changes: Sequence[Change]) -> None:
                 own = [str(run.path), *(window if verb is collect else ())]
                 verb.main(verb.__name__.rpartition(".")[2], own, None)
         if chosen.startswith("ranks/"):
-            results = json.loads((run.merged / "results.json").read_text())
+            results = results_json.read(run.merged / "results.json")
             assert 0 in [each["rank"] for each in results["ranks"]], "the good rank is gone"
 
 
@@ -507,6 +513,23 @@ def hardware_in_results(changes: Sequence[Change]) -> None:
     xid: Any = {"xid": 79, "after_ns": 1, "until_ns": 2, "first_step": 3, "last_step": None}
     rows[1]["xids"] = [xid, xid]
     of_run = {"hardware": rows, "run_size": {"steps": 100_000, "gpus": 64, "gpu_hour": 2.5}}
+    _shown_again({**results(), **spoilt(json.loads(json.dumps(of_run)), changes)})
+
+
+@target
+def run_in_results(changes: Sequence[Change]) -> None:
+    """What results.json says of pauses and looks, and the evidence's rows, shown again."""
+    sample = report_sample.paused()
+    assert sample["shallow"]
+    sample["shallow"]["watch"] = {
+        "looks": 3, "first_step": 100, "last_step": 400, "steps": 300, "step_ns": 61_000_000,
+        "late_ranks": [2],
+    }  # fmt: skip
+    of_run = {
+        "pauses": sample["pauses"],
+        "shallow": sample["shallow"],
+        "evidence_table": results()["evidence_table"],
+    }
     _shown_again({**results(), **spoilt(json.loads(json.dumps(of_run)), changes)})
 
 

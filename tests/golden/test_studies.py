@@ -15,6 +15,8 @@ from simulate.cases import KINDS, cases
 from clusterprof import merge_run
 from clusterprof.collect.outcomes import collect
 from clusterprof.ingest import gather
+from clusterprof.report import results_json
+from clusterprof.results import Results
 from clusterprof.run_directory import Window
 from clusterprof.study import Study, study
 from golden import pieces
@@ -66,6 +68,7 @@ def test_a_study_is_as_it_was(
     monkeypatch.chdir(tmp_path)  # so paths in results are short, and the same everywhere
     result, run = studied(name)
     assert contradictions(result.results) == []
+    results_json.check(Path(name), json.loads(results_json.dumps(result.results)), Results)
     hashes = {**pieces.of_results(result), **pieces.of_tables(result)}
     if name in PAGES | EXPORTED:
         pieces.save(result, run)

@@ -10,7 +10,7 @@ import pytest
 from simulate import Cause, Job, simulate
 from simulate.flight import recorded
 
-from clusterprof import watched
+from clusterprof import watched, words
 from clusterprof.align.lateness import host_clock
 from clusterprof.analysis.findings import undisturbed
 from clusterprof.analysis.model.shallow import Shallow, all_ranks
@@ -199,10 +199,48 @@ def test_a_sentence_of_no_finding_names_what_compared_the_ranks() -> None:
     assert sources == ["window", "flight recorders", "looks"]
 
 
-def test_reports_alone_have_no_table_and_their_findings_name_no_rows() -> None:
+def test_of_reports_alone_all_rows_have_a_profiler_and_the_text_says_so() -> None:
+    made = study(simulate(JOB)[0])
+    results = made.results
+    found = straggler(results)
+    assert rows_named(results, found["rows"]) == [
+        ("window", "step", [*range(8)], True),
+        ("window", "cost", [3], True),
+        ("replay", "saving", [3], True),
+    ]
+    assert results["headline"][0]["rows"] == found["rows"]
+    caveat = "no steps without the profiler are known, so what it causes itself cannot be"
+    assert caveat in " ".join(text.render(results).split())
+    page = html.render(made.results, made.collectives, made.lanes, title="run")
+    assert "nothing outside of the window confirms them" in page
+    assert caveat not in text.render(study_with(JOB, looks(3, 5.0)).results)
+
+
+def test_a_replayed_step_of_another_length_is_not_called_one_without_the_profiler() -> None:
     results = study(simulate(JOB)[0]).results
-    assert "evidence_table" not in results
-    assert not any("rows" in finding for finding in results["findings"])
+    assert results["pace"]
+    results["pace"]["step_ns"] = results["pace"]["window_step_ns"] * 9 // 10
+    printed = " ".join(text.render(results).split())
+    assert "ms per step in the replay, " in printed
+    assert "ms per step without the profiler" not in printed
+
+
+def test_a_window_without_steady_steps_has_the_one_step_that_its_verdict_shows() -> None:
+    results = study(simulate(replace(JOB, steps=1))[0]).results
+    assert results["headline"][0]["code"] == "unknown"
+    (row,) = results["evidence_table"]
+    assert (row["what"], row["steps"]) == ("step, not in steady state", 1)
+    assert f"({words.ms(row['value_ns'])}, no evidence)" in results["verdict"]
+    assert [sentence["rows"] for sentence in results["headline"]] == [[1], [1]]
+
+
+@pytest.mark.parametrize("made", [JOB, replace(JOB, causes=()), replace(JOB, steps=1)])
+def test_each_row_that_is_named_is_there_and_each_finding_and_sentence_names_one(made: Job) -> None:
+    results = study(simulate(made)[0]).results
+    numbers = {row["number"] for row in results["evidence_table"]}
+    for named in (*results["findings"], *results["headline"]):
+        assert named["rows"]
+        assert {*named["rows"]} <= numbers
 
 
 def test_the_page_has_the_rows_and_links_to_them_and_the_text_a_footnote(tmp_path: Path) -> None:

@@ -327,14 +327,14 @@ def test_a_series_has_the_name_that_a_capture_of_one_of_its_pauses_has(
 
 
 def test_rows_that_no_log_of_ours_has_are_left_out() -> None:
-    far = 1 << 61
+    far, farthest = 1 << 61, (1 << 53) - 1
     table = np.array(
         [(-4, 5, 9, 1, 0), (100, 0, far, 1, 0), (200, -far, 9, 1, 0), (300, 5, 9, 0, 0),
-         (400, 5, 9, 1, -far), (far, NOW, NOW + 9 * S, S, 0)]
+         (400, 5, 9, 1, -far), (far, NOW, NOW + 9 * S, S, 0), (farthest, NOW, NOW + 9 * S, S, 0)]
     )  # fmt: skip
     rank = RankLog(0, NOW, NOW + 100 * S, dict(zip(NAMES, table.T, strict=True)))
     (entry,) = entries_of(rank)
-    assert (entry["kind"], entry["steps"]) == ("single", [far])
+    assert (entry["kind"], entry["steps"]) == ("single", [farthest])
 
 
 def test_rows_that_cannot_be_are_no_pauses() -> None:

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+import runpy
 import zlib
 from pathlib import Path
 from typing import Any, get_args, get_type_hints, is_typeddict
 
 import pytest
 import report_sample as sample
+from hardware_sample import row
+from jsonschema import Draft202012Validator
 
+from clusterprof.analysis.findings import evidence_table
 from clusterprof.baselines import BASELINE_VERSION
 from clusterprof.comparison import COMPARISON_VERSION
 from clusterprof.errors import ReportError, RunDirectoryError
+from clusterprof.hardware import with_energy
 from clusterprof.report import results_json
 from clusterprof.results import SCHEMA_VERSION, Baseline, Comparison, Results, Verification
 from clusterprof.verification import VERIFICATION_VERSION
+
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
@@ -70,15 +77,15 @@ def test_what_is_not_a_results_json_is_refused(content: bytes, fact: str, tmp_pa
 def _form(kind: Any) -> Any:
     """A type of the contract with all that is in it: lists, members, members' members."""
     if is_typeddict(kind):
-        return {name: _form(of) for name, of in get_type_hints(kind).items()}
+        return {name: _form(of) for name, of in sorted(get_type_hints(kind).items())}
     return [_form(each) for each in get_args(kind)] or str(kind)
 
 
 @pytest.mark.parametrize(
     ("kind", "version", "checksum"),
-    [(Results, SCHEMA_VERSION, (3, 1781886181)), (Baseline, BASELINE_VERSION, (2, 588375602)),
-     (Comparison, COMPARISON_VERSION, (2, 724228594)),
-     (Verification, VERIFICATION_VERSION, (1, 3872323734))],
+    [(Results, SCHEMA_VERSION, (3, 2128378411)), (Baseline, BASELINE_VERSION, (2, 3126794896)),
+     (Comparison, COMPARISON_VERSION, (2, 2801354193)),
+     (Verification, VERIFICATION_VERSION, (1, 1496734217))],
 )  # fmt: skip
 def test_a_version_is_raised_with_its_form(
     kind: type, version: int, checksum: tuple[int, int]
@@ -87,14 +94,45 @@ def test_a_version_is_raised_with_its_form(
     assert (version, zlib.crc32(json.dumps(_form(kind)).encode())) == checksum
 
 
+def test_the_published_schema_is_that_of_the_types() -> None:
+    made = runpy.run_path(str(ROOT / "scripts" / "results_schema.py"))["text"]()
+    assert made == (ROOT / "docs" / "results.schema.json").read_text(), "run: make schema"
+
+
+def test_the_published_schema_takes_what_is_written_and_no_value_beyond_its_range() -> None:
+    validator = Draft202012Validator(json.loads((ROOT / "docs/results.schema.json").read_text()))
+    assert validator.is_valid(json.loads(results_json.dumps(whole())))
+    damages: list[tuple[list[str | int], object]] = [
+        (["ranks", 0, "rank"], -1), (["findings", 0, "confidence"], 1.5),
+        (["evidence_table", 0, "source"], "hearsay"), (["clock"], None),
+    ]  # fmt: skip
+    for path, value in damages:
+        assert not validator.is_valid(json.loads(_damaged(path, value)))
+
+
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ReportError) as caught:
         results_json.read(tmp_path / "results.json")
     assert str(tmp_path / "results.json") in str(caught.value)
 
 
+def whole() -> Results:
+    """Results with all that may be missing."""
+    made = sample.paused()
+    assert made["shallow"]
+    made["shallow"]["watch"] = {
+        "looks": 3, "first_step": 100, "last_step": 400, "steps": 300, "step_ns": 61_000_000,
+        "late_ranks": [2],
+    }  # fmt: skip
+    rows = [row(rank, f"node{rank}") for rank in range(2)]
+    made["hardware"] = with_energy(rows, sample.STEP_NS)
+    made["run_size"] = {"steps": 100_000, "gpus": 64, "gpu_hour": 2.5}
+    evidence_table.add_to(made)
+    return made
+
+
 def _damaged(path: list[str | int], value: Any) -> bytes:
-    results: Any = json.loads(results_json.dumps(sample.results()))
+    results: Any = json.loads(results_json.dumps(whole()))
     place = results
     for key in path[:-1]:
         place = place[key]
@@ -112,8 +150,35 @@ def _damaged(path: list[str | int], value: Any) -> bytes:
         (["findings", 0, "evidence", 0], 1, "findings[0].evidence[0]", "`object`, got `int`"),
         (["clock"], None, "clock", "`object`, got `null`"),
         (["ranks", 0, "world_size"], 1.5, "ranks[0].world_size", "`int | null`, got `float`"),
+        (["ranks", 0, "rank"], -1, "ranks[0].rank", "`int` >= 0"),
+        (["shallow", "watch", "first_step"], -5, "shallow.watch.first_step", "`int` >= 0"),
+        (["shallow", "watch", "first_step"], 401, "shallow.watch",
+         "`first_step` 401 is beyond `last_step` 400"),
+        (["shallow", "watch", "late_ranks", 0], 90, "shallow.watch", "Rank 90 is none of 8 ranks"),
+        (["shallow", "suspects", 1, "rank"], 8, "shallow.suspects[1]", "Rank 8 is none of 8 ranks"),
+        (["findings", 0, "share_of_step"], 1.01, "findings[0].share_of_step", "`float` <= 1.0"),
+        (["findings", 0, "saved_least_ns"], 1 << 60, "findings[0].saved_least_ns",
+         "`int` <= 9007199254740992"),
+        (["findings", 0, "rows"], [99], "findings[0]", "Row 99 is none of "),
+        (["headline", 0, "rows"], [0], "headline[0].rows[0]", "`int` >= 1"),
+        (["evidence_table", 0, "first_step"], 90, "evidence_table[0]", "`first_step` 90 is beyond"),
+        (["evidence_table", 0, "first_step"], -1, "evidence_table[0]", "No step has the number -1"),
+        (["evidence_table", 0, "steps"], -1, "evidence_table[0].steps", "`int` >= 0"),
+        (["evidence_table", 0, "source"], "hearsay", "evidence_table[0].source", "'hearsay'"),
+        (["hardware", 0, "steal", "median"], 1.5, "hardware[0].steal.median", "`float` <= 1.0"),
+        (["hardware", 1, "memory_pressure", "median"], 100.5,
+         "hardware[1].memory_pressure.median", "`float` <= 100.0"),
+        (["hardware", 0, "working_samples"], 99, "hardware[0]", "`working_samples` 99 is beyond"),
+        (["hardware", 0, "power_w"], -1.0, "hardware[0].power_w", "`float` >= 0.0"),
+        (["run_size", "gpus"], 0, "run_size.gpus", "`int` >= 1"),
+        (["run_size", "gpu_hour"], 1.7e308, "run_size.gpu_hour", "`float` <= 1e+300"),
+        (["pauses", "entries", 0, "share_of_run"], 1.2, "pauses.entries[0].share_of_run",
+         "`float` <= 1.0"),
+        (["pauses", "entries", 1, "most_ns"], 1, "pauses.entries[1]", "is beyond `most_ns` 1"),
+        (["pauses", "entries", 1, "ranks"], [8], "pauses.entries[1]", "Rank 8 is none of 8 ranks"),
+        (["pauses", "run_ns"], 0, "pauses.run_ns", "`int` >= 1"),
     ],
-)
+)  # fmt: skip
 def test_damage_is_refused_with_its_place(
     path: list[str | int], value: Any, place: str, kind: str, tmp_path: Path
 ) -> None:
@@ -125,6 +190,20 @@ def test_damage_is_refused_with_its_place(
     assert f"`$.{place}`" in text
     assert kind in text
     assert str(file) in text
+    assert "next: write it again with clusterprof merge RUN" in text
+
+
+def test_all_that_may_be_missing_is_read_back(tmp_path: Path) -> None:
+    results_json.write(tmp_path / "results.json", whole())
+    assert results_json.read(tmp_path / "results.json") == whole()
+
+
+@pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"1e999", b"-1e400"])
+def test_what_is_no_number_of_json_is_refused(number: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    file.write_bytes(_damaged(["run_size", "gpu_hour"], 2.75).replace(b"2.75", number))
+    with pytest.raises(ReportError, match="is not JSON"):
+        results_json.read(file)
 
 
 def test_keys_of_a_later_minor_version_are_kept(tmp_path: Path) -> None:

@@ -63,6 +63,8 @@ class State(str, enum.Enum):
         return self.has_report or self is State.FINISHING
 
 
+#: the highest of a GPU's clock (MHz), PCIe generation or width; as far as it can be
+_MOST = range(1 << 20)
 #: what is read of a state; a value of another form is left out
 _FORM = {
     "state": str, "reason": str, "host": str, "machine": str,
@@ -82,8 +84,8 @@ _FORM = {
     # what hardware.csv is of (`gpu.Gpu.fixed`), the driver where it is not NVML, the errors of the
     # GPU (`hardware_sampler`), and what could not be read
     "hardware": {
-        "uuid?": (str, None), "name?": (str, None), "most_sm_mhz?": (int, None),
-        "most_pcie_generation?": (int, None), "most_pcie_width?": (int, None), "note?": str,
+        "uuid?": (str, None), "name?": (str, None), "most_sm_mhz?": (_MOST, None),
+        "most_pcie_generation?": (_MOST, None), "most_pcie_width?": (_MOST, None), "note?": str,
         "driver?": str, "xids?": list,
     },
 }  # fmt: skip

@@ -22,8 +22,10 @@ from clusterprof.results import (
 class _Table:
     """The rows so far, and which of them a finding or a sentence can name."""
 
-    def __init__(self) -> None:
+    def __init__(self, settled: Sequence[int]) -> None:
         self.rows: list[EvidenceRow] = []
+        #: the window's steps in steady state, in which the profiler is
+        self.settled = settled
         #: what the looks and the flight recorders show of each rank
         self.of_rank: dict[int, list[int]] = {}
         #: what compares all ranks, and tells how long a step is
@@ -45,63 +47,77 @@ class _Table:
         })  # fmt: skip
         return number
 
+    def add_of_all(
+        self, source: EvidenceSource, ranks: Sequence[int], steps: Sequence[int], step_ns: int,
+        *, profiler: bool, count: int | None = None, what: str = "step",
+    ) -> None:  # fmt: skip
+        """Add how long a step is, which compares all these ranks."""
+        row = self.add(source, what, ranks, steps, step_ns, profiler=profiler, count=count)
+        self.of_all.append(row)
+
+    def step_by(self, source: EvidenceSource) -> list[int]:
+        """The rows that tell by this source how long a step is."""
+        return [number for number in self.of_all if self.rows[number - 1]["source"] == source]
+
+    def is_disturbed(self, steps: Sequence[int]) -> bool:
+        """Whether any of these steps is one of the window's, with the profiler there."""
+        return not set(self.settled).isdisjoint(steps)
+
 
 def add_to(results: Results) -> None:
-    """Add the table to the results of a run whose ranks left flight recorders, and name its rows.
+    """Add the table to the results, and name its rows in findings and in the verdict's sentences.
 
-    Of reports alone there is none: all that they show is of their window.
+    Of reports alone all rows are of their window, with the profiler there.
     """
-    shallow = results["shallow"]
-    if shallow is None:
-        return
-    table = _Table()
-    _steps(table, results, shallow)
-    _lateness(table, results, shallow)
+    settled = [entry["step"] for entry in results["steps"] if entry["settled"]]
+    table, shallow = _Table(settled), results["shallow"]
+    _steps(table, results)
+    if shallow is not None:
+        _compared_steps(table, shallow)
+        _lateness(table, shallow)
     for finding in results["findings"]:
-        finding["rows"] = _rows_of(table, results, finding)
+        finding["rows"] = _rows_of(table, results, finding) or table.of_all
     for sentence in results["headline"]:
         named = (
-            finding.get("rows", []) for finding in results["findings"]
+            finding["rows"] for finding in results["findings"]
             if finding["code"] == sentence["code"] and finding["ranks"] == sentence["ranks"]
         )  # fmt: skip
         sentence["rows"] = next(named, table.of_all)
     results["evidence_table"] = table.rows
 
 
-def _steps(table: _Table, results: Results, shallow: ShallowResults) -> None:
-    """Add how long a step is, by each source that tells it."""
-    settled = [entry["step"] for entry in results["steps"] if entry["settled"]]
-    profiled, pace = [entry["rank"] for entry in results["ranks"]], results["pace"]
-    watch = shallow.get("watch")
-    if pace and settled:
-        length_ns = pace["window_step_ns"]
-        table.of_all.append(
-            table.add("window", "step", profiled, settled, length_ns, profiler=True)
-        )
+def _steps(table: _Table, results: Results) -> None:
+    """Add how long a step is by reports and step logs; one alone where none is in steady state."""
+    pace, shallow = results["pace"], results["shallow"]
+    profiled = [entry["rank"] for entry in results["ranks"]]
+    if pace and table.settled:
+        table.add_of_all("window", profiled, table.settled, pace["window_step_ns"], profiler=True)
+    elif results["steps"]:  # the one that the verdict describes
+        shown, what = results["steps"][-1], "step, not in steady state"
+        length_ns = shown["duration_ns"]
+        table.add_of_all("window", profiled, [shown["step"]], length_ns, profiler=True, what=what)
     if pace and pace["without_profiler"]:
-        number = table.add(
-            "step logs", "step", shallow["ranks"], (), pace["step_ns"], profiler=False
-        )
-        table.of_all.append(number)
-    if shallow["steps"]:
-        disturbed = not set(settled).isdisjoint(shallow["steps"])
-        number = table.add(
-            "flight recorders", "step", shallow["ranks"], shallow["steps"], shallow["step_ns"],
-            profiler=disturbed,
+        logged = shallow["ranks"] if shallow else profiled
+        table.add_of_all("step logs", logged, (), pace["step_ns"], profiler=False)
+
+
+def _compared_steps(table: _Table, shallow: ShallowResults) -> None:
+    """Add how long the steps are in which all ranks were compared."""
+    if steps := shallow["steps"]:
+        table.add_of_all(
+            "flight recorders", shallow["ranks"], steps, shallow["step_ns"],
+            profiler=table.is_disturbed(steps),
         )  # fmt: skip
-        table.of_all.append(number)
-    if watch:
+    if watch := shallow.get("watch"):
         between = watch["first_step"], watch["last_step"]
-        number = table.add(
-            "looks", "step", shallow["ranks"], between, watch["step_ns"], profiler=False,
+        table.add_of_all(
+            "looks", shallow["ranks"], between, watch["step_ns"], profiler=False,
             count=watch["steps"],
         )  # fmt: skip
-        table.of_all.append(number)
 
 
-def _lateness(table: _Table, results: Results, shallow: ShallowResults) -> None:
+def _lateness(table: _Table, shallow: ShallowResults) -> None:
     """Add how late each suspect is, by looks or by flight recorders around the window."""
-    settled = {entry["step"] for entry in results["steps"] if entry["settled"]}
     for late in shallow["suspects"]:
         count = late.get("looked_steps")
         watch = None if count is None else shallow.get("watch")
@@ -112,7 +128,7 @@ def _lateness(table: _Table, results: Results, shallow: ShallowResults) -> None:
             "looks" if by_looks else "flight recorders",
             "lateness" if late["delays"] else "lateness, with what effect cannot be determined",
             [late["rank"]], steps, ns, (max(ns - bound, 0), ns + bound),
-            profiler=not by_looks and not settled.isdisjoint(steps), count=count,
+            profiler=not by_looks and table.is_disturbed(steps), count=count,
         )  # fmt: skip
         table.of_rank.setdefault(late["rank"], []).append(number)
 
@@ -134,18 +150,23 @@ def _looked_steps(late: Suspect, watch: WatchEntry) -> list[int]:
 def _rows_of(table: _Table, results: Results, finding: Finding) -> list[int]:
     """Add what a finding itself shows; returns all rows that it rests on."""
     numbers: list[int] = []
+    if finding["saving"]:
+        numbers += _saving(table, finding)
+        if pace := results["pace"]:
+            numbers += table.step_by("step logs" if pace["without_profiler"] else "window")
+    if finding["code"].startswith("straggler."):
+        of_ranks = [n for rank in finding["ranks"] for n in table.of_rank.get(rank, ())]
+        # that no look shows them late is evidence as well
+        numbers += of_ranks or table.step_by("looks")
+    return sorted(set(numbers))
+
+
+def _saving(table: _Table, finding: Finding) -> list[int]:
+    """Add what the cause of a finding costs, and what its repair saves."""
     ends = finding["saved_least_ns"], finding["saved_most_ns"]
     ranks, steps = finding["ranks"], finding["steps"]
-    if finding["saving"]:
-        cost, saved = finding["cost_ns_per_step"], finding["saved_ns_per_step"]
-        numbers.append(table.add("window", "cost", ranks, steps, cost, profiler=True))
-        numbers.append(table.add("replay", "saving", ranks, steps, saved, ends, profiler=True))
-        if pace := results["pace"]:
-            tells = ("step logs",) if pace["without_profiler"] else ("window",)
-            numbers += [n for n in table.of_all if table.rows[n - 1]["source"] in tells]
-    if finding["code"].startswith("straggler."):
-        of_ranks = [number for rank in ranks for number in table.of_rank.get(rank, ())]
-        looked = [n for n in table.of_all if table.rows[n - 1]["source"] == "looks"]
-        # that no look shows them late is evidence as well
-        numbers += of_ranks or looked
-    return sorted(set(numbers))
+    cost, saved = finding["cost_ns_per_step"], finding["saved_ns_per_step"]
+    return [
+        table.add("window", "cost", ranks, steps, cost, profiler=True),
+        table.add("replay", "saving", ranks, steps, saved, ends, profiler=True),
+    ]

@@ -146,7 +146,7 @@ def _seen_outside(steps_ns: Floats, outside_ns: Floats) -> Floats:
     often = float((outside_ns > (usual + steps_ns[long].min()) / 2).mean())
     if often >= long.mean():
         return equal
-    return np.where(long, often / long.sum(), (1 - often) / (~long).sum())
+    return np.asarray(np.where(long, often / long.sum(), (1 - often) / (~long).sum()))
 
 
 def _at_pace(job: Replay, tracing_ns: int, usual_ns: int, fetching: Ints) -> Untraced | None:
