@@ -19,14 +19,15 @@ import pyarrow.compute as pc
 from clusterprof import words
 from clusterprof.align.match.calls import UNKNOWN, is_counted, steps_of
 from clusterprof.align.match.matching import match
-from clusterprof.align.match.shift import CERTAIN, unevenness
+from clusterprof.align.match.shift import CERTAIN, RHYTHM_FRAC
+from clusterprof.align.time_stamps import deviations, spread
 from clusterprof.columns import Ints, greatest_by, integers, places, rows_by
 from clusterprof.tables import RankTables, empty
 
 #: this part of the collectives that two ranks share must show the same
 _AGREE_FRAC = 0.6
 #: so many steps have a rhythm; members of one collective on one host end within this
-_FEW, _ONE_END_NS = 3, 10_000.0
+_FEW, _ONE_END_NS = 3, 20_000.0
 #: steps of one training last as long on all ranks, but for the few that a window begins with
 _UNLIKE = 1.5
 #: in steps: ends of the same step on two ranks differ by less, and so do the calls and one clock
@@ -275,8 +276,7 @@ def _ends_alike(one: tuple[Ints, Ints], other: tuple[Ints, Ints]) -> bool:
     _, a, b = np.intersect1d(one[0], other[0], return_indices=True)
     if len(a) < _FEW:
         return False
-    apart, when = (one[1][a] - other[1][b]).astype(float), (one[1][a] - one[1][a[0]]).astype(float)
-    return unevenness(apart - apart[0], when) < _ONE_END_NS
+    return spread(deviations(one[1][a] - other[1][b], one[1][a]), RHYTHM_FRAC) < _ONE_END_NS
 
 
 def _ends(tables: RankTables) -> tuple[Ints, Ints]:
