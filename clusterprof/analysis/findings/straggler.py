@@ -70,6 +70,9 @@ CODES = (
     ),
 )
 
+#: what is evidence of a host that is slow and delays no rank
+_OVERLAPPED = "overlapped_ns_per_step"
+
 Member = tuple[int, Part]
 #: of each part, what ranks take more than their middle peers, [ranks, steps] (ns)
 Excess = Mapping[Part, Floats]
@@ -146,7 +149,7 @@ def longer_batches(dataset: Dataset) -> tuple[int, float] | None:
     return (dataset.ranks[k], float(more[k].mean())) if enough else None
 
 
-def _suspects(job: WhatIfs, excess: Excess, named: set[Member]) -> Iterator[tuple[Member, ...]]:
+def _suspects(job: WhatIfs, excess: Excess, named: set[Member]) -> list[tuple[Member, ...]]:
     """Who may be a straggler: each of those that take longest, and all of them together.
 
     Together: those that take about as long as the longest, by host, by GPU, and by either.
@@ -154,19 +157,19 @@ def _suspects(job: WhatIfs, excess: Excess, named: set[Member]) -> Iterator[tupl
     mean: dict[Member, float] = {
         (k, part): ns for part in PARTS for k, ns in enumerate(excess[part].mean(axis=1).tolist())
     }
-    least, groups = limits.LEAST_FRAC * job.dataset.step_ns, list[list[Member]]()
     order = sorted(mean.keys() - named, key=lambda member: (-mean[member], member))
+    suspects, together = list[tuple[Member, ...]](), set[Member]()
+    least_ns = limits.LEAST_FRAC * job.dataset.step_ns
     for part in PARTS:
-        late = [member for member in order if member[1] == part and mean[member] >= least]
-        yield from ((member,) for member in late[: limits.MOST])
+        late = [member for member in order if member[1] == part and mean[member] >= least_ns]
+        suspects += [(member,) for member in late[: limits.MOST]]
         group = [member for member in late if mean[member] >= limits.HALF * mean[late[0]]]
         # beyond half of the ranks it is the others that are early
-        if 0 < len(group) <= limits.HALF * len(job.dataset.ranks):
-            groups.append(group)
-            if len(group) > 1:
-                yield tuple(group)
-    if len(groups) > 1:
-        yield tuple(member for member in order if any(member in group for group in groups))
+        if len(group) <= limits.HALF * len(job.dataset.ranks):
+            suspects.append(tuple(group))
+            together |= {*group}
+    suspects.append(tuple(member for member in order if member in together))
+    return [*filter(None, dict.fromkeys(suspects))]
 
 
 def _stands_out(job: WhatIfs, excess_of: Excess, member: Member, apart: set[Member]) -> bool:
@@ -369,20 +372,13 @@ class _Late:
         both = [dataset.ranks[first], dataset.ranks[0 if first else 1]]
         closer = capture(dataset, both, *operators(dataset), "--cpu-sampling")
         steady = (excess > limits.HALF * excess.mean()).mean() >= limits.STEADY_FRAC
-        # the collective of each steady-state step at which it was latest
-        c, rank = dataset.collectives, dataset.ranks[first]
-        last = (c.rank == rank) & (c.last_rank == rank) & c.synchronising
-        calls = np.flatnonzero(last & np.isin(c.step, dataset.steady_steps))
-        latest = [call[np.argmax(c.lateness[call])] for call in parts(calls, c.step[calls])]
         return Words(
             " ".join(texts),
             [
                 *({"rank": dataset.ranks[k], "part": part, much: round(float(more_ns.mean()))}
                   for k, part, more_ns, _ in self._shown),
                 *rows,
-                *({"rank": rank, "step": int(c.step[call]), "time_ns": int(c.aligned_start[call]),
-                   "operation": str(c.operation[call]), "communicator": str(c.communicator[call]),
-                   "late_ns": int(c.lateness[call])} for call in latest[: limits.MOST]),
+                *_latest_calls(dataset, dataset.ranks[first]),
                 *(row for *_, reason in self._shown for row in reason.evidence),
                 *(difference.evidence for _, difference in self._hardware),
             ],
@@ -456,6 +452,20 @@ class _Late:
         return f"{late} by {ms(saved.ns)} per step; queued work covers {most}it in the window."
 
 
+def _latest_calls(dataset: Dataset, rank: int) -> Evidence:
+    """The collective of each of some steady-state steps at which a rank was latest, as evidence."""
+    c = dataset.collectives
+    last = (c.rank == rank) & (c.last_rank == rank) & c.synchronising
+    calls = np.flatnonzero(last & np.isin(c.step, dataset.steady_steps))
+    latest = [call[np.argmax(c.lateness[call])] for call in parts(calls, c.step[calls])]
+    return [
+        {"rank": rank, "step": int(c.step[call]), "time_ns": int(c.aligned_start[call]),
+         "operation": str(c.operation[call]), "communicator": str(c.communicator[call]),
+         "late_ns": int(c.lateness[call])}
+        for call in latest[: limits.MOST]
+    ]  # fmt: skip
+
+
 def repairs(dataset: Dataset, *_: object) -> list[Repair]:
     """Propose `straggler.host` and `straggler.gpu`, each found on what those before it leave."""
     return [
@@ -477,11 +487,12 @@ def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
     late = _Late(dataset, [slowest])
     first = f"Rank {late.ranks[0]}'s host takes {ms(float(more_ns.max()))} longer per step than "
     texts = [f"{first}its peers', but delays no other rank.", *late.causes()]
-    words = late.say(texts, "overlapped_ns_per_step", [])
+    words = late.say(texts, _OVERLAPPED, [])
     words = words._replace(at_most="info", confidence=limits.ASSUMED)
     return [finding_of_repair(dataset, CODES[0], late.ranks, words, late.tried(job.base))]
 
 
-def overlapped(straggler: Finding) -> bool:
-    """Whether a finding is a straggler whose lateness the other ranks' compute covers."""
-    return any("overlapped_ns_per_step" in row for row in straggler["evidence"])
+def delays(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the stragglers that delay other ranks: no compute of theirs covers the lateness."""
+    stragglers = [f for f in findings if f["code"].startswith("straggler.")]
+    return [f for f in stragglers if not any(_OVERLAPPED in row for row in f["evidence"])]
