@@ -158,7 +158,7 @@ def _suspects(job: WhatIfs, excess: Excess, named: set[Member]) -> list[tuple[Me
         (k, part): ns for part in PARTS for k, ns in enumerate(excess[part].mean(axis=1).tolist())
     }
     order = sorted(mean.keys() - named, key=lambda member: (-mean[member], member))
-    suspects, together = list[tuple[Member, ...]](), set[Member]()
+    suspects, joint = list[tuple[Member, ...]](), set[Member]()
     least_ns = limits.LEAST_FRAC * job.dataset.step_ns
     for part in PARTS:
         late = [member for member in order if member[1] == part and mean[member] >= least_ns]
@@ -167,8 +167,8 @@ def _suspects(job: WhatIfs, excess: Excess, named: set[Member]) -> list[tuple[Me
         # beyond half of the ranks it is the others that are early
         if len(group) <= limits.HALF * len(job.dataset.ranks):
             suspects.append(tuple(group))
-            together |= {*group}
-    suspects.append(tuple(member for member in order if member in together))
+            joint |= {*group}
+    suspects.append(tuple(member for member in order if member in joint))
     return [*filter(None, dict.fromkeys(suspects))]
 
 
