@@ -64,7 +64,7 @@ def _of_findings(dataset: Dataset, findings: Sequence[Finding]) -> list[Sentence
     unsure = _unsure(dataset, findings)
     worth = [*unsure, *weighty]
     if not worth:
-        return [*start, *_nothing(dataset, bool(findings), bool(start))]
+        return [*start, *_nothing(dataset, findings, bool(start))]
     # the straggler comes first, but not where something else saves many times as much
     if also := leading or (weighty if unsure else [] if start else late):
         (second,) = headline(also[0], 1)
@@ -83,12 +83,12 @@ def _unsure(dataset: Dataset, findings: Sequence[Finding]) -> list[Finding]:
     return [f for f in large[:1] if f["severity"] == "info"]
 
 
-def _nothing(dataset: Dataset, any_findings: bool, said: bool) -> list[Sentence]:
-    """That no step has findings, or no other than what is `said` already."""
-    none = "findings above severity info" if any_findings else "findings"
+def _nothing(dataset: Dataset, findings: Sequence[Finding], is_beside: bool) -> list[Sentence]:
+    """That no step has findings, or none beside what another sentence is about."""
+    none = "findings above severity info" if findings else "findings"
     steps = f"in {len(dataset.steady_steps)} steady-state steps of {ms(dataset.step_ns)}"
     unprofiled = f" ({ms(pace_ns(dataset))} without the profiler)" if another_pace(dataset) else ""
-    return _plain("none", f"No {'other findings' if said else none} {steps}{unprofiled}.")
+    return _plain("none", f"No {'other findings' if is_beside else none} {steps}{unprofiled}.")
 
 
 def _unseen(dataset: Dataset, most_ns: float) -> list[Sentence]:
