@@ -48,10 +48,6 @@ class _Kernels(NamedTuple):
     start: Ints
     end: Ints
 
-    def some(self, rows: Ints) -> _Kernels:
-        """Those in these rows."""
-        return _Kernels._make(column[rows] for column in self)
-
 
 def waiting_kernels(ranks: Sequence[RankTables], clock: Clock) -> set[str]:
     """Return the names of kernels that wait for those of other ranks, as nothing else tells.
@@ -131,7 +127,8 @@ def _kernels(tables: RankTables, clock: Clock, wanted: Sequence[str]) -> _Kernel
     step = steps_of(tables.steps, launch)
     start, end = (clock.align(tables.rank, time) for time in times)
     order = order_by(code, step, start)
-    return _Kernels(code, step, start, end).some(order[step[order] != UNKNOWN])
+    rows = order[step[order] != UNKNOWN]
+    return _Kernels(code[rows], step[rows], start[rows], end[rows])
 
 
 def _waiting(one: _Kernels, other: _Kernels, bound_ns: int) -> list[int]:

@@ -146,19 +146,19 @@ def _recounted(ranks: Sequence[RankTables]) -> list[RankTables]:
     beside = [r for r in stepping if abs(lead[r.rank]) > _BESIDE]
     # a clock that is off is no other number: the same step ends at once, but for a constant
     if all(r.rank not in whole and _ends_alike(_ends(stepping[0]), _ends(r)) for r in beside):
-        doubtful = {r.rank: _doubted(r, stepping[0], lead[r.rank]) for r in beside}
-        return [doubtful.get(r.rank, r) for r in ranks]
-    most = Counter(map(round, lead.values())).most_common(1)[0][0]
-    base = next(r for r in stepping if round(lead[r.rank]) == most)
-    calls = _trusted(ranks, base, whole if base.rank in whole else ())
-    by_calls = _by_calls(calls, {base.rank: 0}, set(lead) - {base.rank})
-    recounted = {r.rank: _counted_as(base, r, lead, by_calls.get(r.rank)) for r in stepping}
-    return [recounted.get(r.rank, r) for r in ranks]
+        changed = {r.rank: _doubted(r, stepping[0], lead[r.rank]) for r in beside}
+    else:
+        most = Counter(map(round, lead.values())).most_common(1)[0][0]
+        base = next(r for r in stepping if round(lead[r.rank]) == most)
+        calls = _trusted(ranks, base, whole)
+        by_calls = _by_calls(calls, {base.rank: 0}, set(lead) - {base.rank})
+        changed = {r.rank: _counted_as(base, r, lead, by_calls.get(r.rank)) for r in stepping}
+    return [changed.get(r.rank, r) for r in ranks]
 
 
 def _trusted(ranks: Sequence[RankTables], base: RankTables, one_clock: Collection[int]) -> pa.Table:
     """The calls (`_in_steps`) that match for certain, and those of ranks on the clock of `base`."""
-    sharing = [*one_clock, *(r.rank for r in ranks if _one_host(r, base))]
+    sharing = [r.rank for r in ranks if _one_host(r, base) or {r.rank, base.rank} <= {*one_clock}]
     calls = _in_steps(ranks, [r.rank for r in ranks])
     certain = calls["confidence"].to_numpy() >= CERTAIN
     return calls.filter(certain | np.isin(integers(calls, "rank"), sharing))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from math import hypot
@@ -20,7 +19,7 @@ from clusterprof.analysis.findings.finding import (
 )
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset
-from clusterprof.analysis.model.joint_suspects import joint_group, joint_suspects
+from clusterprof.analysis.model.joint_suspects import joint_group, joint_suspects, late_steps
 from clusterprof.hardware import Compared, Difference
 from clusterprof.results import Finding, ShallowResults, Suspect, step_while_late_ns
 from clusterprof.words import listed, ms, percent, ranks as rank_list
@@ -92,7 +91,8 @@ def _finding(dataset: Dataset, shallow: ShallowResults, late: list[Suspect]) -> 
     say = _words(dataset, shallow, late, ranks)
     return finding(dataset, CODES[0], sorted(ranks), say) | {
         "severity": severity((saved - bound) / max(step_ns, 1)),
-        "steps": _late_steps(shallow, first),
+        # those of the looks are not the window's; from when until when is said
+        "steps": [] if first.get("looked_steps") else late_steps(first, shallow),
         "cost_ns_per_step": saved,
         "share_of_step": round(saved / max(step_ns, 1), 4),
         "saved_ns_per_step": saved,
@@ -123,20 +123,10 @@ def _words(
         ],
         confidence=limits.MEASURED if first["delays"] else limits.ASSUMED,
         rank=ranks[0] if len(ranks) == 1 else None,
-        advice=_advice(differences),
+        advice=" ".join([CODES[0].recommendation, *(d.advice for d in differences if d.advice)]),
         follow_up=capture(dataset, _to_profile(shallow, late, ranks), profiler=lighter(dataset)),
         recurrence="persistent" if is_persistent else "intermittent",
     )
-
-
-def _late_steps(shallow: ShallowResults, late: Suspect) -> list[int]:
-    """The window's steps in which a rank was late; none where the looks at the job show it."""
-    if late.get("looked_steps"):
-        return []  # those of the looks are not the window's; from when until when is said
-    begin, until = late["since_step"] or 0, late["until_step"]
-    end = math.inf if until is None else until
-    steps = shallow["steps"] if late["late_steps"] is None else late["late_steps"]
-    return [step for step in steps if begin <= step <= end]
 
 
 def _hardware(dataset: Dataset, rank: int) -> list[Difference]:
@@ -144,12 +134,6 @@ def _hardware(dataset: Dataset, rank: int) -> list[Difference]:
     compared = Compared(dataset.hardware)
     gpu = compared.of_gpu(rank)
     return [*([gpu] if gpu else []), *compared.of_node(rank)]
-
-
-def _advice(differences: Sequence[Difference]) -> str:
-    """The code's recommendation, and what to do about what differs; empty for the former alone."""
-    own = [difference.advice for difference in differences if difference.advice]
-    return " ".join([CODES[0].recommendation, *own]) if own else ""
 
 
 def _to_profile(shallow: ShallowResults, late: list[Suspect], ranks: list[int]) -> list[int]:

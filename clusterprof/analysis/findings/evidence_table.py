@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from clusterprof.analysis.model.joint_suspects import late_steps
 from clusterprof.results import (
     EvidenceRow,
     EvidenceSource,
@@ -43,6 +44,8 @@ class _Table:
             "steps": len(steps) if count is None else count,
             "value_ns": value_ns, "least_ns": least_ns, "most_ns": most_ns, "profiler": profiler,
         })  # fmt: skip
+        if what == "step":
+            self.of_all.append(number)
         return number
 
 
@@ -75,28 +78,20 @@ def _steps(table: _Table, results: Results, shallow: ShallowResults) -> None:
     watch = shallow.get("watch")
     if pace and settled:
         length_ns = pace["window_step_ns"]
-        table.of_all.append(
-            table.add("window", "step", profiled, settled, length_ns, profiler=True)
-        )
+        table.add("window", "step", profiled, settled, length_ns, profiler=True)
     if pace and pace["without_profiler"]:
-        number = table.add(
-            "step logs", "step", shallow["ranks"], (), pace["step_ns"], profiler=False
-        )
-        table.of_all.append(number)
+        table.add("step logs", "step", shallow["ranks"], (), pace["step_ns"], profiler=False)
     if shallow["steps"]:
-        disturbed = not set(settled).isdisjoint(shallow["steps"])
-        number = table.add(
+        table.add(
             "flight recorders", "step", shallow["ranks"], shallow["steps"], shallow["step_ns"],
-            profiler=disturbed,
+            profiler=not set(settled).isdisjoint(shallow["steps"]),
         )  # fmt: skip
-        table.of_all.append(number)
     if watch:
         between = watch["first_step"], watch["last_step"]
-        number = table.add(
+        table.add(
             "looks", "step", shallow["ranks"], between, watch["step_ns"], profiler=False,
             count=watch["steps"],
         )  # fmt: skip
-        table.of_all.append(number)
 
 
 def _lateness(table: _Table, results: Results, shallow: ShallowResults) -> None:
@@ -106,7 +101,7 @@ def _lateness(table: _Table, results: Results, shallow: ShallowResults) -> None:
         count = late.get("looked_steps")
         watch = None if count is None else shallow.get("watch")
         by_looks = watch is not None
-        steps = _recorded_steps(late, shallow) if watch is None else _looked_steps(late, watch)
+        steps = late_steps(late, shallow) if watch is None else _looked_steps(late, watch)
         ns, bound = late["lateness_ns"], late["bound_ns"]
         number = table.add(
             "looks" if by_looks else "flight recorders",
@@ -115,13 +110,6 @@ def _lateness(table: _Table, results: Results, shallow: ShallowResults) -> None:
             profiler=not by_looks and not settled.isdisjoint(steps), count=count,
         )  # fmt: skip
         table.of_rank.setdefault(late["rank"], []).append(number)
-
-
-def _recorded_steps(late: Suspect, shallow: ShallowResults) -> list[int]:
-    """The steps in which a suspect is late by the flight recorders around the window."""
-    steps = late["late_steps"] or shallow["steps"]
-    first, last = late["since_step"], late["until_step"]
-    return [step for step in steps if (first or 0) <= step and (last is None or step <= last)]
 
 
 def _looked_steps(late: Suspect, watch: WatchEntry) -> list[int]:
