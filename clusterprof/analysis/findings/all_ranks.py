@@ -141,8 +141,15 @@ def _to_profile(shallow: ShallowResults, late: list[Suspect], ranks: list[int]) 
 
     One that is not late at all is the better peer.
     """
-    following = [suspect["rank"] for suspect in late]
-    peers = [rank for rank in _peers(shallow, late[0]) if rank not in ranks]
+    first, following = late[0], [suspect["rank"] for suspect in late]
+    peers = [
+        rank
+        for group in shallow["groups"]
+        if first["rank"] in group["ranks"]
+        and words.group(group["name"], group["description"]) == first["group"]
+        for rank in group["ranks"]
+        if rank not in ranks
+    ]
     peers.sort(key=lambda rank: rank in following)
     return [*ranks[:1], *sorted(ranks[1:])[:1], *peers[:1]]
 
@@ -156,18 +163,10 @@ def _share_of_run(shallow: ShallowResults, late: Suspect) -> float:
     return (late["until_step"] + 1 - first) / (watch["last_step"] + 1 - watch["first_step"])
 
 
-def _peers(shallow: ShallowResults, late: Suspect) -> list[int]:
-    """The members of the groups with the name of the one that waits for a rank."""
-    return [
-        rank for e in shallow["groups"]
-        if late["rank"] in e["ranks"] and words.group(e["name"], e["description"]) == late["group"]
-        for rank in e["ranks"]
-    ]  # fmt: skip
-
-
 def _summary(shallow: ShallowResults, suspects: list[Suspect], ranks: list[int]) -> str:
     """Suspects that are late together in words; `ranks` are those that the finding is about."""
-    first, step = suspects[0], step_while_late_ns(shallow, suspects[0])
+    first, *others = suspects
+    step = step_while_late_ns(shallow, first)
     # who is behind by more than a step is waited for no longer than that
     late = min(first["lateness_ns"], step or first["lateness_ns"])
     share = f" ({percent(late / step)})" if step else ""
@@ -183,7 +182,8 @@ def _summary(shallow: ShallowResults, suspects: list[Suspect], ranks: list[int])
     hosts = listed(sorted({named(s["host"]) for s in suspects if s["host"] and s["rank"] in ranks}))
     text += f" Group {named(first['group'])} waits" + (f" for host {hosts}" if hosts else "")
     text += f", in {named(first['line'])}." if first["line"] else "."
-    return text + _others(shallow, suspects)
+    text += _late_with(shallow, first, others) if others else ""
+    return text + _late_nodes(shallow, suspects)
 
 
 def _when(shallow: ShallowResults, late: Suspect) -> str:
@@ -197,12 +197,6 @@ def _when(shallow: ShallowResults, late: Suspect) -> str:
     }[begin is None, end is None]
     some_steps = words.in_some(late["late_steps"], shallow["steps"])
     return when + (f", {some_steps}" if some_steps else "")
-
-
-def _others(shallow: ShallowResults, suspects: list[Suspect]) -> str:
-    """Which other ranks are late with the first one, and the nodes that are late as a whole."""
-    first, *others = suspects
-    return (_late_with(shallow, first, others) if others else "") + _late_nodes(shallow, suspects)
 
 
 def _late_with(shallow: ShallowResults, first: Suspect, others: list[Suspect]) -> str:

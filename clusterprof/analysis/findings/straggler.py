@@ -36,7 +36,7 @@ from clusterprof.analysis.model.shallow import more_often, students_t
 from clusterprof.analysis.model.what_if import PARTS, Part, Saved, WhatIfs, what_ifs
 from clusterprof.columns import Bools, Floats, Ints, order_by, parts, sum_by
 from clusterprof.hardware import Compared, Difference
-from clusterprof.results import Finding, Suspect
+from clusterprof.results import Finding
 from clusterprof.words import capitalised, in_some, ms, ranks as rank_list
 
 TIER = Tier.STRAGGLERS
@@ -185,7 +185,7 @@ def _stands_out(job: WhatIfs, excess_of: Excess, member: Member, apart: set[Memb
     others = np.setdiff1d(job.peers.others(k), named_too)
     if not len(others):
         return False
-    looked = _looked_late(job.dataset, job.dataset.ranks[k])
+    looked = undisturbed.looked_late(job.dataset, job.dataset.ranks[k])
     shown_ns = [late["lateness_ns"] - late["bound_ns"] for late in looked if late["delays"]]
     margin = excess[k] - excess[others].max(axis=0)
     if shown_ns and margin.mean() >= limits.HALF * min(shown_ns):
@@ -227,12 +227,6 @@ def _paused(job: WhatIfs, excess: Floats) -> Bools:
     # without pauses: most steps may have one
     usual = float(np.median(durations - excess.max(axis=0)))
     return np.asarray(excess >= limits.HALF * np.maximum(usual, durations - usual))
-
-
-def _looked_late(dataset: Dataset, rank: int) -> list[Suspect]:
-    """How the look, many steps before the window, has ended with this rank late."""
-    suspects = dataset.shallow["suspects"] if dataset.shallow else []
-    return [late for late in suspects if late["rank"] == rank and late["until_step"] is None]
 
 
 def _unlike_peers(job: WhatIfs, k: int, others: Ints) -> bool:
@@ -421,7 +415,8 @@ class _Late:
     @property
     def _looked(self) -> str:
         """In how many steps the look has shown it late; empty where not, or in all of them."""
-        late = _looked_late(self.dataset, self.ranks[0]) if len(self.ranks) == 1 else []
+        alone = len(self.ranks) == 1
+        late = undisturbed.looked_late(self.dataset, self.ranks[0]) if alone else []
         late.sort(key=lambda suspect: suspect["lateness_ns"] - suspect["bound_ns"])
         shown = [suspect["late_steps"] for suspect in late if suspect["delays"]]
         look = self.dataset.shallow
