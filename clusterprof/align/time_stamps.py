@@ -66,9 +66,10 @@ def deviations(apart: Ints, time: Ints, weight: Floats | None = None) -> Floats:
     if len(rest) < _SHOWING_DRIFT or np.ptp(time[usual]) == 0:
         return rest
     exact = np.where(usual, weight**2, 0.0)
+    exact /= exact.sum()
     since = (time - time[0]).astype(np.float64)
-    since, drifting = (value - np.average(value, weights=exact) for value in (since, rest))
-    slope = np.average(since * drifting, weights=exact) / np.average(since**2, weights=exact)
+    since, drifting = (value - exact @ value for value in (since, rest))
+    slope = exact @ (since * drifting) / (exact @ since**2)
     limit = DRIFT_LIMIT_PPM * 1e-6
     straight: Floats = drifting - np.clip(slope, -limit, limit) * since
     return straight if spread(straight) < spread(rest) else rest
