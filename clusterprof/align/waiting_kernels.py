@@ -18,7 +18,7 @@ import pyarrow as pa
 from clusterprof import words
 from clusterprof.align.clock import Clock
 from clusterprof.align.match.calls import UNKNOWN, steps_of
-from clusterprof.align.time_stamps import timed
+from clusterprof.align.time_stamps import ENDS_NS, MOST_FRAC, WAITS, timed
 from clusterprof.columns import (
     Ints,
     Objects,
@@ -34,9 +34,6 @@ from clusterprof.ingest.operations import EXCHANGE
 from clusterprof.ingest.recording import fill, joined
 from clusterprof.tables import GRAPH, SCHEMAS, RankTables
 
-#: ends lie within this of each other, but for one in ten; begins of those that waited do not, by
-#: so many times as much
-_END_SPREAD_NS, _MOST_FRAC, _WAITS = 50_000, 0.9, 4.0
 #: it is seen so often, or it may be chance
 _FEW = 4
 #: names that a warning lists
@@ -50,10 +47,6 @@ class _Kernels(NamedTuple):
     step: Ints
     start: Ints
     end: Ints
-
-    def some(self, rows: Ints) -> _Kernels:
-        """Those in these rows."""
-        return _Kernels._make(column[rows] for column in self)
 
 
 def waiting_kernels(ranks: Sequence[RankTables], clock: Clock) -> set[str]:
@@ -89,7 +82,7 @@ def _varying(ranks: Sequence[RankTables]) -> list[str]:
         for name, low, high in zip(names[code[kernels.first]], shortest, longest, strict=True):
             extremes = lengths.get(name, (low, high))
             lengths[name] = min(extremes[0], low), max(extremes[1], high)
-    return [name for name, (low, high) in lengths.items() if high - low > _WAITS * _END_SPREAD_NS]
+    return [name for name, (low, high) in lengths.items() if high - low > WAITS * ENDS_NS]
 
 
 def _unclear(tables: RankTables) -> tuple[Objects, Ints, Ints]:
@@ -134,7 +127,8 @@ def _kernels(tables: RankTables, clock: Clock, wanted: Sequence[str]) -> _Kernel
     step = steps_of(tables.steps, launch)
     start, end = (clock.align(tables.rank, time) for time in times)
     order = order_by(code, step, start)
-    return _Kernels(code, step, start, end).some(order[step[order] != UNKNOWN])
+    rows = order[step[order] != UNKNOWN]
+    return _Kernels(code[rows], step[rows], start[rows], end[rows])
 
 
 def _waiting(one: _Kernels, other: _Kernels, bound_ns: int) -> list[int]:
@@ -146,11 +140,11 @@ def _waiting(one: _Kernels, other: _Kernels, bound_ns: int) -> list[int]:
         starts, ends = (
             x[a[rows]] - y[b[rows]] for x, y in ((one.start, other.start), (one.end, other.end))
         )
-        at_once = _apart(ends, ends, bound_ns) <= _END_SPREAD_NS
+        at_once = _apart(ends, ends, bound_ns) <= ENDS_NS
         # by the clock by which they end at once, and by the one by which most begin so
         apart = (_apart(starts, by, bound_ns) for by in (ends, starts))
-        waits = np.minimum(*apart) > _WAITS * _END_SPREAD_NS
-        if at_once.mean() >= _MOST_FRAC and np.count_nonzero(at_once & waits) >= _FEW:
+        waits = np.minimum(*apart) > WAITS * ENDS_NS
+        if at_once.mean() >= MOST_FRAC and np.count_nonzero(at_once & waits) >= _FEW:
             waiting.append(name)
     return waiting
 

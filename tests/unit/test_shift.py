@@ -10,6 +10,7 @@ from lab.tiers import long_but
 
 from clusterprof.align.match import shift
 from clusterprof.align.match.calls import UNKNOWN, Calls
+from clusterprof.align.time_stamps import deviations, spread
 from clusterprof.columns import Bools, Ints
 
 
@@ -90,3 +91,22 @@ def test_an_expected_offset_that_no_displacement_comes_near_makes_none_surer(
     found = shift.find_shift(one, two, expected_ns=round(expected_s * 1e9))
     assert found is not None
     assert found.confidence == confidence
+
+
+@pytest.mark.parametrize(
+    ("calls_count", "drift_ppm"), [(3, 0.0), (3, 90.0), (40, 0.0), (40, -90.0)]
+)
+def test_calls_end_together_on_clocks_that_differ_and_drift(
+    calls_count: int, drift_ppm: float
+) -> None:
+    time = np.arange(calls_count) * 1_000_000_000
+    apart = 7_000_000_000 + (time * drift_ppm * 1e-6).astype(np.int64)
+    assert spread(deviations(apart, time)) < 10
+    apart[0] += 1_000_000
+    assert (spread(deviations(apart, time)) < 10) == (calls_count > 10)  # one in ten may not
+
+
+def test_calls_that_drift_apart_as_no_clocks_do_end_apart() -> None:
+    time = np.arange(40) * 1_000_000
+    assert spread(deviations(time // 100, time)) > 100_000
+    assert spread(deviations(np.array([5]), np.array([7]))) == 0

@@ -23,31 +23,18 @@ import numpy as np
 
 from clusterprof.align.match.calls import UNKNOWN, Calls
 from clusterprof.align.match.shift import Shift, find_shift
-from clusterprof.columns import (
-    Floats,
-    Ints,
-    Stretches,
-    connected,
-    first_at_or_after,
-    order_by,
-    places,
-)
+from clusterprof.align.time_stamps import ENDS_NS, FINEST_NS, WAITS, deviations, spread
+from clusterprof.columns import Stretches, connected, places
 
-#: the ends of one collective's members lie within this, or within this part of the call's length;
-#: one call in ten may not
-_END_SPREAD_NS = 50_000
+#: members' ends may also differ by this part of the call's length
 _END_SPREAD_FRAC = 0.25
-_MOST_CALLS_FRAC = 0.9
-#: more is learned from streams whose begins differ by so many times as much as their ends, up to
-#: this: the ends of an AllReduce of four V100s without NVLink differed by 100 to 400 µs
-_WAITS, _WIDEST_NS = 4.0, 1_000_000.0
+#: more than ENDS_NS is learned from streams that waited for one another, up to this
+_WIDEST_NS = 1_000_000.0
 #: tolerances that are tried up to the widest
 _WIDER = 16
 #: with so few calls a constant difference may be chance: then the wall clocks must agree too
 _FEW_CALLS = 3
 _NEAR_NS = 1_000_000
-#: what is more regular than any device's ends is only chance, and clocks are not exact either
-_FINEST_NS = 3_000.0
 #: with more streams than these not all pairs are compared (their number grows with the square), and
 #: the tolerance is learned from so many
 _MANY_STREAMS, _TELLING_STREAMS = 128, 12
@@ -73,10 +60,11 @@ class Fit:
     @property
     def doubt(self) -> float:
         """The less, the rather it is they and no others: by the rhythm and by the clocks."""
-        return max(self.spread_ns, _FINEST_NS) * max(self.apart_ns, _FINEST_NS)
+        # clocks are not exact either
+        return max(self.spread_ns, FINEST_NS) * max(self.apart_ns, FINEST_NS)
 
 
-def fit(a: Calls, b: Calls, slack: float = 1.0, tolerance_ns: float = _END_SPREAD_NS) -> Fit | None:
+def fit(a: Calls, b: Calls, slack: float = 1.0, tolerance_ns: float = ENDS_NS) -> Fit | None:
     """Return how well two streams go together; None if they cannot be of one communicator.
 
     Ends may scatter by `slack` times what is usual among members, `tolerance_ns` or a part of the
@@ -97,45 +85,21 @@ def fit(a: Calls, b: Calls, slack: float = 1.0, tolerance_ns: float = _END_SPREA
         for stream, inside in ((a, in_a), (b, in_b))
     )
     length = np.minimum(end_a - start_a, end_b - start_b).astype(np.float64)
-    apart = _apart(end_a, end_b, length)
-    needs = _width(np.where(2 * np.abs(apart) > slack * _END_SPREAD_FRAC * length, apart, 0.0))
+    # the shorter a call the more exact
+    weight = 1 / np.maximum(length, ENDS_NS / _END_SPREAD_FRAC)
+    apart = deviations(end_a - end_b, end_b, weight)
+    needs = spread(np.where(2 * np.abs(apart) > slack * _END_SPREAD_FRAC * length, apart, 0.0))
     if needs > slack * tolerance_ns:
         return None
-    begins = _width(_apart(start_a, start_b, length))
-    spread = _width(apart[length <= np.median(length)])
+    begins = spread(deviations(start_a - start_b, start_b, weight))
+    of_short = spread(apart[length <= np.median(length)])
     by_the_clock = abs(float(np.median(end_a - end_b)))
     confidence = 0.8 * shift.confidence
     if len(apart) <= _FEW_CALLS:
         if by_the_clock > _NEAR_NS:
             return None
         confidence /= 2
-    return Fit(shift, spread, confidence, needs, begins, by_the_clock)
-
-
-def _apart(a: Ints, b: Ints, length: Floats) -> Floats:
-    """How far the differences `a - b` are from constant, or from a constant drift (ns).
-
-    The shorter a call the more exact.
-    """
-    apart = (a - b - (a[0] - b[0])).astype(np.float64)
-    weight = 1 / np.maximum(length, _END_SPREAD_NS / _END_SPREAD_FRAC)
-    order = order_by(apart)
-    half = first_at_or_after(np.cumsum(weight[order]), weight.sum() / 2)
-    rest: Floats = apart - apart[order[min(int(half), len(order) - 1)]]
-    if len(rest) >= 8:
-        time = (b - b[0]).astype(np.float64)
-        usual = np.abs(rest) <= np.quantile(np.abs(rest), _MOST_CALLS_FRAC)
-        if np.ptp(time[usual]) == 0:  # all at one time: no drift can be told
-            return rest
-        line = np.polyfit(time[usual], rest[usual], 1, w=weight[usual])
-        straight = rest - np.polyval(line, time)
-        rest = straight if _width(straight) < _width(rest) else rest
-    return rest
-
-
-def _width(apart: Floats) -> float:
-    """Width of what holds all but one in ten of the deviations `apart` (ns)."""
-    return 2 * float(np.quantile(np.abs(apart), _MOST_CALLS_FRAC))
+    return Fit(shift, of_short, confidence, needs, begins, by_the_clock)
 
 
 def infer(nodes: Sequence[Calls], *, whole: bool = False) -> tuple[list[Group], float]:
@@ -148,8 +112,8 @@ def infer(nodes: Sequence[Calls], *, whole: bool = False) -> tuple[list[Group], 
     """
     many = len(nodes) > _MANY_STREAMS
     pairs = _pairs(nodes[:_TELLING_STREAMS] if many else nodes)
-    telling = [p.needs_ns for p in pairs.values() if p.begins_ns >= _WAITS * p.needs_ns]
-    most = max(_END_SPREAD_NS, *telling, 0.0)
+    telling = [p.needs_ns for p in pairs.values() if p.begins_ns >= WAITS * p.needs_ns]
+    most = max(ENDS_NS, *telling, 0.0)
     if many:
         return _infer_many(nodes, most), most
     widths = [most, *np.geomspace(most, _WIDEST_NS, _WIDER)[1:].tolist()] if whole else [most]
@@ -357,7 +321,7 @@ def _fit_with_members(calls: Calls, members: Sequence[Calls]) -> tuple[float, fl
     pairs = []
     for member in (*members[: _COMPARED - 1], *members[_COMPARED - 1 :][-1:]):
         listed = member.rank in (calls.members[0] or ()) or calls.rank in (member.members[0] or ())
-        pair = fit(member, calls, _SLACK, _WIDEST_NS if listed else _END_SPREAD_NS)
+        pair = fit(member, calls, _SLACK, _WIDEST_NS if listed else ENDS_NS)
         if pair is None:
             return None
         pairs.append(pair)

@@ -19,14 +19,15 @@ import pyarrow.compute as pc
 from clusterprof import words
 from clusterprof.align.match.calls import UNKNOWN, is_counted, steps_of
 from clusterprof.align.match.matching import match
-from clusterprof.align.match.shift import CERTAIN, unevenness
+from clusterprof.align.match.shift import CERTAIN, RHYTHM_FRAC
+from clusterprof.align.time_stamps import deviations, spread
 from clusterprof.columns import Ints, greatest_by, integers, places, rows_by
 from clusterprof.tables import RankTables, empty
 
 #: this part of the collectives that two ranks share must show the same
 _AGREE_FRAC = 0.6
 #: so many steps have a rhythm; members of one collective on one host end within this
-_FEW, _ONE_END_NS = 3, 10_000.0
+_FEW, _ONE_END_NS = 3, 20_000.0
 #: steps of one training last as long on all ranks, but for the few that a window begins with
 _UNLIKE = 1.5
 #: in steps: ends of the same step on two ranks differ by less, and so do the calls and one clock
@@ -145,19 +146,19 @@ def _recounted(ranks: Sequence[RankTables]) -> list[RankTables]:
     beside = [r for r in stepping if abs(lead[r.rank]) > _BESIDE]
     # a clock that is off is no other number: the same step ends at once, but for a constant
     if all(r.rank not in whole and _ends_alike(_ends(stepping[0]), _ends(r)) for r in beside):
-        doubtful = {r.rank: _doubted(r, stepping[0], lead[r.rank]) for r in beside}
-        return [doubtful.get(r.rank, r) for r in ranks]
-    most = Counter(map(round, lead.values())).most_common(1)[0][0]
-    base = next(r for r in stepping if round(lead[r.rank]) == most)
-    calls = _trusted(ranks, base, whole if base.rank in whole else ())
-    by_calls = _by_calls(calls, {base.rank: 0}, set(lead) - {base.rank})
-    recounted = {r.rank: _counted_as(base, r, lead, by_calls.get(r.rank)) for r in stepping}
-    return [recounted.get(r.rank, r) for r in ranks]
+        changed = {r.rank: _doubted(r, stepping[0], lead[r.rank]) for r in beside}
+    else:
+        most = Counter(map(round, lead.values())).most_common(1)[0][0]
+        base = next(r for r in stepping if round(lead[r.rank]) == most)
+        calls = _trusted(ranks, base, whole)
+        by_calls = _by_calls(calls, {base.rank: 0}, set(lead) - {base.rank})
+        changed = {r.rank: _counted_as(base, r, lead, by_calls.get(r.rank)) for r in stepping}
+    return [changed.get(r.rank, r) for r in ranks]
 
 
 def _trusted(ranks: Sequence[RankTables], base: RankTables, one_clock: Collection[int]) -> pa.Table:
     """The calls (`_in_steps`) that match for certain, and those of ranks on the clock of `base`."""
-    sharing = [*one_clock, *(r.rank for r in ranks if _one_host(r, base))]
+    sharing = [r.rank for r in ranks if _one_host(r, base) or {r.rank, base.rank} <= {*one_clock}]
     calls = _in_steps(ranks, [r.rank for r in ranks])
     certain = calls["confidence"].to_numpy() >= CERTAIN
     return calls.filter(certain | np.isin(integers(calls, "rank"), sharing))
@@ -275,8 +276,7 @@ def _ends_alike(one: tuple[Ints, Ints], other: tuple[Ints, Ints]) -> bool:
     _, a, b = np.intersect1d(one[0], other[0], return_indices=True)
     if len(a) < _FEW:
         return False
-    apart, when = (one[1][a] - other[1][b]).astype(float), (one[1][a] - one[1][a[0]]).astype(float)
-    return unevenness(apart - apart[0], when) < _ONE_END_NS
+    return spread(deviations(one[1][a] - other[1][b], one[1][a]), RHYTHM_FRAC) < _ONE_END_NS
 
 
 def _ends(tables: RankTables) -> tuple[Ints, Ints]:

@@ -17,10 +17,8 @@ from clusterprof.align.match.shift import (
     find_shift,
     identified,
 )
+from clusterprof.align.time_stamps import ENDS_NS
 from clusterprof.columns import Ints, first_at_or_after, order_by, where_known
-
-#: a waiting Recv ends together with its Send: to within this the two are taken for a pair
-_ENDS_NS = 50_000
 
 
 def _peers(members: Sequence[Calls], world_size: int | None) -> list[Ints]:
@@ -184,9 +182,9 @@ def _mirrored(a: Calls, b: Calls) -> Fit | None:
         return None
     forth, back = later[sent], -later[~sent]
     closing = int(forth.min() + back.min())
-    soon = (way - way.min() < _ENDS_NS for way in (forth, back))
+    soon = (way - way.min() < ENDS_NS for way in (forth, back))
     at_once = float(np.concatenate([*soon]).mean())
-    if not -_ENDS_NS < closing < 2 * _ENDS_NS or at_once < 0.2:
+    if not -ENDS_NS < closing < 2 * ENDS_NS or at_once < 0.2:
         return None
     return Fit(shift, float(abs(closing)), 0.8 * shift.confidence)
 
@@ -206,7 +204,7 @@ def _by_ends(rows: MatchedRows, members: Sequence[Calls]) -> None:
     if len(send) and len(recv):
         to_recv, to_send = _nearest(end[send], end[recv]), _nearest(end[recv], end[send])
         good = to_send[to_recv] == np.arange(len(send))
-        good &= np.abs(end[send] - end[recv[to_recv]]) <= _ENDS_NS
+        good &= np.abs(end[send] - end[recv[to_recv]]) <= ENDS_NS
         good &= rank[send] != rank[recv[to_recv]]
         mate[send[good]], mate[recv[to_recv[good]]] = recv[to_recv[good]], send[good]
     by_rank = {calls.rank: calls for calls in members}

@@ -20,16 +20,25 @@ import numpy as np
 import numpy.typing as npt
 
 from clusterprof.align.match.calls import UNKNOWN, Calls
-from clusterprof.align.time_stamps import BY_WALL_CLOCK, DRIFT_LIMIT_PPM, STAMP_ERROR_NS
-from clusterprof.columns import Bools, Floats, Ints, order_by
+from clusterprof.align.time_stamps import (
+    BY_WALL_CLOCK,
+    DRIFT_LIMIT_PPM,
+    FINEST_NS,
+    STAMP_ERROR_NS,
+    deviations,
+    spread,
+)
+from clusterprof.columns import Bools, Ints, order_by
 
 #: displacements that are tried where neither lengths nor steps say
 _REACH = 512
 #: of so many calls' times, evenly spread, most displacements are seen to be impossible
 _GLANCES = (32, 512)
-#: one that is more regular than all others by this factor is the right one; what is more regular
-#: than any device's ends is only chance; and so many calls have a rhythm
-_REGULAR, _FINEST_NS, _FEW = 3.0, 3_000.0, 3
+#: one that is more regular than all others by this factor is the right one; and so many calls have
+#: a rhythm
+_REGULAR, _FEW = 3.0, 3
+#: of the calls' differences this part has to be regular
+RHYTHM_FRAC = 0.8
 #: of directed calls this part was waited for: a Recv that waits ends as soon as its Send
 _WAITED = 0.25
 #: from this confidence on a displacement determines the clock offset
@@ -308,24 +317,14 @@ def _regular(a: Calls, b: Calls, possible: list[_Trial], directed: bool) -> _Tri
         if directed:
             uneven = float(np.quantile((apart.max() - apart).astype(np.float64), _WAITED))
         else:
-            since = (time - time[0]).astype(np.float64)
-            uneven = unevenness((apart - apart[0]).astype(np.float64), since)
+            uneven = spread(deviations(apart, time), RHYTHM_FRAC)
         rhythms.append((uneven, trial))
     (finest, best), *others = sorted(rhythms, key=lambda rhythm: rhythm[0])
     # the fewer calls stand side by side, the rather they are regular by chance
     by_chance = max(trial.timed for trial in trials) / best.timed
-    if others and others[0][0] < _REGULAR * by_chance * max(finest, _FINEST_NS):
+    if others and others[0][0] < _REGULAR * by_chance * max(finest, 2 * FINEST_NS):
         return None
     return best
-
-
-def unevenness(apart: Floats, time: Floats) -> float:
-    """By how much differences of two clocks' times are not a constant and a drift, ns."""
-    time = time - time.mean()
-    slope = (time * apart).sum() / max(float((time * time).sum()), 1.0)
-    limit = DRIFT_LIMIT_PPM * 1e-6
-    rest = apart - min(max(slope, -limit), limit) * time
-    return float(np.quantile(np.abs(rest - np.median(rest)), 0.8))
 
 
 def _nearest(possible: list[_Trial], expected_ns: int, confidence: float) -> Shift:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from math import hypot
@@ -20,7 +19,7 @@ from clusterprof.analysis.findings.finding import (
 )
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import Dataset
-from clusterprof.analysis.model.joint_suspects import joint_group, joint_suspects
+from clusterprof.analysis.model.joint_suspects import joint_group, joint_suspects, late_steps
 from clusterprof.hardware import Compared, Difference
 from clusterprof.results import Finding, ShallowResults, Suspect, step_while_late_ns
 from clusterprof.words import listed, ms, percent, ranks as rank_list
@@ -92,7 +91,8 @@ def _finding(dataset: Dataset, shallow: ShallowResults, late: list[Suspect]) -> 
     say = _words(dataset, shallow, late, ranks)
     return finding(dataset, CODES[0], sorted(ranks), say) | {
         "severity": severity((saved - bound) / max(step_ns, 1)),
-        "steps": _late_steps(shallow, first),
+        # those of the looks are not the window's; from when until when is said
+        "steps": [] if first.get("looked_steps") else late_steps(first, shallow),
         "cost_ns_per_step": saved,
         "share_of_step": round(saved / max(step_ns, 1), 4),
         "saved_ns_per_step": saved,
@@ -123,20 +123,10 @@ def _words(
         ],
         confidence=limits.MEASURED if first["delays"] else limits.ASSUMED,
         rank=ranks[0] if len(ranks) == 1 else None,
-        advice=_advice(differences),
+        advice=" ".join([CODES[0].recommendation, *(d.advice for d in differences if d.advice)]),
         follow_up=capture(dataset, _to_profile(shallow, late, ranks), profiler=lighter(dataset)),
         recurrence="persistent" if is_persistent else "intermittent",
     )
-
-
-def _late_steps(shallow: ShallowResults, late: Suspect) -> list[int]:
-    """The window's steps in which a rank was late; none where the looks at the job show it."""
-    if late.get("looked_steps"):
-        return []  # those of the looks are not the window's; from when until when is said
-    begin, until = late["since_step"] or 0, late["until_step"]
-    end = math.inf if until is None else until
-    steps = shallow["steps"] if late["late_steps"] is None else late["late_steps"]
-    return [step for step in steps if begin <= step <= end]
 
 
 def _hardware(dataset: Dataset, rank: int) -> list[Difference]:
@@ -146,19 +136,20 @@ def _hardware(dataset: Dataset, rank: int) -> list[Difference]:
     return [*([gpu] if gpu else []), *compared.of_errors(rank), *compared.of_node(rank)]
 
 
-def _advice(differences: Sequence[Difference]) -> str:
-    """The code's recommendation, and what to do about what differs; empty for the former alone."""
-    own = [difference.advice for difference in differences if difference.advice]
-    return " ".join([CODES[0].recommendation, *own]) if own else ""
-
-
 def _to_profile(shallow: ShallowResults, late: list[Suspect], ranks: list[int]) -> list[int]:
     """The first rank, another that delays the others as well, and a peer that waits for the first.
 
     One that is not late at all is the better peer.
     """
-    following = [suspect["rank"] for suspect in late]
-    peers = [rank for rank in _peers(shallow, late[0]) if rank not in ranks]
+    first, following = late[0], [suspect["rank"] for suspect in late]
+    peers = [
+        rank
+        for group in shallow["groups"]
+        if first["rank"] in group["ranks"]
+        and words.group(group["name"], group["description"]) == first["group"]
+        for rank in group["ranks"]
+        if rank not in ranks
+    ]
     peers.sort(key=lambda rank: rank in following)
     return [*ranks[:1], *sorted(ranks[1:])[:1], *peers[:1]]
 
@@ -172,18 +163,10 @@ def _share_of_run(shallow: ShallowResults, late: Suspect) -> float:
     return (late["until_step"] + 1 - first) / (watch["last_step"] + 1 - watch["first_step"])
 
 
-def _peers(shallow: ShallowResults, late: Suspect) -> list[int]:
-    """The members of the groups with the name of the one that waits for a rank."""
-    return [
-        rank for e in shallow["groups"]
-        if late["rank"] in e["ranks"] and words.group(e["name"], e["description"]) == late["group"]
-        for rank in e["ranks"]
-    ]  # fmt: skip
-
-
 def _summary(shallow: ShallowResults, suspects: list[Suspect], ranks: list[int]) -> str:
     """Suspects that are late together in words; `ranks` are those that the finding is about."""
-    first, step = suspects[0], step_while_late_ns(shallow, suspects[0])
+    first, *others = suspects
+    step = step_while_late_ns(shallow, first)
     # who is behind by more than a step is waited for no longer than that
     late = min(first["lateness_ns"], step or first["lateness_ns"])
     share = f" ({percent(late / step)})" if step else ""
@@ -199,7 +182,8 @@ def _summary(shallow: ShallowResults, suspects: list[Suspect], ranks: list[int])
     hosts = listed(sorted({named(s["host"]) for s in suspects if s["host"] and s["rank"] in ranks}))
     text += f" Group {named(first['group'])} waits" + (f" for host {hosts}" if hosts else "")
     text += f", in {named(first['line'])}." if first["line"] else "."
-    return text + _others(shallow, suspects)
+    text += _late_with(shallow, first, others) if others else ""
+    return text + _late_nodes(shallow, suspects)
 
 
 def _when(shallow: ShallowResults, late: Suspect) -> str:
@@ -213,12 +197,6 @@ def _when(shallow: ShallowResults, late: Suspect) -> str:
     }[begin is None, end is None]
     some_steps = words.in_some(late["late_steps"], shallow["steps"])
     return when + (f", {some_steps}" if some_steps else "")
-
-
-def _others(shallow: ShallowResults, suspects: list[Suspect]) -> str:
-    """Which other ranks are late with the first one, and the nodes that are late as a whole."""
-    first, *others = suspects
-    return (_late_with(shallow, first, others) if others else "") + _late_nodes(shallow, suspects)
 
 
 def _late_with(shallow: ShallowResults, first: Suspect, others: list[Suspect]) -> str:

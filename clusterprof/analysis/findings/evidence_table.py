@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from clusterprof.analysis.model.joint_suspects import late_steps
 from clusterprof.results import (
     EvidenceRow,
     EvidenceSource,
@@ -122,7 +123,7 @@ def _lateness(table: _Table, shallow: ShallowResults) -> None:
         count = late.get("looked_steps")
         watch = None if count is None else shallow.get("watch")
         by_looks = watch is not None
-        steps = _recorded_steps(late, shallow) if watch is None else _looked_steps(late, watch)
+        steps = late_steps(late, shallow) if watch is None else _looked_steps(late, watch)
         ns, bound = late["lateness_ns"], late["bound_ns"]
         number = table.add(
             "looks" if by_looks else "flight recorders",
@@ -131,13 +132,6 @@ def _lateness(table: _Table, shallow: ShallowResults) -> None:
             profiler=not by_looks and table.is_disturbed(steps), count=count,
         )  # fmt: skip
         table.of_rank.setdefault(late["rank"], []).append(number)
-
-
-def _recorded_steps(late: Suspect, shallow: ShallowResults) -> list[int]:
-    """The steps in which a suspect is late by the flight recorders around the window."""
-    steps = late["late_steps"] or shallow["steps"]
-    first, last = late["since_step"], late["until_step"]
-    return [step for step in steps if (first or 0) <= step and (last is None or step <= last)]
 
 
 def _looked_steps(late: Suspect, watch: WatchEntry) -> list[int]:

@@ -94,7 +94,7 @@ class Repair:
     words: Callable[[Saved], Words]
     #: it is a finding where it saves this share of the window's step
     least: float = limits.LEAST_FRAC
-    #: of a module those of an earlier turn are weighed before the others, whatever they save
+    #: of a tier those of an earlier turn are weighed before the others, whatever they save
     turn: int = 0
     #: rows of the placed table that no repair of a later tier is about
     calls: Bools | None = None
@@ -146,10 +146,9 @@ def finding_of_repair(
     # where queued work hides it, the longer step to come
     step_ns = max(job.step_ns if saved.paced or not saved.long_run else saved.of_ns, 1.0)
     share = min(max(saved_ns / step_ns, 0.0), 1.0)
-    known = bool(saved.paced or saved.looks)
-    at_most: Severity = "info" if often == "once" and not known else say.at_most
+    at_most: Severity = say.at_most if often != "once" or saved.beyond_window else "info"
     level = min(severity(lies.least_ns / step_ns), at_most, key=_LEVELS.index)
-    if at_most != "info" and lies.least_ns <= 0 and severity(share) != "info":
+    if at_most != "info" and severity(share) != "info":
         say = say._replace(summary=_doubted(say.summary, saved, lies))
     steps_said = often != "persistent" and of_saving(dataset, saved) in say.summary
     if 0 < len(hit) < len(costs_ns) and not steps_said:
@@ -193,7 +192,9 @@ def _saving(saved: Saved, clocks_ns: float) -> Saving:
 
 
 def _doubted(summary: str, saved: Saved, lies: Interval) -> str:
-    """A summary that says, second, that the saving may be nothing, and what would tell."""
+    """A summary that says, second, that the saving may be nothing, if so, and what would tell."""
+    if lies.least_ns > 0:
+        return summary
     record = "profile more steps" if saved.paced else "profile it by clusterprof, with step logs,"
     why = f"{record} to tell."
     if lies.clocks_ns[0] >= limits.HALF * saved.ns:
@@ -205,6 +206,11 @@ def _doubted(summary: str, saved: Saved, lies: Interval) -> str:
 def severity(share: float) -> Severity:
     """Return how severe it is to lose this share of a step."""
     return _LEVELS[(share >= limits.WARNING_FRAC) + (share >= limits.CRITICAL_FRAC)]
+
+
+def above_info(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings that are worth acting on: those above severity info."""
+    return [finding for finding in findings if finding["severity"] != "info"]
 
 
 def _worded(dataset: Dataset, text: str) -> str:
@@ -287,7 +293,7 @@ def of_step(dataset: Dataset, saved: Saved) -> str:
 def of_saving(dataset: Dataset, saved: Saved) -> str:
     """The same; of what the window has in few steps, how long in those."""
     hit, count = np.flatnonzero(saved.hit), len(saved.by_step_ns)
-    if saved.looks or saved.paced or not len(hit) or recurrence(len(hit), count) == "persistent":
+    if saved.beyond_window or not len(hit) or recurrence(len(hit), count) == "persistent":
         return of_step(dataset, saved)
     much = words.ms(min(float(saved.by_step_ns[hit].mean()), float(dataset.durations[hit].mean())))
     if len(hit) == 1:

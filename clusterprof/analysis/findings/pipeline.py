@@ -233,10 +233,8 @@ def schedule(dataset: Dataset, pipeline: Stages) -> Schedule | None:
     counts = _usual(dataset, pipeline, depth)
     if counts is None:
         return None
-    stage, forward, backward, around, ahead = counts
+    stage, forward, _, around, ahead = counts
     count, around = int(forward[0]), np.unique(around[(stage == 0) | (stage == depth - 1)])
-    if not count or (np.stack((forward, backward)) != count).any():
-        return None
     if around.any():
         return _sent_around(depth, count, around)
     all_first = bool((ahead == count).all())
@@ -264,7 +262,8 @@ def _sent_around(depth: int, count: int, around: Ints) -> Schedule | None:
 
 
 def _usual(dataset: Dataset, pipeline: Stages, depth: int) -> Ints | None:
-    """What most steady-state steps of each rank count; None where they differ or go elsewhere.
+    """What most steady-state steps of each rank count; None where they differ or go elsewhere, or
+    where not all ranks have as many forwards and gradients.
 
     A column for each rank; rows are its stage, its messages to and from its neighbours (forwards
     and gradients), those round from the last stage to the first, and how many forwards it has
@@ -290,7 +289,10 @@ def _usual(dataset: Dataset, pipeline: Stages, depth: int) -> Ints | None:
     kinds, number = np.unique(counts, axis=1, return_counts=True)
     steps_of = count_by(row_of(ranks, counts[0]), len(ranks))
     most = kinds[:, 2 * number > steps_of[row_of(ranks, kinds[0])]]
-    return None if most.shape[1] < len(ranks) or most[-1].any() else most[1:-1]
+    if most.shape[1] < len(ranks) or most[-1].any():
+        return None
+    count = most[2, 0]
+    return most[1:-1] if count and (most[2:4] == count).all() else None
 
 
 def _whole_turns(dataset: Dataset, pipeline: Stages) -> bool:

@@ -75,13 +75,7 @@ def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
     if not texts:
         return []
     too_few = len(dataset.steady_steps) < LEAST_STEADY
-    profilers = dataset.profilers(range(len(dataset.ranks)))
-    stays = stay(dataset.capture["profiled"]) if dataset.capture else None
-    advice, follow_up = _ADVICE[stays], ""
-    if stays and profilers == {"torch.profiler"}:
-        advice = _STAYS_BY_TORCH
-    if stays and "nsys" in profilers and not asks_for_nsys(dataset):
-        follow_up = capture(dataset, dataset.ranks, profiler="torch")
+    advice, follow_up = _advice(dataset)
     if too_few:
         advice = "Too few steady-state steps are left: lengthen the window by "
         advice += f"{missing(dataset)} steps (--steps)."
@@ -94,6 +88,17 @@ def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
         recurrence="once",
     )
     return [finding(dataset, CODES[0], dataset.ranks, say)]
+
+
+def _advice(dataset: Dataset) -> tuple[str, str]:
+    """What to do by whether steps stay longer after the window, and the command that does it."""
+    stays = stay(dataset.capture["profiled"]) if dataset.capture else None
+    profilers = dataset.profilers(range(len(dataset.ranks)))
+    if not stays or "nsys" not in profilers:
+        by_torch = stays and profilers == {"torch.profiler"}
+        return _STAYS_BY_TORCH if by_torch else _ADVICE[stays], ""
+    again = "" if asks_for_nsys(dataset) else capture(dataset, dataset.ranks, profiler="torch")
+    return _ADVICE[stays], again
 
 
 def missing(dataset: Dataset) -> int:

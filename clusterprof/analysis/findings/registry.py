@@ -17,15 +17,25 @@ import pkgutil
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from clusterprof.analysis import findings
 from clusterprof.analysis.findings import all_ranks, profiler_overhead, undisturbed, unprofiled
-from clusterprof.analysis.findings.finding import Code, Repair, Tier, finding_of_repair, job_of
+from clusterprof.analysis.findings.finding import (
+    Code,
+    Repair,
+    Tier,
+    above_info,
+    finding_of_repair,
+    job_of,
+)
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import LEAST_STEADY, Dataset
+from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.what_if import Saved, WhatIfs, what_ifs
 from clusterprof.results import Combined, Finding
 
@@ -78,7 +88,7 @@ def all_findings(dataset: Dataset) -> tuple[list[Finding], list[str]]:
 def _by_recorders(every: list[Finding]) -> list[Finding]:
     """Flight recorders show better than reports which unprofiled rank it is that is waited for."""
     same = unprofiled.CODES[0].code
-    shown = [f for f in every if f["code"] == all_ranks.CODE and f["severity"] != "info"]
+    shown = [f for f in above_info(every) if f["code"] == all_ranks.CODE]
     if not shown:
         return every
     left = [f for f in every if f["code"] != same]
@@ -96,29 +106,38 @@ def weigh(dataset: Dataset) -> list[tuple[Repair, Saved]]:
     saves enough when its turn comes is a finding, however little others leave of it then.
     """
     job, weighed = job_of(dataset), list[tuple[Repair, Saved]]()
-    # impossible times may leave none of it
-    lengths, step_ns = job.base, max(dataset.step_ns, 1.0)
+    lengths, turn = job.base, attrgetter("turn")
     for tier in Tier:
-        before, enough = [repair for repair, _ in weighed], dict[Repair, bool]()
+        before = [repair for repair, _ in weighed]
         modules = [m for m in MODULES if m.TIER is tier and hasattr(m, "repairs")]
-        proposed: list[list[Repair]] = [m.repairs(dataset, lengths, before) for m in modules]
-        while any(proposed):
-            ready = [repair for repairs in proposed for repair in _first_turn(repairs)]
-            saved = {r: job.saved(r.apply(lengths), lengths, r.ranks) for r in ready}
-            enough = {r: saved[r].most_ns >= r.least * step_ns for r in ready} | enough
-            # first what is too little to change anything for the others
-            best = max(ready, key=lambda r: (not enough[r], enough[r] and saved[r].certain_ns))
-            proposed = [[r for r in repairs if r is not best] for repairs in proposed]
-            if not enough[best]:
-                continue
-            alone = job.saved(best.apply(job.base), job.base, best.ranks)
-            weighed.append((best, replace(saved[best], alone=alone)))
-            # what the job hardly has outside the window leaves the others what they are
-            if not saved[best].rare:
-                repaired = (*lengths.repaired, (best.code.code, best.ranks))
-                lengths = replace(saved[best].without, repaired=repaired)
+        proposed = [repair for m in modules for repair in m.repairs(dataset, lengths, before)]
+        for _, repairs in groupby(sorted(proposed, key=turn), key=turn):
+            lengths = _weigh_against_each_other(dataset, [*repairs], lengths, weighed)
     job.repaired = lengths.repaired
     return [(repair, _by_looks(dataset, repair, saved)) for repair, saved in weighed]
+
+
+def _weigh_against_each_other(
+    dataset: Dataset, repairs: list[Repair], lengths: Lengths, weighed: list[tuple[Repair, Saved]]
+) -> Lengths:
+    """Add those that save enough to `weighed`, in order; returns what they leave of `lengths`."""
+    job, enough = job_of(dataset), set[Repair]()
+    step_ns = max(dataset.step_ns, 1.0)  # impossible times may leave none of it
+    while repairs:
+        saved = {r: job.saved(r.apply(lengths), lengths, r.ranks) for r in repairs}
+        enough |= {r for r in repairs if saved[r].most_ns >= r.least * step_ns}
+        # first what is too little to change anything for the others
+        best = max(repairs, key=lambda r: (r not in enough, r in enough and saved[r].certain_ns))
+        repairs.remove(best)
+        if best not in enough:
+            continue
+        alone = job.saved(best.apply(job.base), job.base, best.ranks)
+        weighed.append((best, replace(saved[best], alone=alone)))
+        # what the job hardly has outside the window leaves the others what they are
+        if not saved[best].rare:
+            repaired = (*lengths.repaired, (best.code.code, best.ranks))
+            lengths = replace(saved[best].without, repaired=repaired)
+    return lengths
 
 
 def _by_looks(dataset: Dataset, repair: Repair, saved: Saved) -> Saved:
@@ -128,11 +147,6 @@ def _by_looks(dataset: Dataset, repair: Repair, saved: Saved) -> Saved:
     looks = undisturbed.lateness_in_looks(dataset, job_of(dataset), repair.ranks[0], saved)
     alone = saved.by_looks(looks, saved.alone) if saved.alone else None
     return replace(saved.by_looks(looks), alone=alone)
-
-
-def _first_turn(repairs: list[Repair]) -> list[Repair]:
-    """Of a module's repairs those of the earliest turn."""
-    return [r for r in repairs if r.turn == min(waiting.turn for waiting in repairs)]
 
 
 def combined(dataset: Dataset, findings: Sequence[Finding]) -> Combined | None:
@@ -164,8 +178,7 @@ def _largest(job: WhatIfs, findings: Sequence[Finding]) -> list[_Weighed]:
 
     Of four there are 16 replays, of which some are known already.
     """
-    worth = [f for f in findings if f["severity"] != "info"]
-    keys = [(f["code"], tuple(f["ranks"]), f["saved_ns_per_step"]) for f in worth]
+    keys = [(f["code"], tuple(f["ranks"]), f["saved_ns_per_step"]) for f in above_info(findings)]
     repairs = [(key[:2], job.weighed[key]) for key in keys if key in job.weighed]
     # those of ranks that nothing ties to the first one's make other steps shorter
     alike = [r for r in repairs if np.array_equal(r[1].ranks, repairs[0][1].ranks)]

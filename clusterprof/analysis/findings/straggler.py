@@ -36,7 +36,7 @@ from clusterprof.analysis.model.shallow import more_often, students_t
 from clusterprof.analysis.model.what_if import PARTS, Part, Saved, WhatIfs, what_ifs
 from clusterprof.columns import Bools, Floats, Ints, order_by, parts, sum_by
 from clusterprof.hardware import Compared, Difference
-from clusterprof.results import Finding, Suspect
+from clusterprof.results import Finding
 from clusterprof.words import capitalised, counted, in_some, ms, percent, ranks as rank_list
 
 TIER = Tier.STRAGGLERS
@@ -69,6 +69,9 @@ CODES = (
         "PERFORMANCE,CLOCK).",
     ),
 )
+
+#: what is evidence of a host that is slow and delays no rank
+_OVERLAPPED = "overlapped_ns_per_step"
 
 Member = tuple[int, Part]
 #: of each part, what ranks take more than their middle peers, [ranks, steps] (ns)
@@ -146,7 +149,7 @@ def longer_batches(dataset: Dataset) -> tuple[int, float] | None:
     return (dataset.ranks[k], float(more[k].mean())) if enough else None
 
 
-def _suspects(job: WhatIfs, excess: Excess, named: set[Member]) -> Iterator[tuple[Member, ...]]:
+def _suspects(job: WhatIfs, excess: Excess, named: set[Member]) -> list[tuple[Member, ...]]:
     """Who may be a straggler: each of those that take longest, and all of them together.
 
     Together: those that take about as long as the longest, by host, by GPU, and by either.
@@ -154,19 +157,19 @@ def _suspects(job: WhatIfs, excess: Excess, named: set[Member]) -> Iterator[tupl
     mean: dict[Member, float] = {
         (k, part): ns for part in PARTS for k, ns in enumerate(excess[part].mean(axis=1).tolist())
     }
-    least, groups = limits.LEAST_FRAC * job.dataset.step_ns, list[list[Member]]()
     order = sorted(mean.keys() - named, key=lambda member: (-mean[member], member))
+    suspects, joint = list[tuple[Member, ...]](), set[Member]()
+    least_ns = limits.LEAST_FRAC * job.dataset.step_ns
     for part in PARTS:
-        late = [member for member in order if member[1] == part and mean[member] >= least]
-        yield from ((member,) for member in late[: limits.MOST])
+        late = [member for member in order if member[1] == part and mean[member] >= least_ns]
+        suspects += [(member,) for member in late[: limits.MOST]]
         group = [member for member in late if mean[member] >= limits.HALF * mean[late[0]]]
         # beyond half of the ranks it is the others that are early
-        if 0 < len(group) <= limits.HALF * len(job.dataset.ranks):
-            groups.append(group)
-            if len(group) > 1:
-                yield tuple(group)
-    if len(groups) > 1:
-        yield tuple(member for member in order if any(member in group for group in groups))
+        if len(group) <= limits.HALF * len(job.dataset.ranks):
+            suspects.append(tuple(group))
+            joint |= {*group}
+    suspects.append(tuple(member for member in order if member in joint))
+    return [*filter(None, dict.fromkeys(suspects))]
 
 
 def _stands_out(job: WhatIfs, excess_of: Excess, member: Member, apart: set[Member]) -> bool:
@@ -182,7 +185,7 @@ def _stands_out(job: WhatIfs, excess_of: Excess, member: Member, apart: set[Memb
     others = np.setdiff1d(job.peers.others(k), named_too)
     if not len(others):
         return False
-    looked = _looked_late(job.dataset, job.dataset.ranks[k])
+    looked = undisturbed.looked_late(job.dataset, job.dataset.ranks[k])
     shown_ns = [late["lateness_ns"] - late["bound_ns"] for late in looked if late["delays"]]
     margin = excess[k] - excess[others].max(axis=0)
     if shown_ns and margin.mean() >= limits.HALF * min(shown_ns):
@@ -224,12 +227,6 @@ def _paused(job: WhatIfs, excess: Floats) -> Bools:
     # without pauses: most steps may have one
     usual = float(np.median(durations - excess.max(axis=0)))
     return np.asarray(excess >= limits.HALF * np.maximum(usual, durations - usual))
-
-
-def _looked_late(dataset: Dataset, rank: int) -> list[Suspect]:
-    """How the look, many steps before the window, has ended with this rank late."""
-    suspects = dataset.shallow["suspects"] if dataset.shallow else []
-    return [late for late in suspects if late["rank"] == rank and late["until_step"] is None]
 
 
 def _unlike_peers(job: WhatIfs, k: int, others: Ints) -> bool:
@@ -369,20 +366,13 @@ class _Late:
         both = [dataset.ranks[first], dataset.ranks[0 if first else 1]]
         closer = capture(dataset, both, *operators(dataset), "--cpu-sampling")
         steady = (excess > limits.HALF * excess.mean()).mean() >= limits.STEADY_FRAC
-        # the collective of each steady-state step at which it was latest
-        c, rank = dataset.collectives, dataset.ranks[first]
-        last = (c.rank == rank) & (c.last_rank == rank) & c.synchronising
-        calls = np.flatnonzero(last & np.isin(c.step, dataset.steady_steps))
-        latest = [call[np.argmax(c.lateness[call])] for call in parts(calls, c.step[calls])]
         return Words(
             " ".join(texts),
             [
                 *({"rank": dataset.ranks[k], "part": part, much: round(float(more_ns.mean()))}
                   for k, part, more_ns, _ in self._shown),
                 *rows,
-                *({"rank": rank, "step": int(c.step[call]), "time_ns": int(c.aligned_start[call]),
-                   "operation": str(c.operation[call]), "communicator": str(c.communicator[call]),
-                   "late_ns": int(c.lateness[call])} for call in latest[: limits.MOST]),
+                *_latest_calls(dataset, dataset.ranks[first]),
                 *(row for *_, reason in self._shown for row in reason.evidence),
                 *(difference.evidence for _, difference in self._hardware),
             ],
@@ -430,7 +420,8 @@ class _Late:
     @property
     def _looked(self) -> str:
         """In how many steps the look has shown it late; empty where not, or in all of them."""
-        late = _looked_late(self.dataset, self.ranks[0]) if len(self.ranks) == 1 else []
+        alone = len(self.ranks) == 1
+        late = undisturbed.looked_late(self.dataset, self.ranks[0]) if alone else []
         late.sort(key=lambda suspect: suspect["lateness_ns"] - suspect["bound_ns"])
         shown = [suspect["late_steps"] for suspect in late if suspect["delays"]]
         look = self.dataset.shallow
@@ -466,6 +457,20 @@ class _Late:
         return f"{late} by {ms(saved.ns)} per step; queued work covers {most}it in the window."
 
 
+def _latest_calls(dataset: Dataset, rank: int) -> Evidence:
+    """The collective of each of some steady-state steps at which a rank was latest, as evidence."""
+    c = dataset.collectives
+    last = (c.rank == rank) & (c.last_rank == rank) & c.synchronising
+    calls = np.flatnonzero(last & np.isin(c.step, dataset.steady_steps))
+    latest = [call[np.argmax(c.lateness[call])] for call in parts(calls, c.step[calls])]
+    return [
+        {"rank": rank, "step": int(c.step[call]), "time_ns": int(c.aligned_start[call]),
+         "operation": str(c.operation[call]), "communicator": str(c.communicator[call]),
+         "late_ns": int(c.lateness[call])}
+        for call in latest[: limits.MOST]
+    ]  # fmt: skip
+
+
 def repairs(dataset: Dataset, *_: object) -> list[Repair]:
     """Propose `straggler.host` and `straggler.gpu`, each found on what those before it leave."""
     return [
@@ -487,11 +492,12 @@ def find(dataset: Dataset, _found: Sequence[Finding] = ()) -> list[Finding]:
     late = _Late(dataset, [slowest])
     first = f"Rank {late.ranks[0]}'s host takes {ms(float(more_ns.max()))} longer per step than "
     texts = [f"{first}its peers', but delays no other rank.", *late.causes()]
-    words = late.say(texts, "overlapped_ns_per_step", [])
+    words = late.say(texts, _OVERLAPPED, [])
     words = words._replace(at_most="info", confidence=limits.ASSUMED)
     return [finding_of_repair(dataset, CODES[0], late.ranks, words, late.tried(job.base))]
 
 
-def overlapped(straggler: Finding) -> bool:
-    """Whether a finding is a straggler whose lateness the other ranks' compute covers."""
-    return any("overlapped_ns_per_step" in row for row in straggler["evidence"])
+def delays(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the stragglers that delay other ranks: no compute of theirs covers the lateness."""
+    stragglers = [f for f in findings if f["code"].startswith("straggler.")]
+    return [f for f in stragglers if not any(_OVERLAPPED in row for row in f["evidence"])]

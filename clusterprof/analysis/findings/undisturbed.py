@@ -17,7 +17,7 @@ from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.shallow import COMPUTED, students_t
 from clusterprof.analysis.model.what_if import Saved, Undisturbed, WhatIfs
-from clusterprof.columns import Bools, Floats, row_of
+from clusterprof.columns import Floats, greatest_by
 from clusterprof.results import Suspect
 
 #: looks at fewer undisturbed steps than these confirm a window, and do not contradict it
@@ -34,7 +34,8 @@ def lateness_in_looks(
     The share of its lateness that the step loses is what the repair saves over how long the
     profiled peers wait for it, both in the replay; `saved` is of this rank alone.
     """
-    late = _late_in_looks(dataset, rank)
+    looked = (late for late in looked_late(dataset, rank) if "looked_steps" in late)
+    late = next((late for late in looked if late["delays"]), None)
     if saved.rare or saved.ns <= 0:
         return None
     if late is None:
@@ -64,27 +65,19 @@ def lateness_ns(dataset: Dataset, job: WhatIfs, rank: int, lengths: Lengths) -> 
     call = call_of(dataset)[replay.activity[members]]
     members, call = members[c.synchronising[call]], call[c.synchronising[call]]
     place, step = replay.rank[members], replay.step[members]
-    last = np.full(c.collective.max(initial=0) + 1, np.iinfo(np.int64).min)
-    np.maximum.at(last, c.collective[call], starts[members])
+    never = np.full(c.collective.max(initial=0) + 1, np.iinfo(np.int64).min)
+    last = greatest_by(c.collective[call], starts[members], never)
     waited = (last[c.collective[call]] - starts[members]).astype(float)
-    k = int(row_of(dataset.ranks, np.asarray([rank]))[0])
+    k = dataset.place[rank]
     with_k = np.isin(c.collective[call], c.collective[call[place == k]])
     computed = with_k & np.isin(c.operation[call].astype(str), COMPUTED)
     longest, own = np.zeros((2, len(dataset.ranks), len(replay.steps)))
     np.maximum.at(longest, (place[computed], step[computed]), waited[computed])
     np.add.at(own, (place[with_k], step[with_k]), waited[with_k])
-    others = _peers(place[computed], k, len(dataset.ranks))
+    others = np.setdiff1d(place[computed], k)
     caused = longest[others].min(axis=0, initial=np.inf) - own[k]
     caused = np.where(np.isfinite(caused), np.maximum(caused, 0.0), 0.0)
     return job.by_steady_step(caused, float(caused.mean()))
-
-
-def _peers(places: np.ndarray, k: int, count: int) -> Bools:
-    """Which ranks have calls in common with rank `k` (all of these places have)."""
-    with_calls = np.zeros(count, bool)
-    with_calls[places] = True
-    with_calls[k] = False
-    return with_calls
 
 
 def _unsure(saved: Floats, caused: Floats) -> float:
@@ -150,14 +143,10 @@ def _late_for_a_time(dataset: Dataset, rank: int, saved: Saved) -> Undisturbed |
     return Undisturbed(often.steps, round(share * saved.ns), round(bound), 1.0, 0.0)
 
 
-def _late_in_looks(dataset: Dataset, rank: int) -> Suspect | None:
-    """How the looks have ended with this rank late; None where they have not."""
+def looked_late(dataset: Dataset, rank: int) -> list[Suspect]:
+    """Return how flight recorders, in the window or in looks, have ended with this rank late."""
     suspects = dataset.shallow["suspects"] if dataset.shallow else []
-    for late in suspects:
-        is_over = late["until_step"] is not None
-        if late["rank"] == rank and "looked_steps" in late and late["delays"] and not is_over:
-            return late
-    return None
+    return [late for late in suspects if late["rank"] == rank and late["until_step"] is None]
 
 
 def is_contradicted(dataset: Dataset, ranks: tuple[int, ...]) -> bool:

@@ -11,8 +11,14 @@ import pyarrow.compute as pc
 
 from clusterprof import words
 from clusterprof.analysis.findings import all_ranks
-from clusterprof.analysis.findings.finding import SENTENCE_LENGTH, another_pace, pace_ns, severity
-from clusterprof.analysis.findings.straggler import hidden_by_profilers, longer_batches, overlapped
+from clusterprof.analysis.findings.finding import (
+    SENTENCE_LENGTH,
+    above_info,
+    another_pace,
+    pace_ns,
+    severity,
+)
+from clusterprof.analysis.findings.straggler import delays, hidden_by_profilers, longer_batches
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import LEAST_STEADY, Dataset
 from clusterprof.analysis.model.what_if import what_ifs
@@ -33,10 +39,10 @@ _PARTS = {
 
 def verdict(dataset: Dataset, findings: Sequence[Finding]) -> list[Sentence]:
     """Who delays the other ranks and why; else that no rank does, and what saves most."""
-    count, weighty = len(dataset.steady_steps), [f for f in findings if f["severity"] != "info"]
+    count = len(dataset.steady_steps)
     if count >= LEAST_STEADY:
-        return _of_findings(dataset, findings, weighty)
-    if by_look := [f for f in weighty if f["code"] == all_ranks.CODE]:
+        return _of_findings(dataset, findings)
+    if by_look := [f for f in above_info(findings) if f["code"] == all_ranks.CODE]:
         return headline(by_look[0], 2)
     if not dataset.ranks:
         return _looked_at(dataset)
@@ -46,40 +52,43 @@ def verdict(dataset: Dataset, findings: Sequence[Finding]) -> list[Sentence]:
     return _plain("unknown", few, *_single_step(dataset))
 
 
-def _of_findings(
-    dataset: Dataset, findings: Sequence[Finding], weighty: Sequence[Finding]
-) -> list[Sentence]:
-    """The first line by what findings save, of which `weighty` are above severity info.
-
-    Those whose least saving is `large` enough may be below it: what no step log tells the frequency
-    of, or what may be waiting for unprofiled ranks.
-    """
-    step_ns, most_ns = pace_ns(dataset), max((f["saved_ns_per_step"] for f in weighty), default=0)
-    large = [f for f in findings if severity(f["saved_least_ns"] / step_ns) != "info"]
-    late = [f for f in findings if f["code"].startswith("straggler.") and not overlapped(f)]
+def _of_findings(dataset: Dataset, findings: Sequence[Finding]) -> list[Sentence]:
+    """The first line by what findings save."""
+    weighty, late = above_info(findings), delays(findings)
+    most_ns = max((f["saved_ns_per_step"] for f in weighty), default=0)
     unseen = _unseen(dataset, most_ns)
     start = unseen or _no_straggler(dataset, named=bool(late))
-    leading = [f for f in late if f in weighty and not unseen]
+    leading = [] if unseen else above_info(late)
     if leading and leading[0]["saved_ns_per_step"] >= limits.HALF * most_ns:
         return headline(leading[0], 2)
-    unsure = [f for f in large[:1] if f not in weighty]
-    worth, also = [*unsure, *weighty], leading or (weighty if unsure else [] if start else late)
-    if weighty and also:
-        # the straggler comes first, but not where something else saves many times as much
+    unsure = _unsure(dataset, findings)
+    worth = [*unsure, *weighty]
+    if not worth:
+        return [*start, *_nothing(dataset, findings, bool(start))]
+    # the straggler comes first, but not where something else saves many times as much
+    if also := leading or (weighty if unsure else [] if start else late):
         (second,) = headline(also[0], 1)
         second["text"] = f"Also, {second['text'][0].lower()}{second['text'][1:]}"
         return [*headline(worth[0], 1), second]
-    if worth:
-        return [*(start or _too_few(dataset, worth[0])), *headline(worth[0], 1)]
+    return [*(start or _too_few(dataset, worth[0])), *headline(worth[0], 1)]
+
+
+def _unsure(dataset: Dataset, findings: Sequence[Finding]) -> list[Finding]:
+    """The first finding whose least saving is large, if it is below warning all the same.
+
+    So is what no step log tells the frequency of, or what may be waiting for unprofiled ranks.
+    """
+    step_ns = pace_ns(dataset)
+    large = [f for f in findings if severity(f["saved_least_ns"] / step_ns) != "info"]
+    return [f for f in large[:1] if f["severity"] == "info"]
+
+
+def _nothing(dataset: Dataset, findings: Sequence[Finding], is_beside: bool) -> list[Sentence]:
+    """That no step has findings, or none beside what another sentence is about."""
     none = "findings above severity info" if findings else "findings"
-    return [*start, *_plain("none", f"No {'other findings' if start else none} {_steps(dataset)}")]
-
-
-def _steps(dataset: Dataset) -> str:
-    """The steps that there are no findings in."""
     steps = f"in {len(dataset.steady_steps)} steady-state steps of {ms(dataset.step_ns)}"
     unprofiled = f" ({ms(pace_ns(dataset))} without the profiler)" if another_pace(dataset) else ""
-    return f"{steps}{unprofiled}."
+    return _plain("none", f"No {'other findings' if is_beside else none} {steps}{unprofiled}.")
 
 
 def _unseen(dataset: Dataset, most_ns: float) -> list[Sentence]:

@@ -41,6 +41,13 @@ def joint_suspects(shallow: ShallowResults) -> list[list[Suspect]]:
     return joint
 
 
+def late_steps(late: Suspect, shallow: ShallowResults) -> list[int]:
+    """Return the steps around the window in which a suspect is late by the flight recorders."""
+    steps = shallow["steps"] if late["late_steps"] is None else late["late_steps"]
+    first, last = late["since_step"], late["until_step"]
+    return [step for step in steps if (first or 0) <= step and (last is None or step <= last)]
+
+
 def joint_group(shallow: ShallowResults, late: Sequence[Suspect]) -> ShallowGroup | None:
     """Return the smallest group that all of these ranks are members of; None for none."""
     ranks = {suspect["rank"] for suspect in late}
@@ -103,7 +110,7 @@ def _same_steps(first: Suspect, suspect: Suspect, shallow: ShallowResults) -> bo
         begins, ends = zip(*spans, strict=True)
         common, either = min(ends) - max(begins), max(ends) - min(begins)
     else:
-        own, others = (_steps(late, shallow) for late in (first, suspect))
+        own, others = ({*late_steps(late, shallow)} for late in (first, suspect))
         common, either = len(own & others), len(own | others)
     return bool(common > 0 and common >= limits.STEADY_FRAC * either)
 
@@ -116,10 +123,3 @@ def _span(late: Suspect, shallow: ShallowResults) -> tuple[int, int]:
     since, until = late["since_step"], late["until_step"]
     begin = min(looked, default=0) if since is None else since
     return begin, 1 + (max(looked, default=begin) if until is None else until)
-
-
-def _steps(late: Suspect, shallow: ShallowResults) -> set[int]:
-    if late["late_steps"] is not None:
-        return {*late["late_steps"]}
-    begin, end = _span(late, shallow)
-    return {step for step in shallow["steps"] if begin <= step < end}

@@ -114,6 +114,8 @@ class Saved:
         if self.looks and self.ns > 0:
             stated = min(self.looks.ns, self.of_ns)
             self.of_replay, self.ns = stated / self.ns, stated
+        #: whether more than the window tells how often it happens
+        self.beyond_window = bool(self.paced or self.looks)
         #: what it saves where nothing is repaired before it, as `ns`
         self.alone_ns = replace(self.alone, long_run=self.long_run).ns if self.alone else self.ns
         #: the larger of both views
