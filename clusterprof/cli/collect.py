@@ -44,7 +44,7 @@ def parser(verb: str) -> Parser:
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     """Collect what an interrupted launch has left, merge, print the verdict."""
-    arguments = parser(verb).parse_args(list(own))
+    arguments = parser(verb).parse_args([*own, *(program or ())])
     installed_nsys.prefer(arguments.nsys)
     run = chosen_window(run_directory.opened(arguments.run), arguments.window)
     check_over(run)

@@ -46,7 +46,7 @@ def parser(verb: str) -> Parser:
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     """Print how far the run is; with --watch until it has ended."""
-    arguments = parser(verb).parse_args(list(own))
+    arguments = parser(verb).parse_args([*own, *(program or ())])
     run = run_directory.opened(arguments.run)
     if arguments.json:
         print(json.dumps(look(run).as_json(), indent=1))

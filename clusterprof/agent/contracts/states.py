@@ -19,6 +19,9 @@ from .timing import REAL, Clock
 LOOK_S = 0.25
 #: How long a state waits for another process that writes the same one; it takes milliseconds.
 TURN_S = 1.0
+#: A state that is written again, with other facts (each hang of a rank, its end), is noted in the
+#: history until that has so many entries; a change of state always is.
+MOST_REPEATED = 128
 
 
 class State(str, enum.Enum):
@@ -156,7 +159,9 @@ def advance(
             return False
         now.update(facts, state=new)
         now.setdefault("host", os.uname().nodename)
-        now.setdefault("history", []).append([new, at_ns or by.wall_ns()])
+        history = now.setdefault("history", [])
+        if new is not before or len(history) < MOST_REPEATED:
+            history.append([new, at_ns or by.wall_ns()])
         if reason is not None and (new is not before or "reason" not in now):
             now["reason"] = reason
         files.write_json(os.path.join(folder, paths.STATE), now, indent=1)
