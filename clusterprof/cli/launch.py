@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -65,7 +63,6 @@ def start(
     origins |= {name: "look" for name in fixed if name in origins}
     missing = {name for name in usual if getattr(arguments, name) is None}
     vars(arguments).update({name: usual[name] for name in missing})
-    check_metrics(arguments.metrics)
     if wrong := wrong_codes(arguments.fail_on):
         return wrong
     # what the user gave stands in a finding's next command, but for what that decides anew
@@ -90,17 +87,6 @@ def start(
     from clusterprof.launch import run_job
 
     return run_job.run(plan, planned)
-
-
-def check_metrics(file: Path | None) -> None:
-    """Raise UsageError where `--metrics` names no file that can be made."""
-    if file is None:
-        return
-    if file.is_dir():
-        raise UsageError(f"--metrics {file} is a folder", f"name a file: {file}/clusterprof.prom")
-    if not (file.parent.is_dir() and os.access(file.parent, os.W_OK)):
-        why = "cannot be written" if file.parent.is_dir() else "is no folder"
-        raise UsageError(f"--metrics {file}: {file.parent} {why}", "name a file in another folder")
 
 
 def wrong_codes(conditions: Sequence[gate.Condition]) -> int:

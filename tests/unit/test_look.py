@@ -11,7 +11,7 @@ import pytest
 
 from clusterprof import watched
 from clusterprof.agent.contracts import paths
-from clusterprof.cli import capture, launch, look, main, status
+from clusterprof.cli import capture, look, main, status
 from clusterprof.errors import UsageError
 from clusterprof.launch import screen, settings
 from clusterprof.run_directory import Window, create
@@ -139,13 +139,6 @@ def test_of_ranks_that_are_as_late_as_each_other_none_is_called_worst() -> None:
 def test_ranks_are_all_alike_where_the_least_late_is_as_late_as_the_worst() -> None:
     rows = [late(rank, "n", ms, number=1) for rank, ms in ((3, 9.0), (5, 8.95), (7, 2.0))]
     assert "3, 5, 7     ranks 3, 5  9.00 ±0.10 ms" in screen.lines(rows, 11 * S)[2]
-
-
-def test_a_metrics_file_that_cannot_be_made_is_refused_before_the_job(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    for name, why in ((".", "is a folder"), ("none/x", "is no folder"), ("file/x", "is no folder")):
-        with pytest.raises(UsageError, match=why):
-            launch.main("run", ["--metrics", f"{tmp_path}/{name}"], ["true"])
 
 
 def test_the_readme_shows_what_is_shown_of_512_simulated_ranks() -> None:

@@ -23,7 +23,7 @@ from clusterprof.agent.guard.step_log import StepLog
 from clusterprof.arguments import StepWindow, parse_ranks
 from clusterprof.cli import launch
 from clusterprof.jobs import Job
-from clusterprof.launch import planning, run_job, settings, watch
+from clusterprof.launch import planning, settings, watch
 from clusterprof.launch.profiling import CapturePlan
 from clusterprof.launch.watch import MOST, chosen
 from clusterprof.merge_run import Look
@@ -129,29 +129,6 @@ def run(tmp_path: Path) -> Window:
          "world_size": 2, "began": "2026-01-02T03:04:05+00:00", "ended": None}
     )  # fmt: skip
     return made
-
-
-@pytest.mark.parametrize(
-    ("facts", "advised"),
-    [
-        (({"steps": 9}, {"steps": 0}), True),
-        (({"steps": 0}, {}), True),
-        (({"steps": 0}, {"steps": 0}), False),
-    ],
-)
-def test_to_train_for_longer_is_no_advice_where_no_step_was_counted(
-    run: Window, facts: tuple[dict[str, int], ...], advised: bool,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    for rank, of_rank in enumerate(facts):
-        states.advance(str(run.rank(rank)), "counted", **of_rank)
-    plan = SimpleNamespace(
-        job=SimpleNamespace(closed=""), expected=(), for_agent=SimpleNamespace(looks_first=True)
-    )
-    run_job.collected(cast("planning.LaunchPlan", plan), run, 0, 0)
-    printed = capsys.readouterr().err
-    assert "the job ended before a second window was ordered" in printed
-    assert ("train for longer" in printed) == advised
 
 
 @pytest.mark.parametrize(

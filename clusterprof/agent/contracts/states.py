@@ -10,7 +10,7 @@ import contextlib
 import enum
 import errno
 import os
-from typing import Any, Dict, Iterator, Mapping, Optional
+from typing import Any, Dict, Iterator, List, Mapping, Optional
 
 from . import files, paths
 from .timing import REAL, Clock
@@ -72,6 +72,9 @@ _FORM = {
     "chosen": bool, "whole": bool, "late": bool,
     "steps": (int, None), "attempt": int, "history": list, "nsys": dict, "flight": str,
     "stall": str,
+    # how the rank's program ended where that was not by itself with status 0: the type of the
+    # exception that nothing caught, its exit status (128 + n for signal n), and when (wall clock)
+    "exception": str, "exit_status": int, "ended_ns": int,
     # why there are no tables of its report, and where on its node the report is
     "not_reduced": str, "report_at": str,
     # the step that hangs or hung, between which times (wall clock), at which line of the program,
@@ -159,13 +162,18 @@ def advance(
             return False
         now.update(facts, state=new)
         now.setdefault("host", os.uname().nodename)
-        history = now.setdefault("history", [])
-        if new is not before or len(history) < MOST_REPEATED:
-            history.append([new, at_ns or by.wall_ns()])
-        if reason is not None and (new is not before or "reason" not in now):
+        is_change = new is not before
+        _note(now.setdefault("history", []), [new, at_ns or by.wall_ns()], is_change)
+        if reason is not None and (is_change or "reason" not in now):
             now["reason"] = reason
         files.write_json(os.path.join(folder, paths.STATE), now, indent=1)
         return True
+
+
+def _note(history: List[Any], entry: List[Any], is_change: bool) -> None:
+    """Add a state to a history, which those that were written again fill to `MOST_REPEATED`."""
+    if is_change or len(history) < MOST_REPEATED:
+        history.append(entry)
 
 
 def captured_before(folder: str) -> bool:
