@@ -55,10 +55,13 @@ class RankEnd:
             by = f"by {words.plain(self.exception)}"
         elif self.status is not None:
             by = status_in_words(self.status)
-        least = "at least " if self.at_least else ""
-        return (
-            by if self.steps is None else f"{by}, after {least}{words.counted(self.steps, 'step')}"
-        )
+        if self.steps is None:
+            return by
+        return f"{by}, after {_steps(self.steps, at_least=self.at_least)}"
+
+
+def _steps(count: int, *, at_least: bool) -> str:
+    return f"{'at least ' if at_least else ''}{words.counted(count, 'step')}"
 
 
 def status_in_words(status: int) -> str:
@@ -83,6 +86,8 @@ class Ending:
     ends: Sequence[RankEnd] = ()
     #: how many steps the rank made that came farthest; None where no rank trained
     steps: int | None = None
+    #: it was killed: the last seconds of its steps are not known
+    at_least: bool = False
     #: the steps that were to be looked at or captured
     window: StepWindow = field(default_factory=lambda: StepWindow(10, 15))
     saved: str = ""
@@ -116,14 +121,15 @@ class Ending:
         """By which rank or signal the job ended, with which status, after which step."""
         after = "before a rank trained"
         if self.steps is not None:
-            after = f"after {words.counted(self.steps, 'step')}"
+            after = f"after {_steps(self.steps, at_least=self.at_least)}"
         if self.status is None:
             return f"how the job ended is not known: clusterprof ended before it; {after}"
         if self.signals:
             return f"by {words.listed(self.signals)}, {after}; the job's status is {self.status}"
         if self.status == 0 or not self.ends:
             return f"with status {self.status}, {after}"
-        return f"{self._first_rank()}; the job's status is {self.status}"
+        trained = "" if self.steps is not None else f", {after}"
+        return f"{self._first_rank()}{trained}; the job's status is {self.status}"
 
     def _first_rank(self) -> str:
         """The rank that ended first, of those that did not end by themselves."""
@@ -204,10 +210,13 @@ def of_run(
     """
     first = run.directory.first(run.attempt)
     states = first.states()
+    made = (_steps_of(first, *of_rank) for of_rank in states.items())
+    steps, is_whole = max(made, default=(0, True))
     ending = replace(
         _by_command(ending, manifest),
         ends=tuple(_end(first, r, state) for r, state in states.items() if "ended_ns" in state),
-        steps=max((_steps_of(first, *of_rank)[0] for of_rank in states.items()), default=0) or None,
+        steps=steps or None,
+        at_least=not is_whole,
         saved=saved(run, outcomes, manifest.world_size, has_results=results is not None),
     )
     if results is not None:
@@ -245,7 +254,7 @@ def _end(run: Window, rank: int, state: Mapping[str, Any]) -> RankEnd:
     steps, is_whole = _steps_of(run, rank, state)
     return RankEnd(
         rank, str(state.get("host", "")), state["ended_ns"], steps or None, not is_whole,
-        str(state.get("exception", "")), state.get("exit_status"),
+        str(state.get("exception", "")), state.get("program_status"),
     )  # fmt: skip
 
 
@@ -283,7 +292,9 @@ def _kinds_saved(run: Window, outcomes: Sequence[Outcome], world_size: int | Non
     if dumps:
         kinds.append(f"flight recorders of {len(dumps)} of {size}")
     logs = [rank for rank in ranks if newest_step_log(first.rank(rank))]
-    return " and ".join(kinds) or f"the steps of {len(logs)} of {size}, no flight recorder,"
+    if logs and not kinds:
+        return f"the steps of {len(logs)} of {size}, no flight recorder,"
+    return " and ".join(kinds) or "nothing"
 
 
 def looked(run: Window) -> str:

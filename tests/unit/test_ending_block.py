@@ -122,7 +122,7 @@ def lines(run: Window, status: int | None = 1, **known: Any) -> list[str]:
 def test_ranks_that_ended_are_told_by_their_states(run: Window) -> None:
     for rank, facts in enumerate((
         {"state": "counted", "steps": 17, "exception": "RuntimeError", "ended_ns": 10 * S},
-        {"state": "counting", "ended_ns": 11 * S, "exit_status": 143},
+        {"state": "counting", "ended_ns": 11 * S, "program_status": 143},
         {"state": "counted", "steps": 17, "exception": "Value\x1bError", "ended_ns": 9 * S},
     )):  # fmt: skip
         states.advance(str(run.rank(rank)), **facts)

@@ -74,7 +74,7 @@ _FORM = {
     "stall": str,
     # how the rank's program ended where that was not by itself with status 0: the type of the
     # exception that nothing caught, its exit status (128 + n for signal n), and when (wall clock)
-    "exception": str, "exit_status": int, "ended_ns": int,
+    "exception": str, "program_status": int, "ended_ns": int,
     # why there are no tables of its report, and where on its node the report is
     "not_reduced": str, "report_at": str,
     # the step that hangs or hung, between which times (wall clock), at which line of the program,

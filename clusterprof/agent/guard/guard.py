@@ -302,7 +302,7 @@ class Guard:
             self.status = int(words[0])
             if self.status:
                 at_ns = self.clock.wall_ns()
-                self.outbox.state(None, exit_status=self.status, ended_ns=at_ns)
+                self.outbox.state(None, program_status=self.status, ended_ns=at_ns)
         elif request == "watch":
             self.watchers.append(connection.dup())
             connection.sendall(b"ok\n")

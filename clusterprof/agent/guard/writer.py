@@ -406,7 +406,7 @@ class Writer:
         self.clock.until(has_ended, ENDING_S, 0.002)
         status = statuses[0] or 0
         if status > 0 or (status == processes.GONE and not self.has_finished):
-            facts: Dict[str, Any] = {"exit_status": status} if status > 0 else {}
+            facts: Dict[str, Any] = {"program_status": status} if status > 0 else {}
             at_ns = states.read(self.folder).get("ended_ns", at_ns)
             states.advance(self.folder, None, ended_ns=at_ns, **facts)
 
