@@ -68,12 +68,14 @@ def statuses(done: Completed) -> dict[int, int]:
     return {int(rank): int(status) for rank, status in rows}
 
 
-def told(printed: str) -> dict[str, str]:
+def last_lines(printed: str) -> dict[str, str]:
     """What the last four lines of a run say, by their first words."""
     lines = [line.removeprefix("clusterprof: ") for line in printed.splitlines()[-4:]]
-    said = {name: text.strip() for name, _, text in (line.strip().partition(":") for line in lines)}
-    assert [*said] == ["ended", "saved", "verdict", "next"], printed
-    return said
+    texts = {
+        name: text.strip() for name, _, text in (line.strip().partition(":") for line in lines)
+    }
+    assert [*texts] == ["ended", "saved", "verdict", "next"], printed
+    return texts
 
 
 def check(endings: list[Ending], workdir: Path, slurm: dict[str, str], fault: Fault) -> None:
@@ -105,8 +107,8 @@ def check(endings: list[Ending], workdir: Path, slurm: dict[str, str], fault: Fa
         report = workdir / f"run/ranks/{rank:05d}/report.nsys-rep"
         assert report.exists() == (ending.state == "collected")
     assert outcomes(workdir / "run") == {rank: each.state for rank, each in enumerate(endings)}
-    assert f"; the job's status is {done.returncode}" in told(done.stderr)["ended"]
-    assert told(done.stderr)["next"] == "clusterprof collect run"
+    assert f"; the job's status is {done.returncode}" in last_lines(done.stderr)["ended"]
+    assert last_lines(done.stderr)["next"] == "clusterprof collect run"
 
 
 @pytest.mark.usefixtures("scripted")
@@ -169,7 +171,7 @@ def test_the_last_lines_name_the_rank_that_ended_its_job(
 ) -> None:
     program = ["python", PROGRAMS / "ending.py", "each", "none:0", how]
     done = run_clusterprof([*PLAIN, "--", RANKS, "2", *program])
-    last = told(done.stderr)
+    last = last_lines(done.stderr)
     assert re.fullmatch(ended, last["ended"]), done
     assert last["saved"] == "the steps of 2 of 2 ranks, no flight recorder, in run"
     assert last["verdict"].startswith("none: rank 0: "), last
@@ -192,7 +194,7 @@ def test_a_program_that_never_trains_is_told_so(
 ) -> None:
     done = run_clusterprof(["run", "--run-dir=run", "--", *program])
     assert done.returncode == status
-    last = told(done.stderr)
+    last = last_lines(done.stderr)
     assert f"with status {status}, before a rank trained" in last["ended"]
     assert last["verdict"].startswith("none: no rank ")
     assert last["next"].startswith(next_step)
@@ -206,7 +208,7 @@ def test_an_interrupted_job_says_so_and_what_it_can_still_become(workdir: Path) 
     running.wait_until(lambda: "rank 0 waits" in running.printed(), "waiting")
     os.killpg(running.process.pid, signal.SIGINT)
     status = running.ends()
-    last = told(running.printed())
+    last = last_lines(running.printed())
     assert last["ended"] == f"by SIGINT, after 15 steps; the job's status is {status}"
     assert last["next"].startswith("clusterprof run ")
     assert not running.left()

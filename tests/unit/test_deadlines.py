@@ -395,7 +395,7 @@ def test_a_writer_that_a_file_system_holds_outlives_its_rank_by_minutes(
 
 
 @pytest.mark.parametrize(
-    ("status", "finished", "told"),
+    ("status", "finished", "noted"),
     [
         (137, False, {"ended_ns": 7, "program_status": 137}),
         (3, True, {"ended_ns": 7, "program_status": 3}),
@@ -407,7 +407,7 @@ def test_a_writer_that_a_file_system_holds_outlives_its_rank_by_minutes(
 )
 def test_a_writer_notes_how_its_rank_ended_as_far_as_that_is_known(
     clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    status: int | None, finished: bool, told: dict[str, int],
+    status: int | None, finished: bool, noted: dict[str, int],
 ) -> None:  # fmt: skip
     made = writer.Writer(socket.socketpair()[1], os.getpid(), clock)
     made.folder, made.has_finished = str(tmp_path / "run/ranks/00000"), finished
@@ -417,7 +417,7 @@ def test_a_writer_notes_how_its_rank_ended_as_far_as_that_is_known(
     began = clock.now()
     made.note_end(7)
     found = states.read(made.folder)
-    assert {name: found[name] for name in ("ended_ns", "program_status") if name in found} == told
+    assert {name: found[name] for name in ("ended_ns", "program_status") if name in found} == noted
     assert clock.now() - began == pytest.approx(writer.ENDING_S if status is None else 0, abs=0.1)
     # what the rank itself has said of its end stays
     states.advance(made.folder, None, ended_ns=5)
