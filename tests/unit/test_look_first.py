@@ -131,6 +131,23 @@ def run(tmp_path: Path) -> Window:
     return made
 
 
+def test_no_window_is_ordered_in_a_job_of_which_a_rank_has_failed(
+    run: Window,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Ranks(run, 0, clock)
+    states.advance(str(run.rank(1)), None, ended_ns=1, exception="ValueError")
+    monkeypatch.setattr(merge_run, "look", lambda _: look(1)._replace(steps=[3, 4]))
+    job, window = SimpleNamespace(world_size=2), StepWindow(10, 15)
+    plan = SimpleNamespace(job=job, window=window, arguments=ARGUMENTS)
+    watch.look_first(cast("planning.LaunchPlan", plan), run, clock)
+    assert "nothing is captured, since rank 1 ended" in capsys.readouterr().err
+    assert not run.directory.later_windows()
+    assert "(steps up to 14)" in (run.path / paths.LOOKED).read_text()
+
+
 @pytest.mark.parametrize(
     ("late", "windows", "end"),
     [
