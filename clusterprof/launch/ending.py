@@ -16,7 +16,7 @@ from typing import Any
 from clusterprof import console, masking, watched, words
 from clusterprof.agent.contracts import files, paths
 from clusterprof.arguments import StepWindow, shortest
-from clusterprof.collect.live_windows import LATEST_B, logged
+from clusterprof.collect.live_windows import steps_logged
 from clusterprof.collect.outcomes import DELETED, Outcome, flights, is_looked_at, newest_step_log
 from clusterprof.launch import screen
 from clusterprof.results import RANKS, Results
@@ -160,7 +160,7 @@ class Ending:
         """The command that runs the job again, so that there is a verdict."""
         if not self.again:
             return "run the job again"
-        if self.missing_script:
+        if self.missing_script and self.steps is None and self.status:
             script = words.plain(self.missing_script)
             return f"there is no file {script} here; with the right name: {self._command()}"
         if self.signals:
@@ -263,9 +263,7 @@ def _steps_of(run: Window, rank: int, state: Mapping[str, Any]) -> tuple[int, bo
     steps = state.get("steps")
     if isinstance(steps, int):
         return steps, True
-    rows, blocks = logged(run.rank(rank), LATEST_B)
-    ends = [row[0] + 1 for row in rows[-1:]] + [sum(block[:2]) for block in blocks[-1:]]
-    return max(ends, default=0), False
+    return steps_logged(run.rank(rank)) or 0, False
 
 
 def saved(

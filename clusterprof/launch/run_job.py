@@ -192,7 +192,11 @@ def conclude(
     elif not passed:
         say("--fail-on could not be checked: nothing was merged")
     name_later_windows(run)
-    ending.say(ending.of_run(run, outcomes, manifest, results, known))
+    try:
+        known = ending.of_run(run, outcomes, manifest, results, known)
+    except Exception as error:  # noqa: BLE001 - as above
+        known = failed(error, known, shortest(run.path))
+    ending.say(known)
     return final_status(plan, status, complete=complete, passed=passed)
 
 
@@ -245,8 +249,8 @@ def failed(error: Exception, known: Ending, where: str) -> Ending:
     console.error(what, *details)
     if isinstance(error, (ClusterprofError, OSError)):
         is_unsaved = hasattr(error, "results")  # `merge_run.UnsavedError`, which is not loaded here
-        first_do = f"{details[-1]}, then: " if is_unsaved else "once that is repaired: "
-        return replace(known, can_merge=True, why_none=what, first_do=first_do)
+        what_first = f"{where} can be written" if is_unsaved else "that is repaired"
+        return replace(known, can_merge=True, why_none=what, first_do=f"once {what_first}: ")
     return replace(known, why_none=what, command=f"clusterprof merge --debug {where}")
 
 

@@ -82,7 +82,21 @@ def test_a_full_disk_keeps_no_verdict_from_being_printed(
     assert f"error: {run.html} cannot be written: No space left on device" in printed.err
     last = [line.strip() for line in printed.err.splitlines()[-2:]]
     assert last[0] == f"verdict: {results['verdict']}"
-    assert last[1] == f"next:    free space there, then: clusterprof collect {shortest(run.path)}"
+    where = shortest(run.path)
+    assert last[1] == f"next:    once {where} can be written: clusterprof collect {where}"
+
+
+def test_a_fault_in_the_last_lines_keeps_the_job_s_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_directory.create(tmp_path / "run")
+    manifest = run.directory.write_manifest({"schema_version": 1})
+    monkeypatch.setattr(run_job.ending, "of_run", fault)
+    assert run_job.conclude(of_rank_0(), run, manifest, 7, patience_s=0) == 7
+    printed = capsys.readouterr().err
+    assert "not thought of" in printed
+    assert "ended:   with status 7" in printed
+    assert "Traceback" not in printed
 
 
 @pytest.mark.parametrize(
