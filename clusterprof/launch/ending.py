@@ -84,6 +84,8 @@ class Ending:
     signals: Sequence[str] = ()
     #: the ranks that did not end by themselves with status 0
     ends: Sequence[RankEnd] = ()
+    #: the run directory could be read
+    is_read: bool = False
     #: how many steps the rank made that came farthest; None where no rank trained
     steps: int | None = None
     #: it was killed: the last seconds of its steps are not known
@@ -119,17 +121,22 @@ class Ending:
 
     def how(self) -> str:
         """By which rank or signal the job ended, with which status, after which step."""
-        after = "before a rank trained"
-        if self.steps is not None:
-            after = f"after {_steps(self.steps, at_least=self.at_least)}"
+        after = self._after()
         if self.status is None:
-            return f"how the job ended is not known: clusterprof ended before it; {after}"
+            return f"how the job ended is not known: clusterprof ended before it{after}"
         if self.signals:
-            return f"by {words.listed(self.signals)}, {after}; the job's status is {self.status}"
+            return f"by {words.listed(self.signals)}{after}; the job's status is {self.status}"
         if self.status == 0 or not self.ends:
-            return f"with status {self.status}, {after}"
-        trained = "" if self.steps is not None else f", {after}"
+            return f"with status {self.status}{after}"
+        trained = after if self.steps is None else ""
         return f"{self._first_rank()}{trained}; the job's status is {self.status}"
+
+    def _after(self) -> str:
+        if not self.is_read:
+            return ""
+        if self.steps is None:
+            return ", before a rank trained"
+        return f", after {_steps(self.steps, at_least=self.at_least)}"
 
     def _first_rank(self) -> str:
         """The rank that ended first, of those that did not end by themselves."""
@@ -217,6 +224,7 @@ def of_run(
         ends=tuple(_end(first, r, state) for r, state in states.items() if "ended_ns" in state),
         steps=steps or None,
         at_least=not is_whole,
+        is_read=True,
         saved=saved(run, outcomes, manifest.world_size, has_results=results is not None),
     )
     if results is not None:

@@ -75,10 +75,39 @@ def launch(launcher: str, plan: LaunchPlan, run: Window, manifest: Manifest) -> 
     longer_s = plan.for_agent.nsys.longer_s if plan.for_agent.nsys else 0
     before = BeforeSrunKills(run, plan.expected, longer_s) if srun else None
     job = Foreground([launcher, *plan.job.command[1:]], plan.environment, before)
+    with contextlib.ExitStack() as beside:
+        for watch, otherwise in watching(plan, run):
+            beside.callback(beside_job(watch, otherwise).end)
+        status = job.run()
+    signals = signals_to_end(job, status)
+    patience_s, finishing_s = PATIENCE_S, FINISHING_S + longer_s
+    if srun:
+        # When srun has ended, so has all that it started: no process is left that could write.
+        patience_s = finishing_s = HASTY_S if signals else PATIENCE_S
+    ended = unless_stalled(
+        lambda: conclude(plan, run, manifest, status, patience_s, finishing_s, signals), run.path
+    )
+    if ended is None:
+        ending.say(stalled(run, status, signals))
+    elif ended >= 0:
+        return ended
+    # Not collected, or the collecting process was ended by a signal; the job was not.
+    return final_status(plan, status, complete=False, passed=not plan.arguments.fail_on)
+
+
+def signals_to_end(job: Foreground, status: int) -> list[str]:
+    """The signals that ended a job with this status, by name."""
+    if status == 0:  # at a single SIGINT srun prints how far its tasks are, and continues
+        return []
+    return [*dict.fromkeys(signal.Signals(number).name for number in job.end_signals)]
+
+
+def watching(plan: LaunchPlan, run: Window) -> list[tuple[Callable[[], None], str]]:
+    """What watches the job while it runs, and what there is not where that fails."""
     asked, every_s = plan.arguments, plan.for_agent.watch_s
     looks_alone = getattr(asked, "looks_alone", False)
     shows = looks_alone and os.isatty(2)
-    watching: tuple[tuple[object, Callable[[], None], str], ...] = (
+    tasks: tuple[tuple[object, Callable[[], None], str], ...] = (
         (asked.hang_after, lambda: watch_hangs(run), "a job that hangs is not noticed any more"),
         (plan.for_agent.looks_first, lambda: look_first(plan, run), "no second window is captured"),
         (looks_alone, lambda: look_once(plan, run), "all ranks are not looked at so soon"),
@@ -88,33 +117,17 @@ def launch(launcher: str, plan: LaunchPlan, run: Window, manifest: Manifest) -> 
          lambda: close_before_limit(run, plan.expected, asked.time_margin),
          "windows are not closed before the time limit any more"),
     )  # fmt: skip
-    with contextlib.ExitStack() as beside:
-        for is_wanted, watch, otherwise in watching:
-            if is_wanted:
-                beside.callback(beside_job(watch, otherwise).end)
-        status = job.run()
-    # At a single SIGINT srun prints how far its tasks are, and continues: status 0.
-    in_haste = bool(job.end_signals) and status != 0
-    patience_s, finishing_s = PATIENCE_S, FINISHING_S + longer_s
-    if srun:
-        # When srun has ended, so has all that it started: no process is left that could write.
-        patience_s = finishing_s = HASTY_S if in_haste else PATIENCE_S
-    names = dict.fromkeys(signal.Signals(number).name for number in job.end_signals)
-    signals = [*names] if in_haste else []
-    ended = unless_stalled(
-        lambda: conclude(plan, run, manifest, status, patience_s, finishing_s, signals), run.path
-    )
-    if ended is None:
-        where = shortest(run.path)
-        ending.say(Ending(
-            where, status, signals, can_merge=True, first_do="once both respond: ",
-            saved=f"not known: {where} or the temporary folder is stalled",
-            why_none="the reports were not collected",
-        ))  # fmt: skip
-    elif ended >= 0:
-        return ended
-    # Not collected, or the collecting process was ended by a signal; the job was not.
-    return final_status(plan, status, complete=False, passed=not plan.arguments.fail_on)
+    return [(watch, otherwise) for is_wanted, watch, otherwise in tasks if is_wanted]
+
+
+def stalled(run: Window, status: int, signals: Sequence[str]) -> Ending:
+    """How a job ended whose run directory does not answer."""
+    where = shortest(run.path)
+    return Ending(
+        where, status, signals, can_merge=True, first_do="once both respond: ",
+        saved=f"not known: {where} or the temporary folder is stalled",
+        why_none="the reports were not collected",
+    )  # fmt: skip
 
 
 def final_status(plan: LaunchPlan, status: int, *, complete: bool, passed: bool) -> int:

@@ -20,7 +20,7 @@ from clusterprof.run_directory import Manifest, Window
 
 S = 1_000_000_000
 AGAIN = ("clusterprof", "torchrun", RANKS, "--nproc-per-node", "4", "--", "train.py")
-JOB = Ending("runs/x", 0, steps=300, saved="4 of 4 reports in runs/x", again=AGAIN)
+JOB = Ending("runs/x", 0, is_read=True, steps=300, saved="4 of 4 reports in runs/x", again=AGAIN)
 RAISED = RankEnd(3, "a", 9 * S, 17, at_least=False, exception="ValueError")
 PEER = RankEnd(0, "a", 10 * S, 17, at_least=False, exception="RuntimeError", status=143)
 TERMINATED = [RankEnd(rank, "a", 9 * S, status=143) for rank in range(4)]
@@ -38,7 +38,8 @@ NO_OPTIMIZER = "if the program is Python that keeps PYTHONPATH, and steps withou
         ({"steps": 1}, "with status 0, after 1 step"),
         ({"steps": None, "status": 2}, "with status 2, before a rank trained"),
         ({"status": None},
-         "how the job ended is not known: clusterprof ended before it; after 300 steps"),
+         "how the job ended is not known: clusterprof ended before it, after 300 steps"),
+        ({"is_read": False, "status": 3}, "with status 3"),
         ({"status": 1, "signals": ["SIGINT", "SIGTERM"], "ends": [RAISED]},
          "by SIGINT and SIGTERM, after 300 steps; the job's status is 1"),
         ({"status": 1, "ends": [PEER, RAISED]},
