@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from clusterprof import installed_nsys, run_directory, words
+from clusterprof import console, installed_nsys, run_directory, words
 from clusterprof.arguments import add_gpu_hour, path, shortest
 from clusterprof.cli import Parser, verb_parser
 from clusterprof.collect.live_windows import check_over
@@ -58,13 +58,14 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         manifest.record(attempt=run.attempt)
     print_problems(run, outcomes)
     known = merge(run, outcomes, manifest, arguments)
-    reports = any(outcome.report for outcome in outcomes)
-    if not reports and (outcomes or not known.can_merge):
-        raise ReportError(
+    is_captured = any(outcome.report for outcome in outcomes) or (known.can_merge and not outcomes)
+    if not is_captured:
+        console.error(
             f"no report was captured in {run.path}",
             "each rank's state.json and log, below its ranks/, say what happened",
         )
-    return 0
+    ending.say(known)
+    return 0 if is_captured else ReportError.exit_code
 
 
 def merge(
@@ -73,17 +74,18 @@ def merge(
     manifest: Manifest,
     arguments: argparse.Namespace,
 ) -> Ending:
-    """Merge what can be, print the verdict and how the job ended, which is returned."""
+    """Merge what can be, and print the verdict; returns how the job ended."""
     status = manifest.exit_status if manifest.ended else None
-    known = Ending(shortest(run.directory.path), status, can_merge=ending.can_merge(run, outcomes))
+    known = Ending(shortest(run.results.path), status, can_merge=ending.can_merge(run, outcomes))
     results = None
-    if known.can_merge and not arguments.no_merge:
+    if known.can_merge and arguments.no_merge:
+        known = replace(known, why_none="not merged, by --no-merge")
+    elif known.can_merge:
         from clusterprof.merge_run import merge_and_print
 
         results = merge_and_print(run, outcomes, arguments.gpu_hour)
         known = replace(known, is_merged=True)
-    ending.say(ending.of_run(run, outcomes, manifest, results, known))
-    return known
+    return ending.of_run(run, outcomes, manifest, results, known)
 
 
 def gather(run: Window, manifest: Manifest, arguments: argparse.Namespace) -> None:

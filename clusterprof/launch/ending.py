@@ -267,11 +267,11 @@ def _end(run: Window, rank: int, state: Mapping[str, Any]) -> RankEnd:
 
 
 def _steps_of(run: Window, rank: int, state: Mapping[str, Any]) -> tuple[int, bool]:
-    """How many steps a rank made, and whether these are all: a killed one has logged no more."""
+    """How many steps a rank made, and whether these are all: of a killed one the last may lack."""
     steps = state.get("steps")
     if isinstance(steps, int):
         return steps, True
-    return steps_logged(run.rank(rank)) or 0, False
+    return steps_logged(run.rank(rank)) or 0, "exception" in state
 
 
 def saved(

@@ -144,6 +144,14 @@ def test_ranks_that_ended_are_told_by_their_states(run: Window) -> None:
     ]
 
 
+def test_the_log_of_a_rank_that_an_exception_ended_is_whole(run: Window) -> None:
+    states.advance(str(run.rank(0)), "captured", exception="KeyboardInterrupt", ended_ns=1)
+    (run.rank(0) / paths.STEPS).write_text("step,begin_ns,end_ns\n13,1,2\n")
+    assert lines(run)[0] == (
+        "ended:   rank 0 first, by KeyboardInterrupt, after 14 steps; the job's status is 1"
+    )
+
+
 def test_a_rank_whose_state_is_damaged_is_left_out(run: Window) -> None:
     run.rank(0).mkdir(parents=True)
     (run.rank(0) / paths.STATE).write_text('{"state": "counted", "steps": "x", "ended_ns": []}')
