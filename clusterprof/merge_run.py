@@ -60,8 +60,37 @@ def merge_run(
             files.remove_left(run.rank(outcome.rank) / paths.REDUCED, left_s)
         made = merged(run, outcomes, engine, gpu_hour)
         console.progress("writing tables and the page")
-        save(made, run)
+        try:
+            save(made, run)
+        except RunDirectoryError as error:
+            raise UnsavedError(error, made.results) from None
     return made
+
+
+class UnsavedError(RunDirectoryError):
+    """A run was merged, and what that shows cannot be written."""
+
+    def __init__(self, error: RunDirectoryError, results: Results) -> None:
+        super().__init__(error.what, *error.details)
+        self.results = results
+
+
+def merge_and_print(run: Window, outcomes: Sequence[Outcome], gpu_hour: float | None) -> Results:
+    """Merge a run as `merge_run` does, and print its verdict, also where it cannot be written.
+
+    Raises UnsavedError then, once it is printed, and what `merge_run` raises.
+    """
+    try:
+        results = merge_run(run, outcomes, gpu_hour=gpu_hour).results
+    except UnsavedError as error:
+        with console.harmless():
+            print_verdict(error.results, run)
+        raise
+    check_price(results, gpu_hour)
+    with console.harmless():
+        print_verdict(results, run)
+    say(f"wrote {run.html}")
+    return results
 
 
 def merged(
@@ -554,7 +583,7 @@ def save(made: Study, run: Window) -> None:
 
     # Arrow packs without the interpreter's lock, which drawing the page holds. More threads would
     # hold more tables packed in memory.
-    with writing(run.merged), ThreadPoolExecutor(2) as packers:
+    with writing(run.merged, ""), ThreadPoolExecutor(2) as packers:
         run.merged.mkdir(exist_ok=True)
         results_json.write(run.merged / paths.RESULTS, made.results)
         whole = {name: getattr(made, name) for name in ("collectives", "accounts", "lanes")}
@@ -569,7 +598,7 @@ def save(made: Study, run: Window) -> None:
                 if not same_file(rank.kept.get(name), target):
                     targets.append((getattr(rank, name), target))
         packed = [packers.submit(write_table, *target) for target in targets]
-        write_page(made, run.html, run.results.path.name)
+        write_page(made, run.html, run.results.path.name, "")
         for write in packed:
             write.result()
         _remove_others(run.results.path / paths.TABLES, {run.tables(r.rank) for r in made.ranks})
@@ -603,11 +632,13 @@ def same_file(kept: Path | None, target: Path) -> bool:
     return True
 
 
-def write_page(made: Study, target: Path, title: str) -> None:
-    """Write the page of a study. Raises `RunDirectoryError` if it cannot be written."""
+def write_page(made: Study, target: Path, title: str, option: str = "--html") -> None:
+    """Write the page of a study. Raises `RunDirectoryError`, which names `option`, if it cannot be
+    written.
+    """
     from clusterprof.report import html
 
-    html.write(target, _page(made.results, made.collectives, made.lanes, title, made.job))
+    html.write(target, _page(made.results, made.collectives, made.lanes, title, made.job), option)
 
 
 def page_again(run: Window, results: Results, *, anonymous: bool = False) -> str:
@@ -673,12 +704,6 @@ def write_table(table: pa.Table, target: Path) -> None:
     mapped.release()
 
 
-def tell_results(made: Study, run: Window) -> None:
-    """The verdict on stdout, and where the page is on stderr."""
-    print_verdict(made.results, run)
-    say(f"wrote {run.html}")
-
-
 def print_verdict(results: Results, run: Window | None) -> None:
     """The verdict as text on stdout; where a person looks at it, coloured, and with the values of
     the commands that are to be pasted.
@@ -686,13 +711,13 @@ def print_verdict(results: Results, run: Window | None) -> None:
     from clusterprof.report import text
 
     if run is not None and sys.stdout.isatty():
-        results = _with_values(results, run)
+        results = with_values(results, run)
     width = min(100, console.width(100))
     page = text.render(results, colour=console.wants_colour(sys.stdout), width=width)
     console.styled(page.rstrip("\n") + "\n", text.CODES)
 
 
-def _with_values(results: Results, run: Window) -> Results:
+def with_values(results: Results, run: Window) -> Results:
     """The results with the values in their commands that the launch kept for its user alone."""
     try:
         manifest = run.directory.read_manifest()

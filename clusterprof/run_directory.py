@@ -347,13 +347,17 @@ class Window:
 
 @contextlib.contextmanager
 def writing(path: Path, option: str = "--run-dir DIR") -> Iterator[None]:
-    """Turn an error of the file system into one with a next step, `option`."""
+    """Turn an error of the file system into one with a next step, `option` ("" where no other place
+    can be chosen).
+    """
     try:
         yield
     except OSError as error:
         raise RunDirectoryError(
             f"{path} cannot be written: {error.strerror or error}",
-            f"choose another place with {option}, or free space there",
+            f"choose another place with {option}, or free space there"
+            if option
+            else "free space there",
         ) from None
 
 

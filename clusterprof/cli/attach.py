@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
@@ -31,6 +33,8 @@ NEXT_TIME = (
 )
 #: the two rounds of dumps
 _ROUNDS = ("1", "2")
+#: of `--json` without a job
+SCHEMA_VERSION = 1
 _FORM = {"host": str, "ranks": [range(1 << 31)], "asked_ns": [[int, int]]}
 
 
@@ -84,7 +88,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     if arguments.what and Path(arguments.what).is_dir():
         return shown(Path(arguments.what), arguments.json)
     if not (arguments.what or arguments.pipes or arguments.dumps):
-        return listed(running.running_ranks())
+        return listed(running.running_ranks(), arguments.json)
     job = job_of(arguments)
     folder = arguments.output or Path(f"attached-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}")
     with writing(folder, "--output DIR"):
@@ -107,9 +111,12 @@ def _seconds(text: str) -> int:
     raise UsageError(f"--every {text!r} is no time", "write 30s, 10m or 1h, a day at most")
 
 
-def listed(ranks: Sequence[RunningRank]) -> int:
+def listed(ranks: Sequence[RunningRank], as_json: bool = False) -> int:
     """Print the ranks of this user on this host, and what they allow; 0."""
     host = socket.gethostname()
+    if as_json:
+        console.json(json.dumps(_as_json(ranks, host), indent=1).encode())
+        return 0
     if not ranks:
         console.say(f"no Python process of yours on {host} has a rank (RANK, SLURM_PROCID, ...)")
         return 0
@@ -127,6 +134,18 @@ def listed(ranks: Sequence[RunningRank]) -> int:
     else:
         console.say(f"to look at the job: clusterprof attach {ranks[0].pid}")
     return 0
+
+
+def _as_json(ranks: Sequence[RunningRank], host: str) -> dict[str, object]:
+    """What `--json` prints of the ranks: their paths as text, null for what is not set."""
+    entries = [
+        {**asdict(rank), "pipe": rank.pipe and str(rank.pipe), "dump": str(rank.dump),
+         "can_be_asked": rank.pipe is not None and rank.pipe.is_fifo()}
+        for rank in ranks
+    ]  # fmt: skip
+    for entry in entries:
+        del entry["prefixes"]
+    return {"schema_version": SCHEMA_VERSION, "host": host, "ranks": entries}
 
 
 def _pipe(rank: RunningRank) -> str:
@@ -241,6 +260,10 @@ def shown(folder: Path, as_json: bool) -> int:
     if not rounds:
         raise ReportError(f"{folder} holds no dumps that clusterprof attach has gathered")
     dumps = find_dumps(rounds[-1])
+    if not dumps:
+        raise ReportError(
+            f"no file in {rounds[-1]} is a dump of a flight recorder that can be read"
+        )
     if len(rounds) == 1:
         console.say(
             "dumps of one time: a call that was on its way looks like one that does not end"
@@ -255,6 +278,8 @@ def shown(folder: Path, as_json: bool) -> int:
                 merge_run.print_verdict(study.results, None)
             return 0
     except ReportError as error:
+        if as_json:
+            raise
         console.say(*str(error).split("\n  "))
         return 0
     results = merge_run.merge_dumps(dumps, {})

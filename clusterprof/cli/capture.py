@@ -67,7 +67,7 @@ def parser(verb: str) -> Parser:
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     """Order a later window; with --wait also merge it and print its verdict."""
-    arguments = parser(verb).parse_args(list(own))
+    arguments = parser(verb).parse_args([*own, *(program or ())])
     condition = checked_condition(arguments.when, arguments.steps)
     if condition and arguments.ranks == "late":
         raise UsageError(

@@ -5,17 +5,20 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from clusterprof import installed_nsys, run_directory, words
-from clusterprof.arguments import add_gpu_hour, path
+from clusterprof import console, installed_nsys, run_directory, words
+from clusterprof.arguments import add_gpu_hour, path, shortest
 from clusterprof.cli import Parser, verb_parser
 from clusterprof.collect.live_windows import check_over
-from clusterprof.collect.outcomes import collect_attempts, import_raw, is_looked_at
+from clusterprof.collect.outcomes import Outcome, collect_attempts, import_raw
 from clusterprof.console import say
 from clusterprof.errors import ReportError, UsageError
-from clusterprof.launch.run_job import print_outcomes
+from clusterprof.launch import ending
+from clusterprof.launch.ending import Ending
+from clusterprof.launch.run_job import print_problems
 from clusterprof.run_directory import Manifest, Window
 
 
@@ -44,7 +47,7 @@ def parser(verb: str) -> Parser:
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     """Collect what an interrupted launch has left, merge, print the verdict."""
-    arguments = parser(verb).parse_args(list(own))
+    arguments = parser(verb).parse_args([*own, *(program or ())])
     installed_nsys.prefer(arguments.nsys)
     run = chosen_window(run_directory.opened(arguments.run), arguments.window)
     check_over(run)
@@ -53,20 +56,36 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     run, outcomes = collect_attempts(run, run.expected_ranks(), patience_s=0)
     if run.number == 1 and run.attempt != manifest.attempt:
         manifest.record(attempt=run.attempt)
-    print_outcomes(run, outcomes)
-    reports, looked_at = any(outcome.report for outcome in outcomes), is_looked_at(run)
-    if (reports or looked_at) and not arguments.no_merge:
-        from clusterprof.merge_run import check_price, merge_run, tell_results
-
-        study = merge_run(run, outcomes, gpu_hour=arguments.gpu_hour)
-        check_price(study.results, arguments.gpu_hour)
-        tell_results(study, run)
-    if not reports and (outcomes or not looked_at):
-        raise ReportError(
+    print_problems(run, outcomes)
+    known = merge(run, outcomes, manifest, arguments)
+    is_captured = any(outcome.report for outcome in outcomes) or (known.can_merge and not outcomes)
+    if not is_captured:
+        console.error(
             f"no report was captured in {run.path}",
             "each rank's state.json and log, below its ranks/, say what happened",
         )
-    return 0
+    ending.say(known)
+    return 0 if is_captured else ReportError.exit_code
+
+
+def merge(
+    run: Window,
+    outcomes: Sequence[Outcome],
+    manifest: Manifest,
+    arguments: argparse.Namespace,
+) -> Ending:
+    """Merge what can be, and print the verdict; returns how the job ended."""
+    status = manifest.exit_status if manifest.ended else None
+    known = Ending(shortest(run.results.path), status, can_merge=ending.can_merge(run, outcomes))
+    results = None
+    if known.can_merge and arguments.no_merge:
+        known = replace(known, why_none="not merged, by --no-merge")
+    elif known.can_merge:
+        from clusterprof.merge_run import merge_and_print
+
+        results = merge_and_print(run, outcomes, arguments.gpu_hour)
+        known = replace(known, is_merged=True)
+    return ending.of_run(run, outcomes, manifest, results, known)
 
 
 def gather(run: Window, manifest: Manifest, arguments: argparse.Namespace) -> None:

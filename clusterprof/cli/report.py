@@ -41,7 +41,7 @@ def parser(verb: str) -> Parser:
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     """Print or write what a run that was merged before has found."""
-    arguments = parser(verb).parse_args(list(own))
+    arguments = parser(verb).parse_args([*own, *(program or ())])
     run = Window.at(arguments.run.absolute())
     results_file = run.merged / paths.RESULTS
     from clusterprof import merge_run

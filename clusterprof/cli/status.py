@@ -17,7 +17,7 @@ from clusterprof.agent.contracts.states import State
 from clusterprof.agent.contracts.timing import REAL
 from clusterprof.arguments import StepWindow, selected, shortest
 from clusterprof.cli import Parser, verb_parser
-from clusterprof.collect.live_windows import LATEST_B, SILENT_S, current, logged, silent_s
+from clusterprof.collect.live_windows import SILENT_S, current, silent_s, steps_logged
 from clusterprof.errors import RunDirectoryError
 from clusterprof.launch import screen
 from clusterprof.launch.watch import LiveHang, hang_of
@@ -46,7 +46,7 @@ def parser(verb: str) -> Parser:
 
 def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     """Print how far the run is; with --watch until it has ended."""
-    arguments = parser(verb).parse_args(list(own))
+    arguments = parser(verb).parse_args([*own, *(program or ())])
     run = run_directory.opened(arguments.run)
     if arguments.json:
         print(json.dumps(look(run).as_json(), indent=1))
@@ -287,9 +287,7 @@ def _window(run: Window) -> WindowStatus | None:
 def _rank(run: Window, rank: int, state: dict[str, Any], expected: bool) -> RankStatus:
     folder, steps = run.rank(rank), state.get("steps")
     if not isinstance(steps, int):
-        rows, blocks = logged(folder, LATEST_B)
-        ends = [row[0] + 1 for row in rows[-1:]] + [sum(block[:2]) for block in blocks[-1:]]
-        steps = max(ends, default=None)
+        steps = steps_logged(folder)
     silence_s = silent_s(folder)
     return RankStatus(
         rank=rank,

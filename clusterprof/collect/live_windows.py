@@ -157,6 +157,13 @@ def logged(folder: Path, size_b: int) -> tuple[list[list[int]], list[list[int]]]
     return _last_rows(log, 3, size_b), _last_rows(summary, 8, size_b)
 
 
+def steps_logged(folder: Path) -> int | None:
+    """How many steps a rank had made when its log was last written; None where it has no step."""
+    rows, blocks = logged(folder, LATEST_B)
+    ends = [row[0] + 1 for row in rows[-1:]] + [sum(block[:2]) for block in blocks[-1:]]
+    return max(ends, default=None)
+
+
 def extent_ns(folder: Path) -> tuple[int, int] | None:
     """When the first step of a rank began and the last one had ended, by its newest step log.
 

@@ -224,12 +224,7 @@ def reports_in(folder: Path) -> list[Path]:
 def _outcome(run: Window, rank: int, content: dict[str, Any] | None, present: list[int]) -> Outcome:
     """The outcome of one rank, by its state: None without a folder, which `present` ranks have."""
     if content is None:
-        reason = f"it did not report in; reported in: {named_ranks(present)}"
-        if not present:
-            reason = "no rank reported in"
-        elif present == list(range(len(present))):
-            reason = f"no such rank: the job has {named_ranks(present)}"
-        return Outcome(rank, State.LOST, reason)
+        return Outcome(rank, State.LOST, _absent(run, rank, present))
     state, host = State.of(content), str(content.get("host", ""))
     steps, reports = newest_step_log(run.logged(rank)), reports_in(run.rank(rank))
     late = state is State.LOST and bool(content.get("late"))
@@ -246,6 +241,17 @@ def _outcome(run: Window, rank: int, content: dict[str, Any] | None, present: li
         stays_at=str(content.get("report_at", "")),
         not_reduced=str(content.get("not_reduced", "")),
     )  # fmt: skip
+
+
+def _absent(run: Window, rank: int, present: list[int]) -> str:
+    """Why a rank has no folder in a window, in which the ranks `present` have one."""
+    if run.number > 1 and run.directory.first(run.attempt).rank(rank).is_dir():
+        return "it ended before its window"
+    if not present:
+        return "no rank reported in"
+    if present == list(range(len(present))):
+        return f"no such rank: the job has {named_ranks(present)}"
+    return f"it did not report in; reported in: {named_ranks(present)}"
 
 
 def _lost(run: Window, rank: int, state: State | None, content: dict[str, Any]) -> str:

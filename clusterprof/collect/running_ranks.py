@@ -244,6 +244,8 @@ def copy(dump: Path, folder: Path, rank: int, *, whole: bool = False) -> str | N
         content = files.content(str(dump), _MOST_DUMP, links=True)
     except OSError as error:
         return f"{dump}: {error.strerror}"
+    if not content.strip():
+        return f"{dump} is empty"
     if whole and content.rstrip()[-1:] not in (b".", b"}"):
         return f"{dump} is cut short"
     files.write(str(folder / f"rank_{rank}"), content, 0o600)

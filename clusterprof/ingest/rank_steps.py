@@ -295,11 +295,13 @@ def _read(path: Path, columns: Sequence[str]) -> Ints:
             f"{path} is not a log of clusterprof's",
             f"expected a first line of {','.join(columns)}",
         )
-    rows = [_row(path, number, line, columns) for number, line in enumerate(lines[1:], 2) if line]
+    numbered = [(number, line) for number, line in enumerate(lines[1:], 2) if line]
+    rows = [_row(path, number, line, columns) for number, line in numbered]
     if rows and rows[-1] is None:
         rows.pop()
     if None in rows:
-        raise ReportError(f"{path} is damaged at line {rows.index(None) + 2}", "expected integers")
+        number, _ = numbered[rows.index(None)]
+        raise ReportError(f"{path} is damaged at line {number}", "expected integers")
     return np.array(rows, np.int64).reshape(-1, len(columns))
 
 

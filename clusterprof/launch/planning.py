@@ -251,13 +251,23 @@ def watching_s(arguments: argparse.Namespace, selection: Selection, job: Job) ->
         )
     if arguments.metrics and not every_s:
         raise UsageError("--metrics is written by looks at all ranks", "add --watch 10m")
-    folder = arguments.metrics.absolute().parent if arguments.metrics else None
-    if folder is not None and not folder.is_dir():
+    if arguments.metrics:
+        _check_metrics(arguments.metrics)
+    return every_s
+
+
+def _check_metrics(file: Path) -> None:
+    """Raise UsageError where no such file can be made."""
+    folder = file.absolute().parent
+    if file.is_dir():
+        raise UsageError(f"--metrics {file} is a folder", f"name a file: {file}/clusterprof.prom")
+    if not folder.is_dir():
         raise UsageError(
-            f"--metrics {arguments.metrics}: there is no folder {folder}",
+            f"--metrics {file}: there is no folder {folder}",
             "make it, or name a file in another one",
         )
-    return every_s
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"--metrics {file}: {folder} cannot be written", "name another file")
 
 
 def to_arm(

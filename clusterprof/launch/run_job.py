@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterprof import __version__, console, gate, installed_nsys, masking, run_directory, words
 from clusterprof.agent.contracts import files, paths, states
@@ -21,26 +21,23 @@ from clusterprof.agent.contracts.states import State
 from clusterprof.agent.contracts.timing import REAL, Clock
 from clusterprof.arguments import selected, shortest
 from clusterprof.collect.outcomes import (
-    DELETED,
     FINISHING_S,
     PATIENCE_S,
     Outcome,
     collect_attempts,
     ended as process_ended,
     flights,
-    is_looked_at,
 )
 from clusterprof.console import command as show_command, say
 from clusterprof.errors import ClusterprofError, RunDirectoryError, RunDirectoryTaken
 from clusterprof.jobs import find_program
+from clusterprof.launch import ending
+from clusterprof.launch.ending import Ending
 from clusterprof.launch.job_processes import Foreground, beside_job, unless_stalled
 from clusterprof.launch.planning import GATE_FAILED, PROFILE_FAILED, LaunchPlan
 from clusterprof.launch.watch import look_first, look_once, watch_hangs, watch_lateness
 from clusterprof.results import RANKS
 from clusterprof.run_directory import Manifest, Window
-
-if TYPE_CHECKING:
-    from clusterprof.study import Study
 
 #: seconds for late files of a job that got a signal to end: its reports were waited for before
 HASTY_S = 1.0
@@ -78,10 +75,39 @@ def launch(launcher: str, plan: LaunchPlan, run: Window, manifest: Manifest) -> 
     longer_s = plan.for_agent.nsys.longer_s if plan.for_agent.nsys else 0
     before = BeforeSrunKills(run, plan.expected, longer_s) if srun else None
     job = Foreground([launcher, *plan.job.command[1:]], plan.environment, before)
+    with contextlib.ExitStack() as beside:
+        for watch, otherwise in watching(plan, run):
+            beside.callback(beside_job(watch, otherwise).end)
+        status = job.run()
+    signals = signals_to_end(job, status)
+    patience_s, finishing_s = PATIENCE_S, FINISHING_S + longer_s
+    if srun:
+        # When srun has ended, so has all that it started: no process is left that could write.
+        patience_s = finishing_s = HASTY_S if signals else PATIENCE_S
+    ended = unless_stalled(
+        lambda: conclude(plan, run, manifest, status, patience_s, finishing_s, signals), run.path
+    )
+    if ended is None:
+        ending.say(stalled(run, status, signals))
+    elif ended >= 0:
+        return ended
+    # Not collected, or the collecting process was ended by a signal; the job was not.
+    return final_status(plan, status, complete=False, passed=not plan.arguments.fail_on)
+
+
+def signals_to_end(job: Foreground, status: int) -> list[str]:
+    """The signals that ended a job with this status, by name."""
+    if status == 0:  # at a single SIGINT srun prints how far its tasks are, and continues
+        return []
+    return [*dict.fromkeys(signal.Signals(number).name for number in job.end_signals)]
+
+
+def watching(plan: LaunchPlan, run: Window) -> list[tuple[Callable[[], None], str]]:
+    """What watches the job while it runs, and what there is not where that fails."""
     asked, every_s = plan.arguments, plan.for_agent.watch_s
     looks_alone = getattr(asked, "looks_alone", False)
     shows = looks_alone and os.isatty(2)
-    watching: tuple[tuple[object, Callable[[], None], str], ...] = (
+    tasks: tuple[tuple[object, Callable[[], None], str], ...] = (
         (asked.hang_after, lambda: watch_hangs(run), "a job that hangs is not noticed any more"),
         (plan.for_agent.looks_first, lambda: look_first(plan, run), "no second window is captured"),
         (looks_alone, lambda: look_once(plan, run), "all ranks are not looked at so soon"),
@@ -91,28 +117,17 @@ def launch(launcher: str, plan: LaunchPlan, run: Window, manifest: Manifest) -> 
          lambda: close_before_limit(run, plan.expected, asked.time_margin),
          "windows are not closed before the time limit any more"),
     )  # fmt: skip
-    with contextlib.ExitStack() as beside:
-        for is_wanted, watch, otherwise in watching:
-            if is_wanted:
-                beside.callback(beside_job(watch, otherwise).end)
-        status = job.run()
-    # At a single SIGINT srun prints how far its tasks are, and continues: status 0.
-    in_haste = bool(job.end_signals) and status != 0
-    patience_s, finishing_s = PATIENCE_S, FINISHING_S + longer_s
-    if srun:
-        # When srun has ended, so has all that it started: no process is left that could write.
-        patience_s = finishing_s = HASTY_S if in_haste else PATIENCE_S
-    ended = unless_stalled(
-        lambda: conclude(plan, run, manifest, status, patience_s, finishing_s, in_haste), run.path
-    )
-    if ended is None:
-        where = shortest(run.path)
-        say(f"{where} or the temporary folder is stalled: the reports were not collected")
-        say(f"once both respond: clusterprof collect {where}")
-    elif ended >= 0:
-        return ended
-    # Not collected, or the collecting process was ended by a signal; the job was not.
-    return final_status(plan, status, complete=False, passed=not plan.arguments.fail_on)
+    return [(watch, otherwise) for is_wanted, watch, otherwise in tasks if is_wanted]
+
+
+def stalled(run: Window, status: int, signals: Sequence[str]) -> Ending:
+    """How a job ended whose run directory does not answer."""
+    where = shortest(run.path)
+    return Ending(
+        where, status, signals, can_merge=True, first_do="once both respond: ",
+        saved=f"not known: {where} or the temporary folder is stalled",
+        why_none="the reports were not collected",
+    )  # fmt: skip
 
 
 def final_status(plan: LaunchPlan, status: int, *, complete: bool, passed: bool) -> int:
@@ -157,40 +172,53 @@ def will_profile(plan: LaunchPlan) -> str:
 
 def conclude(
     plan: LaunchPlan, run: Window, manifest: Manifest, status: int,
-    patience_s: float = PATIENCE_S, finishing_s: float = FINISHING_S, in_haste: bool = False,
+    patience_s: float = PATIENCE_S, finishing_s: float = FINISHING_S, signals: Sequence[str] = (),
 ) -> int:  # fmt: skip
     """Collect and merge the reports of a job that has ended; returns the status to end with.
 
-    `in_haste`: we got a signal to end; merging may take longer than we have, and is for later.
+    `signals`: those to end that we got; merging may take longer than we have, and is for later.
     """
     ended = now_text()
     installed_nsys.prefer(plan.capture.path)
-    complete, study, passed = False, None, not plan.arguments.fail_on
+    complete, results, outcomes = False, None, list[Outcome]()
+    known = Ending(shortest(run.directory.path), status, signals)
     try:
         run, outcomes = collected(plan, run, patience_s, finishing_s)
-        complete = print_outcomes(run, outcomes)
-        if run.path.is_dir():
-            shown = [outcome.as_json() for outcome in outcomes]
-            manifest.record(ended=ended, exit_status=status, attempt=run.attempt, outcomes=shown)
-        study = merged(plan, run, outcomes, in_haste)
-        if study is not None:
-            from clusterprof.merge_run import tell_results
+        complete = print_problems(run, outcomes)
+        record(run, manifest, outcomes, ended=ended, exit_status=status)
+        can_merge = ending.can_merge(run, outcomes)
+        why_none = why_unmerged(plan, run, signals, can_merge=can_merge)
+        known = replace(known, can_merge=can_merge, why_none=why_none)
+        if known.can_merge and not known.why_none:
+            from clusterprof.merge_run import merge_and_print
 
-            with console.harmless():
-                tell_results(study, run)
-            passed = not gate.fails(plan.arguments.fail_on, study.results["findings"])
+            results = merge_and_print(run, outcomes, plan.arguments.gpu_hour)
+            known = replace(known, is_merged=True)
     except Exception as error:  # noqa: BLE001 - the job has ended with its own status
-        complete = False
+        complete, results = False, getattr(error, "results", None)
         if plan.arguments.debug:
             traceback.print_exc()
-        console.error(*failure(error, shortest(run.path)))
+        known = failed(error, known, shortest(run.path))
+    passed = not plan.arguments.fail_on
+    if results is not None:
+        passed = not gate.fails(plan.arguments.fail_on, results["findings"])
+    elif not passed:
+        say("--fail-on could not be checked: nothing was merged")
+    name_later_windows(run)
+    try:
+        known = ending.of_run(run, outcomes, manifest, results, known)
+    except Exception as error:  # noqa: BLE001 - as above
+        known = failed(error, known, shortest(run.path))
+    ending.say(known)
+    return final_status(plan, status, complete=complete, passed=passed)
+
+
+def name_later_windows(run: Window) -> None:
+    """Say which windows of `clusterprof capture` are not merged yet."""
     for later in run.directory.later_windows():
         if later.ranks() and not later.is_auto and not later.html.exists():
             say(f"window {later.number} was captured later: clusterprof collect "
                 f"{shortest(run.directory.path)} --window {later.number}")  # fmt: skip
-    if plan.arguments.fail_on and study is None:
-        say("--fail-on could not be checked: nothing was merged")
-    return final_status(plan, status, complete=complete, passed=passed)
 
 
 def collected(
@@ -202,31 +230,41 @@ def collected(
     deep = run.deep()
     expected = plan.expected if deep == run else deep.expected_ranks()
     run, outcomes = collect_attempts(deep, expected, patience_s=patience_s, finishing_s=finishing_s)
-    if plan.for_agent.looks_first and run.number == 1 and not outcomes:
-        # its ranks' states say it where no step was counted
-        counted = any(state.get("steps", 1) for state in run.states().values())
-        advice = "; train for longer, or choose --ranks and earlier --steps" if counted else ""
-        say(f"the job ended before a second window was ordered: no rank was captured{advice}")
     if plan.job.closed and not run.ranks():
         outcomes = [replace(outcome, reason=plan.job.closed) for outcome in outcomes]
     return run, outcomes
 
 
-def merged(
-    plan: LaunchPlan, run: Window, outcomes: Sequence[Outcome], in_haste: bool
-) -> Study | None:
-    """The study of what was collected; None where nothing is merged."""
-    reported = any(outcome.report for outcome in outcomes) or is_looked_at(run)
-    if not reported or plan.arguments.no_merge:
-        return None
-    if in_haste:
-        say(f"not merged, because of the signal: clusterprof collect {shortest(run.path)}")
-        return None
-    from clusterprof.merge_run import check_price, merge_run
+def record(
+    run: Window, manifest: Manifest, outcomes: Sequence[Outcome], **ending_of_job: object
+) -> None:
+    """Note in run.json how the job ended; a full disk keeps nothing from being merged."""
+    if run.path.is_dir():
+        shown = [outcome.as_json() for outcome in outcomes]
+        try:
+            manifest.record(**ending_of_job, attempt=run.attempt, outcomes=shown)
+        except RunDirectoryError as error:
+            console.error(error.what)
 
-    study = merge_run(run, outcomes, gpu_hour=plan.arguments.gpu_hour)
-    check_price(study.results, plan.arguments.gpu_hour)
-    return study
+
+def why_unmerged(plan: LaunchPlan, run: Window, signals: Sequence[str], *, can_merge: bool) -> str:
+    """Why what there is of a run is not merged now; "" where it is, or the ranks tell it."""
+    if not can_merge:
+        return "" if run.ranks() else plan.job.closed
+    if plan.arguments.no_merge:
+        return "not merged, by --no-merge"
+    return f"not merged, because of {words.listed(signals)}" if signals else ""
+
+
+def failed(error: Exception, known: Ending, where: str) -> Ending:
+    """Print why the reports in `where` could not be merged; what is known of the ending by that."""
+    what, *details = failure(error, where)
+    console.error(what, *details)
+    if isinstance(error, (ClusterprofError, OSError)):
+        is_unsaved = hasattr(error, "results")  # `merge_run.UnsavedError`, which is not loaded here
+        what_first = f"{where} can be written" if is_unsaved else "that is repaired"
+        return replace(known, can_merge=True, why_none=what, first_do=f"once {what_first}: ")
+    return replace(known, why_none=what, command=f"clusterprof merge --debug {where}")
 
 
 def failure(error: Exception, where: str) -> list[str]:
@@ -293,27 +331,13 @@ def problems(outcomes: Sequence[Outcome]) -> Iterator[str]:
     yield from (str(outcome) for outcome in outcomes if outcome.reason and not outcome.is_lost)
 
 
-def print_outcomes(run: Window, outcomes: Sequence[Outcome]) -> bool:
-    """Print how many reports there are, and what is wrong; returns whether all are there."""
-    lost = [outcome for outcome in outcomes if outcome.is_lost]
-    ranks, attempts, where = run.ranks(), len(run.attempts()), shortest(run.path)
-    of_attempt = f", of attempt {run.attempt} of {attempts}" if attempts > 1 else ""
-    dumps, why = ([], "") if outcomes else flights(run)
-    if outcomes or not ranks:
-        present = len(outcomes) - len(lost)
-        say(f"{present} of {len(outcomes)} reports in {where}{of_attempt}")
-    else:
-        dumped = f"{len(dumps)} of {words.counted(len(ranks), 'rank')}"
-        say(f"flight recorders of {dumped} in {where}{of_attempt}{f'; {why}' if why else ''}")
-    if not run.path.is_dir():
-        say(f"{where} {DELETED}")
+def print_problems(run: Window, outcomes: Sequence[Outcome]) -> bool:
+    """Print what is wrong with reports; returns whether all are there."""
     for line in problems(outcomes):
         say(line)
-    if run.path.is_dir() and not ranks:
-        say("no rank reported in: is the program Python, does it train with a torch optimizer "
-            "(else --step-on), do its scripts keep PYTHONPATH, and is this run directory visible "
-            "on the nodes?")  # fmt: skip
-    return not lost if outcomes else bool(dumps)
+    if outcomes:
+        return not any(outcome.is_lost for outcome in outcomes)
+    return bool(flights(run)[0])
 
 
 # -- reports are saved before srun kills its tasks, and before the time limit --------------------

@@ -86,12 +86,13 @@ def _node(host: str, late: Sequence[Late]) -> tuple[str, ...]:
     """One node's row; `late` are its ranks, worst first."""
     worst = late[0]
     # the members of a group that wait for one of them are as late as that one
-    apart = len(late) == 1 or worst.lateness_ns - late[1].lateness_ns > worst.bound_ns
+    alike = [rank.rank for rank in late if worst.lateness_ns - rank.lateness_ns <= worst.bound_ns]
+    are_all = len(late) > 1 and len(alike) == len(late)
     since = "the start" if worst.from_start else f"step {worst.since_step}"
     return (
         words.plain(host) or "-",
         words.spans((rank.rank for rank in late), 4),
-        f"rank {worst.rank}" if apart else "all alike",
+        "all alike" if are_all else words.ranks(alike),
         words.with_bound(worst.lateness_ns, worst.bound_ns),
         words.percent(worst.lateness_ns / max(worst.step_ns, 1.0)),
         f"{since}, chronic" if worst.is_chronic else since,

@@ -82,13 +82,15 @@ def look_first(plan: LaunchPlan, run: Window, clock: Clock = REAL) -> None:
     run = live_windows.current(run)
     looked = merge_run.look(run)
     why = sentence(looked)
+    if looked.steps:
+        note(run, f"{why} (steps up to {plan.window.end - 1})")
     armed = {rank for rank, state in run.states().items() if "path" in state.get("nsys", {})}
     stages = parse_ranks("stages", pp=plan.arguments.pp or 1).stage_ranks(size)
     look_s = plans.look_s(size)
     server_s = live_windows.server_s(run)
     for _ in range(TRIES):
-        if live_windows.is_silent(run):
-            return  # the job has ended, and its result is that of the look
+        if is_ending(run, why):
+            return  # its result is that of the look
         ranks = chosen(looked, armed, stages)
         possible = live_windows.possible(run, look_s, clock.wall_ns() / 1e9, server_s)
         steps = StepWindow(possible.first, possible.first + len(plan.window))
@@ -108,13 +110,31 @@ def look_first(plan: LaunchPlan, run: Window, clock: Clock = REAL) -> None:
     say(f"{why}, the last of {TRIES}: the result is that of the look at all ranks")
 
 
+def is_ending(run: Window, why: str) -> bool:
+    """Whether the job has ended, or will as a rank of it failed: that is said after `why`."""
+    ended = [rank for rank, state in run.states().items() if "ended_ns" in state]
+    if ended:
+        say(f"{why}; nothing is captured, since {words.ranks(ended)} ended")
+    return bool(ended) or live_windows.is_silent(run)
+
+
 def look_once(plan: LaunchPlan, run: Window, clock: Clock = REAL) -> None:
     """Wait for the first window's end, look at all ranks, and say what that shows."""
     load()
     if wait_for_ranks(plan, run, clock):
         from clusterprof.merge_run import look
 
-        say(f"{sentence(look(live_windows.current(run)))} (steps up to {plan.window.end - 1})")
+        looked = look(live_windows.current(run))
+        line = f"{sentence(looked)} (steps up to {plan.window.end - 1})"
+        say(line)
+        if looked.steps:
+            note(run, line)
+
+
+def note(run: Window, line: str) -> None:
+    """Keep what the first look has shown, in words, for a job that ends before it is merged."""
+    with contextlib.suppress(OSError):
+        files.write(run.directory.path / paths.LOOKED, f"{line}\n")
 
 
 def load() -> None:

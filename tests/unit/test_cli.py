@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import errno
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import report_sample
 
 from clusterprof import merge_run, run_directory
 from clusterprof.agent.contracts import states
 from clusterprof.agent.contracts.plan import NsysPlan
 from clusterprof.analysis.findings.registry import CODES
-from clusterprof.arguments import StepWindow, parse_ranks
+from clusterprof.arguments import StepWindow, parse_ranks, shortest
 from clusterprof.cli import main, status
 from clusterprof.launch import run_job, settings
 from clusterprof.launch.planning import LaunchPlan
@@ -57,6 +59,44 @@ def test_a_fault_while_merging_keeps_the_job_s_status_and_says_where_the_reports
     assert "Traceback" not in printed
     plan.arguments.strict = True
     assert run_job.conclude(plan, run, manifest, 0) == 123
+
+
+def test_a_full_disk_keeps_no_verdict_from_being_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_directory.create(tmp_path / "run")
+    states.advance(str(run.rank(0)), "captured", chosen=True)
+    (run.rank(0) / "report.nsys-rep").write_bytes(b"report")
+    results = report_sample.results()
+
+    def full(*_: object, **__: object) -> None:
+        with run_directory.writing(run.html, ""):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(merge_run, "merged", lambda *_: SimpleNamespace(results=results))
+    monkeypatch.setattr(merge_run, "save", full)
+    manifest = run.directory.write_manifest({"schema_version": 1})
+    assert run_job.conclude(of_rank_0(), run, manifest, 0) == 0
+    printed = capsys.readouterr()
+    assert results["verdict"].split(".")[0] in printed.out
+    assert f"error: {run.html} cannot be written: No space left on device" in printed.err
+    last = [line.strip() for line in printed.err.splitlines()[-2:]]
+    assert last[0] == f"verdict: {results['verdict']}"
+    where = shortest(run.path)
+    assert last[1] == f"next:    once {where} can be written: clusterprof collect {where}"
+
+
+def test_a_fault_in_the_last_lines_keeps_the_job_s_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_directory.create(tmp_path / "run")
+    manifest = run.directory.write_manifest({"schema_version": 1})
+    monkeypatch.setattr(run_job.ending, "of_run", fault)
+    assert run_job.conclude(of_rank_0(), run, manifest, 7, patience_s=0) == 7
+    printed = capsys.readouterr().err
+    assert "not thought of" in printed
+    assert "ended:   with status 7" in printed
+    assert "Traceback" not in printed
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,15 @@ def test_a_misspelt_word_is_given_back_with_the_one_it_is_near_to(
     assert len(text.splitlines()) == 2
 
 
+@pytest.mark.parametrize("verb", ["status", "report", "collect", "capture"])
+def test_words_behind_dashes_are_refused_where_no_program_is_started(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, text = printed(capsys, verb, "run", "--", "train.py")
+    assert status == 2
+    assert f"error: clusterprof {verb} has no argument train.py\n" in text
+
+
 @pytest.mark.parametrize("words", [["--beacons", "16"], ["--beacons=16"]])
 @pytest.mark.parametrize("launcher", ["srun", "run"])
 def test_an_option_that_is_gone_is_refused_and_reaches_no_launcher(

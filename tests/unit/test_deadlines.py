@@ -394,6 +394,46 @@ def test_a_writer_that_a_file_system_holds_outlives_its_rank_by_minutes(
     assert clock.now() - began == pytest.approx(min(lasts_s, writer.LINGER_S), abs=0.1)
 
 
+@pytest.mark.parametrize(
+    ("status", "finished", "noted"),
+    [
+        (137, False, {"ended_ns": 7, "program_status": 137}),
+        (3, True, {"ended_ns": 7, "program_status": 3}),
+        (0, True, {}),
+        (processes.GONE, False, {"ended_ns": 7}),
+        (processes.GONE, True, {}),
+        (None, True, {}),
+    ],
+)
+def test_a_writer_notes_how_its_rank_ended_as_far_as_that_is_known(
+    clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    status: int | None, finished: bool, noted: dict[str, int],
+) -> None:  # fmt: skip
+    made = writer.Writer(socket.socketpair()[1], os.getpid(), clock)
+    made.folder, made.has_finished = str(tmp_path / "run/ranks/00000"), finished
+    (tmp_path / "run").mkdir()
+    states.advance(made.folder, "counted")
+    monkeypatch.setattr(processes, "last_status", lambda pid: status)
+    began = clock.now()
+    made.note_end(7)
+    found = states.read(made.folder)
+    assert {name: found[name] for name in ("ended_ns", "program_status") if name in found} == noted
+    assert clock.now() - began == pytest.approx(writer.ENDING_S if status is None else 0, abs=0.1)
+    # what the rank itself has said of its end stays
+    states.advance(made.folder, None, ended_ns=5)
+    made.note_end(7)
+    assert states.read(made.folder)["ended_ns"] == 5
+
+
+def test_a_guard_s_writer_leaves_it_to_the_guard_to_say_how_the_program_ended(
+    tmp_path: Path,
+) -> None:
+    made = writer.Writer(socket.socketpair()[1], os.getpid())
+    made.do_guard(next(iter(made.peers.values())), str(tmp_path), str(tmp_path / "ranks/00000"))
+    made.note_end(7)
+    assert not (tmp_path / "ranks").exists()
+
+
 def test_who_waits_for_a_thread_that_never_ends_goes_on(clock: ManualClock) -> None:
     began = clock.now()
     assert not clock.happens(threading.Event(), 3)

@@ -24,6 +24,12 @@ def steps_of(*names: str, threads: list[int] | None = None) -> list[int]:
     return steps
 
 
+def test_a_damaged_line_is_named_by_its_number_behind_blank_ones_too(tmp_path: Path) -> None:
+    (tmp_path / "steps.csv").write_text("step,begin_ns,end_ns\n\n\n0,1,2\n1,x,3\n2,3,4\n")
+    with pytest.raises(ReportError, match="damaged at line 5"):
+        read_log(tmp_path / "steps.csv")
+
+
 @pytest.mark.parametrize(
     ("names", "steps"),
     [

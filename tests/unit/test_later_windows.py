@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from itertools import accumulate
@@ -272,6 +273,22 @@ def rank(asking: Path, outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> ranks
     for _ in range(25):
         counter.boundary()
     return made
+
+
+@pytest.mark.parametrize(
+    ("last_type", "name"), [(ZeroDivisionError, "ZeroDivisionError"), (None, None), ("x", None)]
+)
+def test_a_rank_says_which_exception_ends_it_and_nothing_of_its_text(
+    asking: Path, rank: ranks.Rank, written: Callable[[], None], monkeypatch: pytest.MonkeyPatch,
+    last_type: object, name: str | None,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(sys, "last_type", last_type, raising=False)
+    monkeypatch.setattr(sys, "last_value", ValueError("hunter2"), raising=False)
+    rank.tell_exception()
+    written()
+    files = [path.read_text() for path in asking.rglob(paths.STATE)]
+    assert ["exception" in text for text in files] == [True] * bool(name)
+    assert all(f'"{name}"' in text and "hunter2" not in text for text in files)
 
 
 def test_a_rank_that_was_not_selected_at_first_takes_part_in_a_later_window(

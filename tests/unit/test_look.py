@@ -136,6 +136,11 @@ def test_of_ranks_that_are_as_late_as_each_other_none_is_called_worst() -> None:
     assert [rank.rank for rank in screen.late_now(rows)] == [301, 300, 296, 302]
 
 
+def test_ranks_are_all_alike_where_the_least_late_is_as_late_as_the_worst() -> None:
+    rows = [late(rank, "n", ms, number=1) for rank, ms in ((3, 9.0), (5, 8.95), (7, 2.0))]
+    assert "3, 5, 7     ranks 3, 5  9.00 ±0.10 ms" in screen.lines(rows, 11 * S)[2]
+
+
 def test_the_readme_shows_what_is_shown_of_512_simulated_ranks() -> None:
     """The look at a simulated job: dp 64, tp 8; from step 4,180 on rank 301's host loses 7.7 ms of
     each step, and its tensor group waits for it.

@@ -23,7 +23,7 @@ from clusterprof.agent.guard.step_log import StepLog
 from clusterprof.arguments import StepWindow, parse_ranks
 from clusterprof.cli import launch
 from clusterprof.jobs import Job
-from clusterprof.launch import planning, run_job, settings, watch
+from clusterprof.launch import planning, settings, watch
 from clusterprof.launch.profiling import CapturePlan
 from clusterprof.launch.watch import MOST, chosen
 from clusterprof.merge_run import Look
@@ -134,27 +134,21 @@ def run(tmp_path: Path) -> Window:
     return made
 
 
-@pytest.mark.parametrize(
-    ("facts", "advised"),
-    [
-        (({"steps": 9}, {"steps": 0}), True),
-        (({"steps": 0}, {}), True),
-        (({"steps": 0}, {"steps": 0}), False),
-    ],
-)
-def test_to_train_for_longer_is_no_advice_where_no_step_was_counted(
-    run: Window, facts: tuple[dict[str, int], ...], advised: bool,
+def test_no_window_is_ordered_in_a_job_of_which_a_rank_has_failed(
+    run: Window,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    for rank, of_rank in enumerate(facts):
-        states.advance(str(run.rank(rank)), "counted", **of_rank)
-    plan = SimpleNamespace(
-        job=SimpleNamespace(closed=""), expected=(), for_agent=SimpleNamespace(looks_first=True)
-    )
-    run_job.collected(cast("planning.LaunchPlan", plan), run, 0, 0)
-    printed = capsys.readouterr().err
-    assert "the job ended before a second window was ordered" in printed
-    assert ("train for longer" in printed) == advised
+) -> None:
+    Ranks(run, 0, clock)
+    states.advance(str(run.rank(1)), None, ended_ns=1, exception="ValueError")
+    monkeypatch.setattr(merge_run, "look", lambda _: look(1)._replace(steps=[3, 4]))
+    job, window = SimpleNamespace(world_size=2), StepWindow(10, 15)
+    plan = SimpleNamespace(job=job, window=window, arguments=ARGUMENTS)
+    watch.look_first(cast("planning.LaunchPlan", plan), run, clock)
+    assert "nothing is captured, since rank 1 ended" in capsys.readouterr().err
+    assert not run.directory.later_windows()
+    assert "(steps up to 14)" in (run.path / paths.LOOKED).read_text()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pickle
 import socket
@@ -126,6 +127,9 @@ def test_without_a_pipe_the_lines_for_the_next_time_are_printed(
     assert "hunter2" not in shown.out + shown.err
     assert attach.listed([]) == 0
     assert "has a rank" in capsys.readouterr().err
+    assert attach.listed(ranks, as_json=True) == 0
+    (rank,) = json.loads(capsys.readouterr().out)["ranks"]
+    assert (rank["pid"], rank["pipe"], rank["can_be_asked"]) == (10, None, False)
 
 
 def test_a_pipe_is_written_to_and_none_is_waited_for(pipe: Path, tmp_path: Path) -> None:
@@ -211,6 +215,19 @@ def test_prefixes_without_a_pipe_are_refused_in_words(tmp_path: Path) -> None:
             attach.job_of(arguments)
     with pytest.raises(UsageError, match="leave out --pipes"):
         attach.main("attach", ["4711", "--pipes", "x"], None)
+
+
+def test_files_that_are_no_dumps_are_named_as_what_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["--dumps", f"{tmp_path}/dump_", "-o", f"{tmp_path}/out"]
+    for rank in range(2):
+        (tmp_path / f"dump_{rank}").touch()
+    assert attach.main("attach", line, None) == 1
+    assert "dump_1 is empty" in capsys.readouterr().err
+    (tmp_path / "dump_0").write_text("hello")
+    with pytest.raises(ReportError, match=r"no file in .*/out/1 is a dump of a flight recorder"):
+        attach.main("attach", line, None)
 
 
 def test_two_rounds_are_gathered_with_when_and_where(

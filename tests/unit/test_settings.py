@@ -56,6 +56,7 @@ def refused(capsys: pytest.CaptureFixture[str]) -> str:
         (["--ranks", "0", "--metrics", "job.prom"], "add --watch 10m"),
         (["--watch", "off", "--metrics", "job.prom"], "add --watch 10m"),
         (["--metrics", "missing/job.prom"], "there is no folder"),
+        (["--metrics", "."], "--metrics . is a folder"),
     ],
 )
 def test_looks_that_cannot_be_are_refused_at_the_start(

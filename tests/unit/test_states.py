@@ -68,6 +68,15 @@ def test_of_two_processes_that_write_one_state_none_loses_an_entry(tmp_path: Pat
     assert {f"{name}{number}" for name in "abc" for number in range(40)} <= set(found)
 
 
+def test_the_history_is_bounded_where_a_state_is_written_again(tmp_path: Path) -> None:
+    for number in range(states.MOST_REPEATED + 9):
+        states.advance(str(tmp_path), None, hangs={"step": number})
+    states.advance(str(tmp_path), "lost")
+    found = states.read(str(tmp_path))
+    assert len(found["history"]) == states.MOST_REPEATED + 1
+    assert found["history"][-1][0] == "lost"
+
+
 def test_a_state_is_written_beside_a_process_that_hangs_over_it(
     tmp_path: Path, clock: ManualClock
 ) -> None:

@@ -28,6 +28,8 @@ MERGED = "merged"
 RESULTS = "results.json"
 #: who was late in each look at all ranks while the job ran (`--watch`)
 WATCHED = "watched.csv"
+#: what the first look at all ranks has shown, in a sentence
+LOOKED = "looked.txt"
 #: locked while a merge writes
 MERGING = ".merging"
 HTML = "report.html"

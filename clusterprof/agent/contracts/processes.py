@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 #: nsys' own programs. It asks its importer for its version, and one that hangs stays behind.
 _NSYS = (b"nsys", b"nsys-launcher", b"nsys-tee", b"QdstrmImporter")
 
+#: the status of a process whose parent has asked for it already
+GONE = -1
+
 
 def adopt_orphans() -> bool:
     """Become the parent of what our children leave behind, instead of process 1.
@@ -74,6 +77,20 @@ def status_of(pid: int) -> Optional[int]:
     if ended == 0:
         return None
     return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+
+
+def last_status(pid: int) -> Optional[int]:
+    """The exit status of any process that has ended, 128 + n for signal n; None while it runs.
+
+    The kernel shows it until the parent has asked for it: `GONE` then. Source: proc(5), exit_code.
+    """
+    fields = _fields(pid)
+    if not fields:
+        return GONE
+    if fields[0] not in "ZX":
+        return None
+    code = int(fields[49])
+    return 128 + (code & 127) if code & 127 else code >> 8
 
 
 def ended(status: int) -> str:

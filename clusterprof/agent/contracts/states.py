@@ -10,7 +10,7 @@ import contextlib
 import enum
 import errno
 import os
-from typing import Any, Dict, Iterator, Mapping, Optional
+from typing import Any, Dict, Iterator, List, Mapping, Optional
 
 from . import files, paths
 from .timing import REAL, Clock
@@ -19,6 +19,9 @@ from .timing import REAL, Clock
 LOOK_S = 0.25
 #: How long a state waits for another process that writes the same one; it takes milliseconds.
 TURN_S = 1.0
+#: A state that is written again, with other facts (each hang of a rank, its end), is noted in the
+#: history until that has so many entries; a change of state always is.
+MOST_REPEATED = 128
 
 
 class State(str, enum.Enum):
@@ -73,6 +76,9 @@ _FORM = {
     # which collectives are not timed, and why
     "untimed": str,
     "stall": str,
+    # how the rank's program ended where that was not by itself with status 0: the type of the
+    # exception that nothing caught, its exit status (128 + n for signal n), and when (wall clock)
+    "exception": str, "program_status": int, "ended_ns": int,
     # why there are no tables of its report, and where on its node the report is
     "not_reduced": str, "report_at": str,
     # the step that hangs or hung, between which times (wall clock), at which line of the program,
@@ -162,11 +168,18 @@ def advance(
             return False
         now.update(facts, state=new)
         now.setdefault("host", os.uname().nodename)
-        now.setdefault("history", []).append([new, at_ns or by.wall_ns()])
-        if reason is not None and (new is not before or "reason" not in now):
+        is_change = new is not before
+        _note(now.setdefault("history", []), [new, at_ns or by.wall_ns()], is_change)
+        if reason is not None and (is_change or "reason" not in now):
             now["reason"] = reason
         files.write_json(os.path.join(folder, paths.STATE), now, indent=1)
         return True
+
+
+def _note(history: List[Any], entry: List[Any], is_change: bool) -> None:
+    """Add a state to a history, which those that were written again fill to `MOST_REPEATED`."""
+    if is_change or len(history) < MOST_REPEATED:
+        history.append(entry)
 
 
 def captured_before(folder: str) -> bool:

@@ -300,6 +300,9 @@ class Guard:
                 self.on_signal(pending)
         elif request == "ended":
             self.status = int(words[0])
+            if self.status:
+                at_ns = self.clock.wall_ns()
+                self.outbox.state(None, program_status=self.status, ended_ns=at_ns)
         elif request == "watch":
             self.watchers.append(connection.dup())
             connection.sendall(b"ok\n")

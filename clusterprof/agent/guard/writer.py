@@ -39,6 +39,8 @@ from .report_transfer import Reducing, ReportTransfer
 LOG_S = 60.0
 #: How long it goes on after the rank's end where the file system does not answer.
 LINGER_S = 300.0
+#: So long a process that closed its socket is given to end.
+ENDING_S = 5.0
 #: Beside the training, and yet soon.
 NICE = 10
 #: A guard was killed: how long nsys may take to write, and its importer after it.
@@ -97,6 +99,10 @@ class Writer:
         self.session = ""
         self.nsys: Optional[str] = None
         self.armed = False
+        #: a guard started it, which knows how the program ended
+        self.is_of_guard = False
+        #: the rank has said that it ends
+        self.has_finished = False
         #: what makes the tables of the report in each of the rank's folders, where that is to be
         self.reducing: Dict[str, Reducing] = {}
         #: what GPU and node say, of the rank with this step log
@@ -120,6 +126,7 @@ class Writer:
             self.take(states.LOOK_S if self.watching else due_s)
         self.hardware.end()
         last = (
+            functools.partial(self.note_end, self.clock.wall_ns()),
             self.take_over,
             self.write_hardware,
             self.stop_reducing,
@@ -377,6 +384,7 @@ class Writer:
 
     def do_finish(self, peer: Peer) -> None:
         """Write all there is, and answer when that is done."""
+        self.has_finished = True
         with contextlib.suppress(OSError):
             if peer.log is not None:
                 peer.log.write(all_of_it=True)
@@ -384,6 +392,27 @@ class Writer:
         self.clean()
         self.reduce(peer, REDUCE_S)
         peer.answer(finished=True)
+
+    def note_end(self, at_ns: int) -> None:
+        """Add to the state how the rank's process ended at `at_ns` (wall clock), but for status 0.
+
+        Of one that has not finished (it was killed, or called os._exit) that much is known even
+        where its parent has asked for its status first.
+        """
+        if self.is_of_guard:
+            return
+        statuses: List[Optional[int]] = [None]
+
+        def has_ended() -> bool:
+            statuses[0] = processes.last_status(self.pid)
+            return statuses[0] is not None
+
+        self.clock.until(has_ended, ENDING_S, 0.002)
+        status = statuses[0] or 0
+        if status > 0 or (status == processes.GONE and not self.has_finished):
+            facts: Dict[str, Any] = {"program_status": status} if status > 0 else {}
+            at_ns = states.read(self.folder).get("ended_ns", at_ns)
+            states.advance(self.folder, None, ended_ns=at_ns, **facts)
 
     def write_hardware(self) -> None:
         """Write the samples so far, and what they are of, beside the step log."""
@@ -410,6 +439,7 @@ class Writer:
     def do_guard(self, peer: Peer, run: str, folder: str) -> None:
         """This is the guard of a rank under nsys."""
         self.run, self.folder = run, folder
+        self.is_of_guard = True
 
     def do_keep(
         self, peer: Peer, private: str, session: str, importer: Optional[str], armed: bool = False,

@@ -355,12 +355,22 @@ class Rank:
             recorder.finish(counter.count)
             if recorder.window is None and (self.recorders[0] is not recorder or not self.picked):
                 recorder.outbox.state(State.COUNTED, steps=counter.count)
+        self.tell_exception()
         counter.end()
         # a guard waits until all is written; without one the rank does
         if self.guard:
             self.outbox.hand_over()
         else:
             self.outbox.finish()
+
+    def tell_exception(self) -> None:
+        """Say by which exception the program ends, if by one: Python keeps the one that nothing
+        caught before it prints it. Its type alone, as its text may hold what is secret.
+        """
+        exception = getattr(sys, "last_type", None)
+        if isinstance(exception, type):
+            at_ns = self.outbox.clock.wall_ns()
+            self.outbox.state(None, exception=exception.__name__, ended_ns=at_ns)
 
 
 class Unnumbered(Rank):
