@@ -50,12 +50,14 @@ def timed(table: pa.Table) -> Bools:
     return np.asarray(pc.and_(start.is_valid(), end.is_valid()).to_numpy(), dtype=np.bool_)
 
 
-def deviations(apart: Ints, time: Ints, weight: Floats | None = None) -> Floats:
+def deviations(
+    apart: Ints, time: Ints, weight: Floats | None = None, limit_ppm: float = DRIFT_LIMIT_PPM
+) -> Floats:
     """Return how far differences `apart` of two ranks' times are from the one of their clocks (ns).
 
     Two ranks' calls end together where these are near zero, whatever their clocks say: they differ
-    by a constant or, where that explains more, by a constant and a drift that clocks may have. All
-    are [calls], `time` (ns) is when they were; of a greater `weight` is what is more exact.
+    by a constant or, where that explains more, by a constant and a drift of at most `limit_ppm`.
+    All are [calls], `time` (ns) is when they were; of a greater `weight` is what is more exact.
     """
     weight = np.ones(len(apart)) if weight is None else weight
     rest: Floats = (apart - apart[0]).astype(np.float64)
@@ -70,8 +72,7 @@ def deviations(apart: Ints, time: Ints, weight: Floats | None = None) -> Floats:
     since = (time - time[0]).astype(np.float64)
     since, drifting = (value - exact @ value for value in (since, rest))
     slope = exact @ (since * drifting) / (exact @ since**2)
-    limit = DRIFT_LIMIT_PPM * 1e-6
-    straight: Floats = drifting - np.clip(slope, -limit, limit) * since
+    straight: Floats = drifting - np.clip(slope, -limit_ppm * 1e-6, limit_ppm * 1e-6) * since
     return straight if spread(straight) < spread(rest) else rest
 
 

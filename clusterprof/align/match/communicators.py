@@ -91,7 +91,8 @@ def fit(a: Calls, b: Calls, slack: float = 1.0, tolerance_ns: float = ENDS_NS) -
     needs = spread(np.where(2 * np.abs(apart) > slack * _END_SPREAD_FRAC * length, apart, 0.0))
     if needs > slack * tolerance_ns:
         return None
-    begins = spread(deviations(start_a - start_b, start_b, weight))
+    # a rank that falls behind evenly has not waited, however far that is
+    begins = spread(deviations(start_a - start_b, start_b, weight, limit_ppm=np.inf))
     of_short = spread(apart[length <= np.median(length)])
     by_the_clock = abs(float(np.median(end_a - end_b)))
     confidence = 0.8 * shift.confidence
