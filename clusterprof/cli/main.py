@@ -32,6 +32,7 @@ VERBS = {
     "baseline": "keep runs under a name, to compare with",
     "runs": "list your runs with what they found, or remove old ones",
     "view": "open the page of a merged run, or serve it on the loopback with its ssh command",
+    "mcp": "answer an assistant's questions about runs (a server that speaks MCP)",
     "explain": "explain a finding: its meaning, when it is wrong, what is recommended",
     "clock": "measure the clocks of the nodes against each other, inside a launcher",
     "completion": "print a script that completes this command line in a shell",
