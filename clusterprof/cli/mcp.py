@@ -19,7 +19,7 @@ from clusterprof import __version__, words
 from clusterprof.agent.contracts import paths
 from clusterprof.arguments import path
 from clusterprof.cli import Parser, verb_parser
-from clusterprof.errors import ClusterprofError, UsageError
+from clusterprof.errors import ClusterprofError, RunDirectoryError, UsageError
 from clusterprof.results import EvidenceRow, Finding, Results
 
 MEASURED, ASSUMED, UNKNOWN = "measured", "assumed", "cannot be determined"
@@ -56,7 +56,9 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         print(json.dumps(schema(), indent=2))
         return 0
     if not arguments.folder.is_dir():
-        raise UsageError(f"there is no folder {arguments.folder}", "name the one with your runs")
+        raise RunDirectoryError(
+            f"there is no folder {arguments.folder}", "name the one with your runs"
+        )
     served = server(arguments.folder)
     with contextlib.redirect_stdout(sys.__stdout__):  # which is the protocol's alone from here on
         served.run("stdio")

@@ -12,7 +12,7 @@ import report_sample as sample
 
 from clusterprof.cli import mcp
 from clusterprof.cli.mcp import Answers
-from clusterprof.errors import ClusterprofError, ReportError, UsageError
+from clusterprof.errors import ClusterprofError, ReportError, RunDirectoryError, UsageError
 from clusterprof.report import results_json
 from clusterprof.results import Results
 
@@ -119,5 +119,5 @@ def test_without_the_package_it_is_said_what_to_install(
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="there is no folder"):
+    with pytest.raises(RunDirectoryError, match="there is no folder"):
         mcp.main("mcp", [str(tmp_path / "absent")], None)
