@@ -7,6 +7,7 @@
 #                  index of CPU builds: TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
 # JOBS             how many tests run side by side (4; they wait more than they compute)
 # ARGS             further arguments for pytest: make test ARGS='-k clock -x'
+# SCENARIO         make demo: why the rank is slow: host, loader, compute, gc or checkpoint (host)
 # TRUTH            make truth: a further folder of recordings with its truth.json
 # LARGE            make bench: a folder with two large reports to merge
 # TRACES           make bench: a folder with two large traces of torch.profiler to merge
@@ -27,6 +28,7 @@ ARGS ?=
 LARGE ?=
 TRACES ?=
 TRUTH ?=
+SCENARIO ?= host
 SECONDS ?= 600
 # Exactly one torch: a range would let pip replace a build for this machine by the newest of all.
 # The only thing that is installed without a hash, with NVIDIA's libraries for a build with CUDA:
@@ -120,8 +122,8 @@ format: $(READY) ## let ruff mend and format the code
 	@$(BIN)/ruff format .
 
 .PHONY: demo
-demo: $(READY) ## profile a real four-rank training that has one slow rank
-	@PATH="$(abspath $(BIN)):$$PATH" scripts/demo.sh
+demo: $(READY) ## profile a real four-rank training that has one slow rank (SCENARIO=loader, …)
+	@PATH="$(abspath $(BIN)):$$PATH" SCENARIO='$(SCENARIO)' scripts/demo.sh
 
 .PHONY: faults
 faults: $(READY) parts ## end a rank in every way, with and without clusterprof, and print a table

@@ -59,14 +59,18 @@ def _fill(found: re.Match[str]) -> str:
 
 
 def take_picture() -> None:
-    """docs/report.png: the page of the recording, as headless Chromium shows it."""
+    """docs/report.png: the page of the recording, as headless Chromium shows it: verdict and
+    timeline, without the sections between them.
+    """
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "report.html"
         run(f"clusterprof merge {RECORDING} --html {page}")
+        between = "#overview, #findings, #account, #run"
+        page.write_text(page.read_text() + f"<style>{between} {{ display: none }}</style>")
         subprocess.run(
             ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
              "--no-first-run", "--disable-background-networking", "--disable-component-update",
-             "--disable-sync", f"--user-data-dir={folder}/profile", "--window-size=1280,1150",
+             "--disable-sync", f"--user-data-dir={folder}/profile", "--window-size=1280,1000",
              f"--screenshot={PICTURE}", page.as_uri()],
             check=True, capture_output=True, timeout=60,
         )  # fmt: skip

@@ -75,6 +75,21 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     return "".join([*parts, _LINK.sub(rewritten, markdown[end:])])
 
 
+def on_post_page(output: str, **_: object) -> str:
+    """Let the page load the search's worker from itself, where the theme names another server."""
+    script = (ROOT / "scripts" / "search_worker.js").read_text(encoding="utf-8")
+    return re.sub(
+        r'<script src="https://unpkg\.com/iframe-worker/shim"></script>',
+        lambda _: f"<script>{script}</script>",
+        output,
+    )
+
+
+def on_post_template(output_content: str, **_: object) -> str:
+    """The same for pages that are no documents: 404.html."""
+    return on_post_page(output_content)
+
+
 def _linked(name: str, text: str) -> list[Path]:
     """The files and folders of the repository, outside of docs/, that a page links to."""
     found = (_target(name, each[2]) for each in _LINK.finditer(_FENCED.sub("", text)))

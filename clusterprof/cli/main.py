@@ -15,28 +15,39 @@ from clusterprof.cli import Parser, nearest
 from clusterprof.errors import ClusterprofError, UsageError
 from clusterprof.priority import without_pandas
 
-#: verb, as its module is called -> one line for --help. Each launcher is a verb too: `cli.launch`
-VERBS = {
-    "sbatch": "submit a batch job that profiles some of its ranks, and a job that merges",
-    "look": "look at all ranks of a job while it runs, and say which are late; profile none",
-    "doctor": "check that profiling can work, on every node of the allocation",
-    "status": "show how far each rank of a run is, while the job runs",
-    "attach": "look at a job that was not started under clusterprof, as far as torch lets one",
-    "capture": "capture further steps of a job that runs, on any of its ranks",
-    "collect": "finish an interrupted run: collect its reports, merge, print the verdict",
-    "merge": "merge reports of several ranks; print which rank delays the others, and why",
-    "report": "print the verdict of a merged run",
-    "export": "write a merged run for Perfetto and other tools",
-    "compare": "compare two runs: step time, its parts, findings, each with the noise",
-    "verify": "after a repair: check the stated saving against what a new run measures",
-    "baseline": "keep runs under a name, to compare with",
-    "runs": "list your runs with what they found, or remove old ones",
-    "view": "open the page of a merged run, or serve it on the loopback with its ssh command",
-    "explain": "explain a finding: its meaning, when it is wrong, what is recommended",
-    "clock": "measure the clocks of the nodes against each other, inside a launcher",
-    "completion": "print a script that completes this command line in a shell",
-    "scrub": "copy an nsys export without environment variables, to share it",
+#: heading of --help -> verb, as its module is called -> one line. Launchers are verbs of the
+#: first group: `cli.launch`
+GROUPS = {
+    "run a job": {
+        "sbatch": "submit a batch job that profiles some of its ranks, and a job that merges",
+        "look": "look at all ranks of a job while it runs, and say which are late; profile none",
+    },
+    "look at a run": {
+        "status": "show how far each rank of a run is, while the job runs",
+        "attach": "look at a job that was not started under clusterprof, as far as torch lets one",
+        "capture": "capture further steps of a job that runs, on any of its ranks",
+        "collect": "finish an interrupted run: collect its reports, merge, print the verdict",
+        "merge": "merge reports of several ranks; print which rank delays the others, and why",
+        "report": "print the verdict of a merged run",
+        "view": "open the page of a merged run, or serve it on the loopback with its ssh command",
+        "explain": "explain a finding: its meaning, when it is wrong, what is recommended",
+        "runs": "list your runs with what they found, or remove old ones",
+    },
+    "share and compare": {
+        "export": "write a merged run for Perfetto and other tools",
+        "compare": "compare two runs: step time, its parts, findings, each with the noise",
+        "verify": "after a repair: check the stated saving against what a new run measures",
+        "baseline": "keep runs under a name, to compare with",
+        "scrub": "copy an nsys export without environment variables, to share it",
+        "mcp": "answer an assistant's questions about runs (a server that speaks MCP)",
+    },
+    "set up": {
+        "doctor": "check that profiling can work, on every node of the allocation",
+        "clock": "measure the clocks of the nodes against each other, inside a launcher",
+        "completion": "print a script that completes this command line in a shell",
+    },
 }
+VERBS = {verb: text for group in GROUPS.values() for verb, text in group.items()}
 
 EXAMPLES = (
     "clusterprof torchrun --nproc-per-node 4 -- train.py",
@@ -47,9 +58,16 @@ EXAMPLES = (
 )
 
 
+def grouped() -> dict[str, list[str]]:
+    """All verbs by the headings of --help; the launchers come first."""
+    first, *others = GROUPS
+    launching = [*(name for name in launchers.names() if name not in VERBS), *GROUPS[first]]
+    return {first: launching, **{title: [*GROUPS[title]] for title in others}}
+
+
 def verbs() -> list[str]:
-    """All verbs: the launchers, then what else there is to do."""
-    return [*(name for name in launchers.names() if name not in VERBS), *VERBS]
+    """All verbs, in the order of --help."""
+    return [name for names in grouped().values() for name in names]
 
 
 def parser() -> Parser:
@@ -64,9 +82,10 @@ def parser() -> Parser:
     top.add_argument("-h", "--help", action="help", help="show this help")
     top.add_argument("-V", "--version", action="version", version=f"clusterprof {__version__}",
         help="show the version")  # fmt: skip
-    group = top.add_argument_group("verbs")
-    for name in verbs():
-        group.add_argument(name, nargs="?", help=summary(name))
+    for title, names in grouped().items():
+        group = top.add_argument_group(title)
+        for name in names:
+            group.add_argument(name, nargs="?", help=summary(name))
     return top
 
 

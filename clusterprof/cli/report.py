@@ -8,7 +8,7 @@ from pathlib import Path
 
 from clusterprof import console
 from clusterprof.agent.contracts import files, paths
-from clusterprof.arguments import add_gpu_hour, beginning, check_free, path
+from clusterprof.arguments import add_gpu_hour, beginning, check_free, path, shortest
 from clusterprof.cli import Parser, verb_parser
 from clusterprof.run_directory import Window, writing
 
@@ -20,6 +20,7 @@ def parser(verb: str) -> Parser:
         "form.",
         "report runs/...",
         "report runs/... --markdown                  for an issue or a pull request",
+        "report runs/... --ticket                    for who runs the cluster",
         "report runs/... --html -o report.html       the page again",
         "report runs/... --csv                       each rank's account of each step",
         run="a run directory, or merge's --output",
@@ -28,6 +29,8 @@ def parser(verb: str) -> Parser:
     form("--json", action="store_true", help="print results.json")
     form("--html", action="store_true", help="print the page")
     form("--markdown", action="store_true", help="print Markdown")
+    form("--ticket", action="store_true",
+        help="print ten lines for the cluster's operators: who, node, when, how much")  # fmt: skip
     form("--csv", action="store_true",
         help="print the account of each rank in each step (times in ns)")  # fmt: skip
     add = parser.add_argument
@@ -61,6 +64,10 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         page = merge_run.page_again(run, results, anonymous=arguments.anonymous)
     elif arguments.markdown:
         page = text.markdown(results)
+    elif arguments.ticket:
+        from clusterprof.report.ticket import ticket
+
+        page = ticket(results, "RUN" if arguments.anonymous else shortest(arguments.run))
     elif arguments.csv:
         page = text.accounts_csv(results)
     elif arguments.output:

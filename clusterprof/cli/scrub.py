@@ -17,7 +17,12 @@ def parser(verb: str) -> Parser:
         "profiled process. Variables that give rank, job and versions stay.",
         "scrub full.sqlite rank0.sqlite",
     )
-    parser.add_argument("export", metavar="EXPORT", type=path, help="made by nsys export -t sqlite")
+    parser.add_argument(
+        "export",
+        metavar="EXPORT",
+        type=path,
+        help="made by nsys export -t sqlite --include-blobs=true",
+    )
     parser.add_argument("target", metavar="TARGET", type=path, help="the copy")
     parser.add_argument("--force", action="store_true", help="replace TARGET")
     return parser

@@ -44,7 +44,10 @@ _KEYS = (
     ({"rocprofiler-sdk-tool"}, "a result of rocprofv3", _INSTEAD),
     (
         {"data"}, "nsys's JSON export, which holds no whole report",
-        "give the .nsys-rep that it was made of, or: nsys export -t sqlite REPORT.nsys-rep",
+        (
+            "give the .nsys-rep that it was made of, or: "
+            "nsys export -t sqlite --include-blobs=true REPORT.nsys-rep"
+        ),
     ),
     (
         {"schema_version", "findings"}, "clusterprof's own results",

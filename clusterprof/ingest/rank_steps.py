@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clusterprof.agent.contracts import files
+from clusterprof.agent.contracts import files, paths
 from clusterprof.columns import Bools, Ints, Stretches, order_by, preceding
 from clusterprof.errors import ReportError
 from clusterprof.folders import beside_steps
@@ -274,6 +274,15 @@ def with_collections(tables: RankTables, path: Path) -> RankTables:
     }
     both = [tables.host_calls, fill("host_calls", len(rows), calls)]
     return replace(tables, host_calls=joined("host_calls", both, "start_ns"))
+
+
+def collections_of(report: Path, steps: Path) -> Path:
+    """Return the list of garbage collections of a report's window.
+
+    A window captured later has it beside its report, while the step log is that of the whole run.
+    """
+    beside_report = report.with_name(beside_steps(steps.name, paths.GARBAGE))
+    return beside_report if beside_report.is_file() else beside_log(steps, paths.GARBAGE)
 
 
 def beside_log(log: Path, name: str) -> Path:

@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from clusterprof.agent.contracts import paths
 from clusterprof.errors import ClusterprofError, ReportError
 from clusterprof.ingest import other_tools, reduced
 from clusterprof.ingest.assembler import assemble, checked
 from clusterprof.ingest.nsys import NO_PAYLOADS
 from clusterprof.ingest.opening import check_regular
-from clusterprof.ingest.rank_steps import beside_log, read_log, usual_step, with_collections
+from clusterprof.ingest.rank_steps import collections_of, read_log, usual_step, with_collections
 from clusterprof.ingest.recording import Recording
 from clusterprof.ingest.sources import (
     NSYS_REPORT,
@@ -50,12 +49,12 @@ def read_ranks(source: Source) -> list[RankTables | ReportError]:
     with _reading(source.path) as check_unchanged:
         ranks = _tables(source, check_unchanged)
         if len(ranks) == 1:
-            return [_as_rank(ranks[0], source.steps, rank)]
+            return [_as_rank(ranks[0], source, rank)]
         outcomes: list[RankTables | ReportError] = []
         for place, tables in enumerate(ranks):
             given = None if rank is None else rank + place
             try:
-                outcomes.append(_as_rank(tables, source.steps, given))
+                outcomes.append(_as_rank(tables, source, given))
             except ReportError as error:  # costs no other rank
                 number = tables.info.rank if given is None else given
                 outcomes.append(ReportError(f"rank {number} of {error.what}", *error.details))
@@ -142,15 +141,15 @@ def _tables(source: Source, check_unchanged: Callable[[], None]) -> list[RankTab
     return [tables.warned(*trouble) for tables in ranks]
 
 
-def _as_rank(whole: RankTables, steps: Path | None, rank: int | None) -> RankTables:
-    """Return a report's tables with the steps of a step log, checked, as those of a rank."""
-    tables = whole
+def _as_rank(whole: RankTables, source: Source, rank: int | None) -> RankTables:
+    """Return a report's tables with the steps of its step log, checked, as those of a rank."""
+    tables, steps = whole, source.steps
     if steps is not None:
         info = whole.info
         inside = read_log(steps, info.begin_ns, info.end_ns)
         info = replace(info, usual_step_ns=usual_step(read_log(steps), info.begin_ns))
         tables = replace(whole, info=info, steps=inside)
-        tables = with_collections(tables, beside_log(steps, paths.GARBAGE))
+        tables = with_collections(tables, collections_of(source.path, steps))
     tables = checked(tables, rank)
     same = [name for name in whole.kept if getattr(tables, name) is getattr(whole, name)]
     return replace(tables, kept={name: whole.kept[name] for name in same})

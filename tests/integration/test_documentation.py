@@ -99,6 +99,14 @@ def test_each_link_of_the_site_leads_to_a_page_and_a_place_that_exist(site: Path
     assert not wrong
 
 
+@pytest.mark.long
+def test_no_page_of_the_site_loads_a_script_from_another_server(site: Path) -> None:
+    pages = [path.read_text("utf-8") for path in site.rglob("*.html")]
+    assert [page for page in pages if 'src="http' in page] == []
+    assert any("class FrameWorker" in page for page in pages)
+    assert (site / "search" / "search_index.js").is_file()
+
+
 def test_every_page_of_the_documentation_stands_in_the_site_s_navigation() -> None:
     named = re.findall(r"^ +- (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import email
+import re
 import sys
 import sysconfig
 import zipfile
@@ -102,6 +104,23 @@ def test_the_source_archive_has_what_its_own_tests_need(sdist: Path) -> None:
         assert (sdist / name).exists(), name
     tests = {name for name in _files(ROOT / "tests") if name.endswith(".py")}
     assert tests == {name for name in _files(sdist / "tests") if name.endswith(".py")}
+
+
+def test_the_source_archive_leaves_out_the_recordings(sdist: Path) -> None:
+    sizes = [path.stat().st_size for path in sdist.rglob("*") if path.is_file()]
+    assert sum(sizes) < 12_000_000
+    assert not [*(sdist / "tests/data/recordings").rglob("*.xz")]
+
+
+def test_the_readme_on_a_package_index_leads_to_the_repository(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith("/METADATA")]
+        metadata = email.message_from_bytes(archive.read(name))
+    urls = dict(entry.split(", ") for entry in metadata.get_all("Project-URL", []))
+    assert set(urls) == {"Source", "Documentation", "Changelog", "Issues"}
+    targets = re.findall(r"\]\(([^)]*)\)", str(metadata.get_payload()))
+    assert f"{urls['Source']}/raw/main/docs/report.png" in targets
+    assert [target for target in targets if not target.startswith("https://")] == []
 
 
 def test_the_installed_package_is_the_wheels_and_not_the_source_tree(

@@ -10,7 +10,7 @@ import pytest
 from simulate import Cause, Job, simulate
 
 from clusterprof.analysis.findings import finding, host_bound
-from clusterprof.ingest.rank_steps import beside_log, with_collections
+from clusterprof.ingest.rank_steps import beside_log, collections_of, with_collections
 from clusterprof.results import Finding
 from clusterprof.study import study
 from clusterprof.tables import HOST_CALLS, RankTables
@@ -109,3 +109,14 @@ def test_a_damaged_list_is_left_out_with_a_warning(tmp_path: Path, content: str)
 )
 def test_collections_lie_beside_their_step_log(steps: str, collections: str) -> None:
     assert beside_log(Path("steps") / steps, "gc") == Path("steps") / collections
+
+
+def test_a_window_captured_later_has_its_collections_beside_its_report(tmp_path: Path) -> None:
+    """The step log is that of the whole run, in another folder; `--ranks auto` captures so."""
+    later, first = tmp_path / "windows/2/ranks/00002", tmp_path / "ranks/00002"
+    for folder in (later, first):
+        folder.mkdir(parents=True)
+    report, steps = later / "trace.json.gz", first / "steps.csv"
+    assert collections_of(report, steps) == first / "gc.csv"
+    (later / "gc.csv").touch()
+    assert collections_of(report, steps) == later / "gc.csv"

@@ -304,7 +304,7 @@ def test_without_nsys_the_error_has_the_command_for_another_host(
     monkeypatch.setattr(nsys_export, "installed", list)
     with pytest.raises(ReportError, match="without nsys") as caught:
         read_report(report)
-    assert caught.value.details[-1] == f"nsys export -t sqlite {report}"
+    assert caught.value.details[-1] == f"nsys export -t sqlite --include-blobs=true {report}"
 
 
 def test_an_empty_nsys_report_is_said_to_be(tmp_path: Path) -> None:

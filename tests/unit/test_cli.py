@@ -233,3 +233,14 @@ def test_status_is_as_wide_as_the_terminal(
     assert ("gpu-node-0007" in shown) == (columns > 60)
     monkeypatch.delenv("COLUMNS")
     assert len(status.render(now, everyone=False).splitlines()) == 8
+
+
+def test_help_has_the_verbs_in_four_groups_each_once() -> None:
+    page = main.parser().format_help()
+    headings = [line for line in page.splitlines() if line.endswith(":") and line[0] != " "]
+    assert headings[2:] == ["run a job:", "look at a run:", "share and compare:", "set up:"]
+    groups = main.grouped()
+    assert sorted(verb for names in groups.values() for verb in names) == sorted({*main.verbs()})
+    # to start a program, and to list what was run
+    assert "run" in groups["run a job"]
+    assert "runs" in groups["look at a run"]

@@ -122,13 +122,14 @@ class Export:
             does = "computes its column" if computed else "has a trigger"
             raise ReportError(
                 f"{self.origin} is not as nsys writes it: its table {odd[0]} {does} {odd[1]}",
-                "export the report again: nsys export -t sqlite REPORT.nsys-rep",
+                "export the report again: "
+                "nsys export -t sqlite --include-blobs=true REPORT.nsys-rep",
             )
         if schema.STRINGS not in self.tables:
             raise ReportError(
                 f"{self.origin} is an SQLite database but not an nsys export",
                 f"its tables: {', '.join(sorted(self.tables)[:6]) or 'none'}",
-                "make one with: nsys export -t sqlite REPORT.nsys-rep",
+                "make one with: nsys export -t sqlite --include-blobs=true REPORT.nsys-rep",
             )
 
     def has(self, table: str, *columns: str) -> bool:
@@ -365,7 +366,7 @@ def _check_file(path: Path, origin: Path) -> None:
     if not header.startswith(_MAGIC):
         raise ReportError(
             f"{origin} is not an SQLite database",
-            "expected an nsys export: nsys export -t sqlite REPORT.nsys-rep",
+            "expected an nsys export: nsys export -t sqlite --include-blobs=true REPORT.nsys-rep",
         )
     page = int.from_bytes(header[16:18], "big")
     whole = (65536 if page == 1 else page) * int.from_bytes(header[28:32], "big")

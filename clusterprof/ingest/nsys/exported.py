@@ -70,7 +70,7 @@ def read(path: Path, *, alone: bool = False) -> list[Recording]:
         raise ReportError(
             f"{path} cannot be read without nsys, which is not installed on this host",
             "install Nsight Systems (package nsight-systems), or export it on a host that has it:",
-            f"nsys export -t sqlite {path}",
+            f"nsys export -t sqlite --include-blobs=true {path}",
         )
     with tempfile.TemporaryDirectory(prefix="clusterprof-") as folder:
         try:
