@@ -102,7 +102,7 @@ def merged(
     """Merge the collected reports of a run, and write nothing. Arguments as for `merge_run`."""
     from clusterprof import clock_probe, pauses
     from clusterprof.align.clock.measured import known_clocks
-    from clusterprof.analysis.findings.profiler_overhead import capture_cost, outside
+    from clusterprof.analysis.findings.profiler_overhead import capture_cost, unprofiled_steps
     from clusterprof.ingest import Gathered, gather
     from clusterprof.study import study
 
@@ -131,7 +131,9 @@ def merged(
         source=str(run.path),
         clocks=known_clocks(ranks, measured, probe.as_json() if probe else None),
         capture=job.window and capture_cost(job.steps, reported, *job.window, job.paces),
-        outside_ns=outside(job.steps, reported, *job.window).tolist() if job.window else (),
+        outside_ns=unprofiled_steps(job.steps, reported, *job.window).tolist()
+        if job.window
+        else (),
         again=again(run, manifest),
         shallow=shallow,
         interruptions=pauses.named(run_pauses(run, timeout), ranks, run.attempt),

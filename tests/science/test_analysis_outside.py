@@ -121,10 +121,10 @@ def test_a_long_step_of_the_window_counts_as_often_as_it_comes_outside(
     plain = Job(steps=8, first_step=500, synchronous=True, tear_ns=0)
     job = replace(plain, causes=(Cause("host", 1, 60 * MS, (504,)),))
     usual, longer = step_ns(plain), step_ns(plain) + 60 * MS
-    outside = [slower * (longer if step % seldom == 0 else usual) for step in range(300)]
-    pace = round(sum(outside) / len(outside))
+    lengths_ns = [slower * (longer if step % seldom == 0 else usual) for step in range(300)]
+    pace = round(sum(lengths_ns) / len(lengths_ns))
     known = [replace(r, info=replace(r.info, usual_step_ns=pace)) for r in simulate(job)[0]]
-    results = study(known, outside_ns=outside).results
+    results = study(known, outside_ns=lengths_ns).results
     saved = {f["code"]: f["saved_ns_per_step"] for f in results["findings"]}
     stated = max(saved.get(code, 0) for code in ("straggler.host", "host.busy"))
     assert stated == pytest.approx(60 * MS / seldom, rel=0.05, abs=0.3 * MS)

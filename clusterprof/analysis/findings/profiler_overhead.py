@@ -234,7 +234,7 @@ def capture_cost(
     }
 
 
-def outside(
+def unprofiled_steps(
     logs: Mapping[int, pa.Table], profiled: Collection[int], first: int, end: int
 ) -> Floats:
     """Return the lengths (ns) of the steps outside the window [first, end), by the step logs.
