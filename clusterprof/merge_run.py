@@ -131,9 +131,7 @@ def merged(
         source=str(run.path),
         clocks=known_clocks(ranks, measured, probe.as_json() if probe else None),
         capture=job.window and capture_cost(job.steps, reported, *job.window, job.paces),
-        outside_ns=unprofiled_steps(job.steps, reported, *job.window).tolist()
-        if job.window
-        else (),
+        outside_ns=unprofiled_steps(job.steps, reported, job.window),
         again=again(run, manifest),
         shallow=shallow,
         interruptions=pauses.named(run_pauses(run, timeout), ranks, run.attempt),

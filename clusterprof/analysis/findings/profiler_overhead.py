@@ -235,21 +235,21 @@ def capture_cost(
 
 
 def unprofiled_steps(
-    logs: Mapping[int, pa.Table], profiled: Collection[int], first: int, end: int
-) -> Floats:
+    logs: Mapping[int, pa.Table], profiled: Collection[int], window: tuple[int, int] | None
+) -> list[float]:
     """Return the lengths (ns) of the steps outside the window [first, end), by the step logs.
 
     Of each step the median over the profiled ranks. Empty where they are too few to tell how often
-    a step of the window comes.
+    a step of the window comes, or where there is no window.
     """
     of_ranks = [stretches(logs[rank], {}) for rank in profiled if rank in logs]
-    if not of_ranks:
-        return np.empty(0)
-    steps = np.concatenate(of_ranks, axis=1)
-    number, length = steps[0], steps[3]
-    apart = (number >= WARM_UP) & ((number < first) | (number >= end + SETTLE_STEPS))
-    every = [np.median(length[apart][rows]) for rows in rows_by(number[apart]).values()]
-    return np.asarray(every if len(every) >= ENOUGH_STEPS else [])
+    if not of_ranks or window is None:
+        return []
+    number, _, _, length = np.concatenate(of_ranks, axis=1)
+    apart = (number < window[0]) | (number >= window[1] + SETTLE_STEPS)
+    apart &= number >= WARM_UP
+    every = [float(np.median(length[apart][rows])) for rows in rows_by(number[apart]).values()]
+    return every if len(every) >= ENOUGH_STEPS else []
 
 
 def _times(ranks: list[Ints], first: int, end: int) -> StepTimes:

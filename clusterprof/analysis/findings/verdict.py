@@ -172,7 +172,7 @@ def _no_straggler(dataset: Dataset, *, named: bool) -> list[Sentence]:
 
 
 def _always_last(dataset: Dataset) -> list[Sentence]:
-    """The rank that arrives last wherever others wait, and how long they wait per step.
+    """The rank that arrives last wherever others wait.
 
     Nothing where no single one does, or where they seldom wait for half of a step.
     """
@@ -187,10 +187,8 @@ def _always_last(dataset: Dataset) -> list[Sentence]:
     by_step = np.nanmean(np.delete(dataset.account("exposed_wait_ns"), k, axis=0), axis=0)
     if (by_step >= limits.HALF * dataset.step_ns).mean() < limits.STEADY_FRAC:
         return []
-    wait, under = min(float(by_step.mean()), dataset.step_ns), another_pace(dataset)
-    step = f"{ms(dataset.step_ns)} step{' under the profiler' if under else ''}"
-    waits = f"Ranks wait {ms(wait)} of each {step} for rank {dataset.ranks[k]}"
-    return _plain("none", f"{waits}; fixing it saves little.")
+    last = f"most of a step is spent waiting for rank {dataset.ranks[k]}"
+    return _plain("none", f"No stragglers: {last}, but fixing it saves little.")
 
 
 def _single_step(dataset: Dataset) -> list[str]:
