@@ -3,10 +3,10 @@
     PYTHONPATH=tests python3 bench/alarms.py                    # 200 hours at one look a minute
     PYTHONPATH=tests python3 bench/alarms.py --hours 20 --first-seed 7000
 
-A job is simulated once, and cut into looks of `LEAST` steps, the fewest that a look has: a minute has
-more steps, of which a recorder keeps few. Each goes through the launching host's own `look` and
-`watched.news`, with the rows of the looks before, as dumps on disk. An alarm is a line that is said of
-a healthy job: one whose ranks differ by less than is worth a finding (2% of a step) for good.
+A job is simulated once, and cut into looks of `LEAST` steps, the fewest that a look has: a minute
+has more steps, of which a recorder keeps few. Each goes through the launching host's own `look` and
+`watched.news`, with the rows of the looks before, as dumps on disk. An alarm is a line that is said
+of a healthy job: one whose ranks differ by less than is worth a finding (2% of a step) for good.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from clusterprof.watched import Row
 
 #: one job's looks: half an hour at one look a minute
 LOOKS = 30
-#: a rank leaves so many of its latest steps beside its recorder (`WATCH_STEPS`)
-LOGGED = 1_000
+#: so many of the latest steps lie beside a recorder: those of the look before, and none older
+LOGGED = 2 * LEAST
 MS = 1_000_000
 #: nothing was tried on jobs of seeds from here on
-HELD_OUT = 5_000
+HELD_OUT = 20_000
 #: a rank turns slow at a step of this look, by this part of a step at least
 TURNS, SLOWER = 4, (0.05, 0.15)
 _SMALL = Job(
@@ -140,11 +140,12 @@ def seconds(made: Recorded, number: int) -> list[float]:
 def alarms(case: tuple[str, int]) -> tuple[str, int, list[str]]:
     """What is said of one healthy job: its kind, how many looks compared ranks, and each alarm."""
     kind, seed = case
-    said, compared = list[str](), 0
+    lines, compared = list[str](), 0
     for number, news, rows in looks(healthy(kind, seed)):
-        said += [f"{kind}, seed {seed}, look {number}: {text}" for text in news if " is late" in text]
+        late = [text for text in news if " is late" in text]
+        lines += [f"{kind}, seed {seed}, look {number}: {text}" for text in late]
         compared = len({row.wall_ns for row in rows})
-    return kind, compared, said
+    return kind, compared, lines
 
 
 def turned_slow(seed: int) -> tuple[int, bool, str]:
@@ -186,16 +187,16 @@ def main() -> int:
     cases = [(KINDS[k % len(KINDS)], arguments.first_seed + k) for k in range(jobs)]
     seeds = range(arguments.first_seed, arguments.first_seed + arguments.slow)
     with ProcessPoolExecutor(arguments.workers) as pool:
-        said, compared = Counter[str](), Counter[str]()
+        alarmed, compared = Counter[str](), Counter[str]()
         for kind, looked, texts in pool.map(alarms, cases):
-            said[kind] += len(texts)
+            alarmed[kind] += len(texts)
             compared[kind] += looked
             print(*texts, sep="\n", end="\n" if texts else "", flush=True)
         delays = [*pool.map(turned_slow, seeds)]
-    count, total = sum(compared.values()), sum(said.values())
+    count, total = sum(compared.values()), sum(alarmed.values())
     per_100 = 6_000 / max(count, 1)
-    for kind in said:
-        print(f"{said[kind]:5d} of {compared[kind]:5d} looks: {kind}")
+    for kind in alarmed:
+        print(f"{alarmed[kind]:5d} of {compared[kind]:5d} looks: {kind}")
     print(f"{total} alarms in {count / 60:.0f} h of healthy jobs: {total * per_100:.2f} per 100 h, "
           f"at most {most_likely(total) * per_100:.2f} (95%; limit 1)")  # fmt: skip
     soon = [right and 0 < late <= 2 for late, right, _ in delays]
