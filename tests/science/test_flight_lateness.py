@@ -18,6 +18,9 @@ from clusterprof.align.clock.measured import RankReadings
 from clusterprof.align.lateness import SHALLOW, host_clock, joined, shallow
 from clusterprof.align.match.flight_calls import FlightCalls, match
 from clusterprof.analysis.model.shallow import (
+    all_ranks,
+    half_width,
+    persistence,
     persists,
     regime,
     stages,
@@ -30,6 +33,7 @@ from clusterprof.arguments import parse_ranks
 from clusterprof.columns import integers, texts
 from clusterprof.ingest.flight.all_dumps import Flight, find_dumps, read_dumps
 from clusterprof.ingest.flight.dump import ENTRIES, Group
+from clusterprof.launch.watch import CHANCE
 from clusterprof.study import dataset_of
 from clusterprof.tables import STEPS
 
@@ -157,6 +161,31 @@ def test_since_when_a_rank_is_late() -> None:
     assert found([[9] * 40, [9] * 25 + [2] * 15, [8] * 40]) == [(1, 6, 25)]
     assert regime(np.array([0.0] * 9 + [5.0] * 3)) == slice(None), "three steps are no habit"
     assert regime(np.array([4.0, 5.0] * 20)) == slice(None)
+
+
+@pytest.mark.parametrize("seed", [4, 79, 100])
+def test_lengths_that_hold_for_some_steps_make_no_rank_late(seed: int) -> None:
+    """Sequences of one length for seven steps: a replica with long ones is last in all of them."""
+    job = Job(dp=8, layers=2, kernels_per_layer=1, layer_ns=3 * MS, launch_ns=300_000, steps=50,
+              first_step=700, varied_frac=0.2, varied_steps=7, ahead_steps=3,
+              seed=seed)  # fmt: skip
+    left = recorded(job)
+    by = host_clock(left.flight, left.readings, left.probe)
+    results = all_ranks(left.flight, by, left.steps, {}, (), CHANCE).results
+    assert not [suspect for suspect in results["suspects"] if suspect["delays"]]
+
+
+def test_values_that_go_together_tell_as_much_as_fewer() -> None:
+    rng = np.random.default_rng(3)
+    anew, held = rng.normal(10, 1, 56), np.repeat(rng.normal(10, 1, 8), 7)
+    paused = np.where(np.arange(56) % 9, anew, 400)
+    assert persistence(anew) == 0.0
+    assert persistence(paused) == 0.0, "they do not make the others go together"
+    assert persistence(np.append(anew, anew + 50), slice(56, None)) == 0.0, "it is another level"
+    assert persistence(np.ones(56)) == persistence(held[:19]) == 0.0
+    assert 0.4 < persistence(held) < 0.9
+    assert half_width(held, 0.01, persistence(held)) > 1.5 * half_width(held, 0.01)
+    assert half_width(held[:8], 0.01, 0.7) == float("inf"), "they are less than two"
 
 
 def test_a_level_that_hardly_changes_was_not_carried_on_to_where_it_is() -> None:

@@ -53,6 +53,12 @@ from clusterprof.results import ShallowNode, ShallowResults, Suspect
 COMPUTED = ("AllReduce", "ReduceScatter", "Reduce", "AllToAll")
 #: pauses of hosts that have nothing in common differ in length by a third at least
 _PAUSES_VARY = 0.3
+#: of fewer values no correlation from one to the next, or a high one alone, is more than chance
+_SHOW_PERSISTENCE = 20
+#: no usual value is so many times as far from the median as half of them are
+_FAR = 9.0
+#: at most so many of the values are unusual ones
+_FEW_FRAC = 0.1
 #: what Megatron, DeepSpeed and torch's device meshes call a pipeline's group
 _PIPELINE = re.compile(r"(?i)(^|_)(pp|pipe|pipeline)(_|$)")
 
@@ -270,8 +276,10 @@ def _late(group: Waits, name: str, chance: float, least_ns: float) -> list[Suspe
         for waited, delays in ((group.at_least_ns, True), (group.at_most_ns, False)):
             caused = waited[others].min(axis=0) - own[place]
             when = regime(caused)
+            # of what may be a lead that is carried on, the steps' lengths tell the effect
+            persistent = persistence(caused, when) if delays else 0.0
             caused, compared = caused[when], group.of(np.append(place, others), when)
-            bound = half_width(caused, chance) + compared.bound_ns[0].mean()
+            bound = half_width(caused, chance, persistent) + compared.bound_ns[0].mean()
             if caused.mean() <= max(bound, least_ns) or (delays and outlasts(compared, caused)):
                 continue
             since, until = compared.steps[[0, -1]].tolist()
@@ -296,13 +304,14 @@ def _now_and_then(group: Waits, name: str, step_ns: float, chance: float) -> lis
     """Return the members of a group that are late by half a step in more steps than by chance."""
     quickest = np.partition(group.at_least_ns, 1, axis=0)
     others_ns = np.where(group.at_least_ns == quickest[0], quickest[1], quickest[0])
-    late_ns = others_ns - group.own_ns
-    late_ns = np.where(late_ns >= max(limits.HALF * step_ns, 1.0), late_ns, 0.0)
+    apart_ns = others_ns - group.own_ns
+    late_ns = np.where(apart_ns >= max(limits.HALF * step_ns, 1.0), apart_ns, 0.0)
     named: list[Suspect] = []
     for place in np.flatnonzero(late_ns.any(axis=1)).tolist():
         order = np.append(place, np.delete(np.arange(group.ranks.size), place))
         compared, late = group.of(order, slice(None)), late_ns[place] > 0
-        often = more_often(late_ns[order], len(group.groups), chance)
+        occasions = _occasions(late_ns[order], persistence(apart_ns[place]))
+        often = more_often(occasions, len(group.groups), chance)
         if not often or outlasts(compared, late_ns[place]):
             continue
         # in how many steps it is late is a count of the look; by how much, varies
@@ -311,6 +320,14 @@ def _now_and_then(group: Waits, name: str, step_ns: float, chance: float) -> lis
         suspect = _suspect(compared, name, float(late_ns[place].mean()), bound)
         named.append({**suspect, "late_steps": group.steps[late].tolist()})
     return named
+
+
+def _occasions(late_ns: Floats, correlation: float) -> Floats:
+    """Put as many steps as tell what one would into one, by the longest, [ranks, steps]: what holds
+    for several, as the lengths of sequences may, makes a rank late in them by one chance.
+    """
+    steps = math.ceil((1 + correlation) / max(1 - correlation, 1 / late_ns.shape[1]))
+    return np.maximum.reduceat(late_ns, np.arange(0, late_ns.shape[1], steps), axis=1)
 
 
 def more_often(lengths: Floats, groups: float, chance: float = limits.CHANCE) -> bool:
@@ -330,9 +347,39 @@ def more_often(lengths: Floats, groups: float, chance: float = limits.CHANCE) ->
     return bool(share < chance)
 
 
-def half_width(values: Floats, chance: float) -> float:
-    """Return by how much a mean of normal values is above the truth in this part of all cases."""
-    return float(students_t(chance, values.size - 1) * values.std(ddof=1) / np.sqrt(values.size))
+def half_width(values: Floats, chance: float, correlation: float = 0.0) -> float:
+    """Return by how much a mean of normal values is above the truth in this part of all cases.
+
+    Values of which each has this `correlation` with the next, and its powers with those behind,
+    tell as much as fewer would that are drawn anew (infinity: as fewer than two).
+    """
+    anew = values.size * (1 - correlation) / (1 + correlation)
+    if anew < 2:
+        return math.inf
+    return float(students_t(chance, int(anew) - 1) * values.std(ddof=1) / math.sqrt(anew))
+
+
+def persistence(values: Floats, when: slice = slice(None)) -> float:
+    """Return the correlation of values with the next ones, but for a change of their level where
+    `when` begins or ends; 0 where chance may make as much, or too few values show it.
+
+    Pauses, and a few values of another level, are left out: they are not what comes again.
+    """
+    inside = np.zeros(values.size, bool)
+    inside[when] = True
+    before = values[~inside] if not inside.all() else values
+    apart = values - np.where(inside, np.median(values[inside]), np.median(before))
+    usual = np.abs(apart) <= _FAR * np.median(np.abs(apart))
+    if usual.mean() < 1 - _FEW_FRAC:
+        usual[:] = True
+    if np.count_nonzero(usual) < _SHOW_PERSISTENCE:
+        return 0.0
+    apart = np.where(usual, apart - apart[usual].mean(), 0.0)
+    spread = float(apart @ apart)
+    correlation = float(apart[1:] @ apart[:-1]) / spread if spread else 0.0
+    # the standard deviation of what values that are drawn anew have
+    by_chance = 3 / math.sqrt(np.count_nonzero(usual))
+    return correlation if correlation > by_chance else 0.0
 
 
 @cache
@@ -421,7 +468,9 @@ def lengthened(
         means.append(np.array([np.median(length[inside][rows]) for rows in by_step.values()]))
     usual, longer = means
     more_ns = float(longer.mean() - usual.mean())
-    bound_ns = half_width(usual, chance) + half_width(longer, chance)
+    # late ones also become longer as a queue drains: those before tell, if there are enough
+    persistent = persistence(usual if usual.size >= _SHOW_PERSISTENCE else longer)
+    bound_ns = sum(half_width(lengths, chance, persistent) for lengths in means)
     if more_ns <= max(bound_ns, limits.LEAST_FRAC * float(usual.mean())):
         return None
     return round(more_ns), round(bound_ns)
