@@ -37,6 +37,8 @@ from clusterprof.results import (
 
 #: a row's `delays` where the steps' pace told it
 BY_PACE = 2
+#: looks at fewer undisturbed steps than these confirm a window, and do not contradict it
+ENOUGH_STEPS = 50
 
 
 @dataclass(frozen=True)
@@ -304,9 +306,23 @@ def over_the_run(shallow: ShallowResults, rows: Sequence[Row]) -> ShallowResults
         for s in late
         if s["until_step"] is None or (s["since_step"] or 0) <= window <= s["until_step"]
     }
-    every = [*late, *(s for s in shallow["suspects"] if s["rank"] not in covered)]
+    of_window = [s for s in shallow["suspects"] if s["rank"] not in covered]
+    every = [*late, *(s for suspect in of_window for s in _by_looks(suspect, watch, window))]
     every.sort(key=lambda s: (not s["delays"], -s["lateness_ns"], s["rank"]))
     return {**shallow, "suspects": every, "watch": watch}
+
+
+def _by_looks(suspect: Suspect, watch: WatchEntry, last_step: int) -> list[Suspect]:
+    """One that was late in the window's steps, as far as many more steps of the looks leave it.
+
+    In most of those it was not late: so if it delayed others, it did so until the window's last
+    step; and if that is not known, nothing is.
+    """
+    late = sum(entry["steps"] for entry in watch["late"] if entry["rank"] == suspect["rank"])
+    if watch["steps"] < ENOUGH_STEPS or late > watch["steps"] / 2:
+        return [suspect]
+    until = last_step if suspect["until_step"] is None else suspect["until_step"]
+    return [{**suspect, "until_step": until}] if suspect["delays"] else []
 
 
 def _rows_of(rows: Sequence[Row]) -> dict[int, list[Row]]:

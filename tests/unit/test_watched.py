@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterprof import watched
-from clusterprof.results import ShallowResults
+from clusterprof.results import ShallowResults, Suspect
 from clusterprof.watched import Row
 
 MS = 1_000_000
@@ -134,6 +134,23 @@ def test_the_looks_join_what_the_window_shows() -> None:
     assert (suspect["rank"], suspect["since_step"], suspect["until_step"]) == (3, 150, None)
     assert suspect["step_ns"] == 10 * MS
     assert (suspect["looked_steps"], suspect["by_pace"]) == (50, False)
+
+
+@pytest.mark.parametrize(
+    ("delays", "looks_of", "until"),
+    [(False, 3, []), (True, 3, [119]), (False, 0, [None]), (True, 0, [None])],
+)
+def test_many_looks_overrule_the_few_steps_of_a_window(
+    delays: bool, looks_of: int, until: list[int | None]
+) -> None:
+    late: Suspect = {
+        "rank": 3, "lateness_ns": 5 * MS, "bound_ns": MS, "group": "dp", "host": None,
+        "since_step": None, "until_step": None, "late_steps": None, "delays": delays, "line": None,
+    }  # fmt: skip
+    window: ShallowResults = {**SHALLOW, "suspects": [late], "steps": [*range(110, 120)]}
+    rows = [row for number in range(looks_of) for row in look(number)]
+    joined = watched.over_the_run(window, rows)
+    assert [suspect["until_step"] for suspect in joined["suspects"]] == until
 
 
 def test_a_rank_that_was_late_in_the_window_is_late_no_longer_than_the_looks_show() -> None:

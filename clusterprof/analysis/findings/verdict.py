@@ -24,7 +24,7 @@ from clusterprof.analysis.model.dataset import LEAST_STEADY, Dataset
 from clusterprof.analysis.model.what_if import what_ifs
 from clusterprof.columns import count_by, row_of, sum_by
 from clusterprof.results import NODES, Finding, Sentence
-from clusterprof.words import ms, ranks as rank_list
+from clusterprof.words import counted, ms, ranks as rank_list
 
 _ASIDE = re.compile(r" \([^()]*\)(?=\.$)")
 _OPEN = "cannot be determined"
@@ -119,14 +119,17 @@ def _looked_at(dataset: Dataset) -> list[Sentence]:
         return _plain("unknown", "No report could be read.")
     if shallow["by"] == "nothing" or not shallow["steps"]:
         return _plain("unknown", f"{unknown}: no call is known of all members of its group.")
-    steps = f"{len(shallow['steps'])} steps of {ms(shallow['step_ns'])}"
-    count = f"({len(shallow['ranks'])} ranks, {steps})."
+    number, step_ns, watch = len(shallow["steps"]), shallow["step_ns"], shallow.get("watch")
+    if watch and watch["steps"] > number:
+        number, step_ns = watch["steps"], watch["step_ns"]
+    count = f"({len(shallow['ranks'])} ranks, {counted(number, 'step')} of {ms(step_ns)})."
     if late := [suspect["rank"] for suspect in shallow["suspects"]]:
         advice = f"Profile {rank_list(late, 4)} and a peer (--ranks)."
         return _plain("unknown", f"{unknown} from flight recorders alone {count}", advice)
     if shallow["by"] == "clock":
         return _plain("none", f"No rank delays the other ranks by their flight recorders {count}")
-    waits = f"No rank keeps its group waiting {count}"
+    some = " in most steps" if watch and watch.get("late") else ""
+    waits = f"No rank keeps its group waiting{some} {count}"
     return _plain("unknown", f"{unknown} from flight recorders alone.", waits)
 
 
