@@ -130,7 +130,10 @@ def merged(
         warnings=[*gathered.warnings, *incomplete, *silent, *unread],
         source=str(run.path),
         clocks=known_clocks(ranks, measured, probe.as_json() if probe else None),
-        capture=job.window and capture_cost(job.steps, reported, *job.window, job.paces),
+        capture=job.window
+        and capture_cost(
+            job.steps, reported, *job.window, job.paces, late_after(shallow, job.window[1])
+        ),
         outside_ns=unprofiled_steps(job.steps, reported, job.window),
         again=again(run, manifest),
         shallow=shallow,
@@ -139,6 +142,13 @@ def merged(
         run_size=run_size(job, manifest, ranks, sampled, gpu_hour),
     )
     return replace(made, job=replace(job, shallow=made.shallow))
+
+
+def late_after(shallow: Shallow | None, step: int) -> float:
+    """The first step in which a rank begins to delay the others after this one, by the looks."""
+    suspects = shallow.results["suspects"] if shallow else []
+    begun = [s["since_step"] or 0 for s in suspects if s["delays"]]
+    return min((since for since in begun if since > step), default=math.inf)
 
 
 def _lost_ranks(

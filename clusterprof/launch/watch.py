@@ -38,6 +38,7 @@ from clusterprof.watched import Row
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from clusterprof.columns import Floats
     from clusterprof.launch.planning import LaunchPlan
     from clusterprof.merge_run import Look
 
@@ -270,6 +271,8 @@ class _Watch:
     shows: bool
     #: the rows of all looks
     rows: list[Row] = field(default_factory=list)
+    #: the lengths of the steps before each lateness that goes on, by rank (ns)
+    usual: dict[int, Floats] = field(default_factory=dict)
     #: when each rank's newest dump was written (ns)
     newest: dict[int, int] = field(default_factory=dict)
     #: the ranks that left no dump for the last look, and those that left none for the last two
@@ -296,7 +299,7 @@ class _Watch:
         self._say_who_lacks(now, before)
         wait_for_clocks(now, measured, self.clock)
         try:
-            added = look(now, self.clock.wall_ns(), self.rows)
+            added = look(now, self.clock.wall_ns(), self.rows, self.usual)
         except (ClusterprofError, OSError) as error:
             # one look that fails does not end the watch: a file system may answer again
             say(f"all ranks could not be looked at: {str(error).splitlines()[0]}")
@@ -402,10 +405,13 @@ def _dumps(run: Window) -> list[tuple[Path, int]]:
     return []
 
 
-def look(run: Window, wall_ns: int, before: Sequence[Row] = ()) -> list[Row]:
+def look(
+    run: Window, wall_ns: int, before: Sequence[Row] = (), usual: dict[int, Floats] | None = None
+) -> list[Row]:
     """What the newest dumps of all ranks show; no row where they cannot be compared.
 
     Of the steps after those of the looks `before`, or of the last `LEAST` where fewer are new.
+    `usual`: see `_with_cost`; it is kept from one look to the next.
     """
     from clusterprof.analysis.model.joint_suspects import joint_suspects
     from clusterprof.merge_run import all_ranks
@@ -425,7 +431,12 @@ def look(run: Window, wall_ns: int, before: Sequence[Row] = ()) -> list[Row]:
     # what is late together makes steps longer once: it is stated of the first rank
     first_ranks = {late[0]["rank"] for late in joint_suspects(results)}
     rows = [_row(late, of_look, steps) for late in results["suspects"]]
-    rows = [_with_cost(row, steps, before) if row.rank in first_ranks else row for row in rows]
+    usual = {} if usual is None else usual
+    for rank in usual.keys() - {row.rank for row in rows}:
+        del usual[rank]
+    rows = [
+        _with_cost(row, steps, before, usual) if row.rank in first_ranks else row for row in rows
+    ]
     return rows or [of_look]
 
 
@@ -446,18 +457,24 @@ def _row(late: Suspect, of_look: Row, steps: Mapping[int, pa.Table]) -> Row:
     )  # fmt: skip
 
 
-def _with_cost(row: Row, steps: Mapping[int, pa.Table], before: Sequence[Row]) -> Row:
+def _with_cost(
+    row: Row, steps: Mapping[int, pa.Table], before: Sequence[Row], usual: dict[int, Floats]
+) -> Row:
     """The row of a rank that others wait for, with how much longer steps are since it began: that
     is what it delays, and no more than they wait for it. As it is where the steps do not tell.
-    """
-    from clusterprof.analysis.model.shallow import lengthened
 
-    healthy = _healthy(row.rank, row.first_step, row.since_step, before)
-    late = range(row.since_step, row.until_step + 1)
-    if not healthy or (longer := lengthened(steps, healthy, late, CHANCE)) is None:
+    `usual` has the lengths of the steps before the lateness of each rank that is late still (ns).
+    """
+    from clusterprof.analysis.model.shallow import lengthened, step_lengths
+
+    if healthy := _healthy(row.rank, row.first_step, row.since_step, before):
+        usual[row.rank] = step_lengths(steps, healthy)
+    if row.rank not in usual:
         return row
-    if row.delays and sum(longer) >= row.lateness_ns - row.bound_ns:
-        return row  # they agree: waits vary less than steps
+    late = step_lengths(steps, range(row.since_step, row.until_step + 1))
+    longer = lengthened(usual[row.rank], late, CHANCE)
+    if longer is None or (row.delays and sum(longer) >= row.lateness_ns - row.bound_ns):
+        return row  # they do not tell, or agree: waits vary less than steps
     return replace(row, lateness_ns=longer[0], bound_ns=longer[1], delays=watched.BY_PACE)
 
 

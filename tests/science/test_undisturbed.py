@@ -111,6 +111,23 @@ def test_what_steps_were_longer_by_is_the_saving() -> None:
     assert found["saving"]["looks"]["share"] == 1.0
 
 
+def test_a_straggler_that_becomes_later_after_the_window_is_told_both() -> None:
+    """What began after the window shows neither who is late in it, nor why it is so since."""
+    rows = [replace(row, first_step=row.first_step + 600, last_step=row.last_step + 600,
+                    since_step=row.since_step + 600, until_step=row.until_step + 600)
+            for row in looks(3, 12.0)]  # fmt: skip
+    before = [*looks(-1, 0.0, 1)]
+    made = study_with(JOB, [*before, *(replace(row, wall_ns=2 * row.wall_ns) for row in rows)])
+    by_code = {found["code"]: found for found in made.results["findings"]}
+    assert by_code["straggler.host"]["saved_ns_per_step"] <= 8.8 * MS
+    since = by_code["straggler.shallow"]
+    assert (since["ranks"], since["saved_ns_per_step"]) == ([3], 12 * MS)
+    assert "since step 600" in since["summary"]
+    alike = study_with(replace(JOB, causes=()), [*before, *rows])
+    assert {found["code"] for found in alike.results["findings"]} >= {"straggler.shallow"}
+    assert "straggler.host" not in {found["code"] for found in alike.results["findings"]}
+
+
 def test_a_rank_that_is_late_in_the_window_alone_is_the_profilers() -> None:
     results = study_with(JOB, looks(-1, 0.0)).results
     found = straggler(results)

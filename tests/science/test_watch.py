@@ -78,11 +78,13 @@ def test_what_a_lateness_of_hosts_that_run_ahead_delays_is_how_much_longer_steps
     (row,) = watch.look(run, 2, [Row(1, 100, row.since_step - 1, 50, MS)])
     assert (row.rank, row.delays, row.since_step) == (5, watched.BY_PACE, row.first_step)
     assert row.lateness_ns == pytest.approx(more_ns, abs=row.bound_ns)
-    # of a rank that was late before, they do not
-    (row,) = watch.look(
-        run, 2, [replace(row, wall_ns=1, first_step=100, last_step=149, until_step=149)]
-    )
-    assert row.delays == 0
+    # of a rank that was late before, they do not: those before its lateness do, where they are kept
+    before = [replace(row, wall_ns=1, first_step=100, last_step=149, until_step=149)]
+    assert watch.look(run, 2, before)[0].delays == 0
+    usual = {5: shallow.step_lengths(late.steps, range(101, 149)), 6: np.zeros(9)}
+    (row,) = watch.look(run, 2, before, usual)
+    assert (row.rank, row.delays, usual.keys()) == (5, watched.BY_PACE, {5})
+    assert row.lateness_ns == pytest.approx(more_ns, abs=row.bound_ns)
 
 
 @pytest.mark.parametrize(("pace_ms", "stated_ms"), [(7.4, 7.4), (8.6, 9.0), (12.0, 9.0)])
@@ -93,7 +95,7 @@ def test_a_wait_costs_no_more_than_steps_became_longer(
     longer = round(pace_ms * MS), MS // 4
     monkeypatch.setattr(shallow, "lengthened", lambda *_: longer)
     late = Row(1, 700, 900, 200, 27 * MS, 1, "", "0", 9 * MS, MS // 2, 1, 770, 900)
-    row = watch._with_cost(late, {}, [])
+    row = watch._with_cost(late, {}, [], {})
     assert row.lateness_ns == stated_ms * MS
     assert row.delays == (watched.BY_PACE if stated_ms == pace_ms else 1)
 

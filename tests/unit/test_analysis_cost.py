@@ -69,6 +69,15 @@ def test_of_steps_that_repeat_a_pattern_whole_patterns_are_compared() -> None:
     assert times["after_uncertainty_ns"] < 3 * MS
 
 
+def test_steps_in_which_a_rank_has_become_late_are_not_the_profilers() -> None:
+    logs = {0: log([40.0] * 90 + [60.0] * 90)}
+    costs = [capture_cost(logs, [0], 20, 30, {}, until) for until in (90, 200)]
+    after = [cost and cost["profiled"]["after_ns"] for cost in costs]
+    assert after[0] == 40 * MS
+    assert after[1] is not None
+    assert after[1] > 45 * MS
+
+
 def test_the_longest_stall_of_any_profiled_rank_counts() -> None:
     logs = {0: log([40.0] * 40, {20: 500}), 3: log([40.0] * 40, {20: 900})}
     cost = capture_cost(logs, [0, 3], 20, 30, {})

@@ -47,20 +47,17 @@ def find(dataset: Dataset, earlier: Sequence[Finding] = ()) -> list[Finding]:
     """Return the stragglers of all ranks, and who may be one: those that are late together at once.
 
     Those that are named already are left out, with those that only follow them, and those that were
-    profiled beside others: of them their reports tell more.
+    profiled beside others: of them their reports tell more. But not of what began after the window.
     """
     shallow = dataset.shallow
     if shallow is None:
         return []
     stragglers = {r for f in earlier if f["code"].startswith("straggler.") for r in f["ranks"]}
-    findings = []
+    findings, last_step = [], max(dataset.steps, default=0)
     for late in joint_suspects(shallow):
-        unknown = [
-            suspect
-            for suspect in late
-            if suspect["rank"] not in stragglers and not _captured(dataset, suspect)
-        ]
-        follow = late[0]["rank"] in stragglers and not any(s["delays"] for s in unknown)
+        named_too = {s["rank"] for s in late if (s["since_step"] or 0) <= last_step} & stragglers
+        unknown = [s for s in late if s["rank"] not in named_too and not _captured(dataset, s)]
+        follow = late[0]["rank"] in named_too and not any(s["delays"] for s in unknown)
         if unknown and not follow:
             findings.append(_finding(dataset, shallow, unknown))
     return findings

@@ -205,8 +205,11 @@ def capture_cost(
     first: int,
     end: int,
     paces: Mapping[int, Mapping[str, Ints]],
+    until: float = np.inf,
 ) -> CaptureCost | None:
     """Compare the ranks' steps before, inside and after the window [first, end).
+
+    Those after it end before step `until`, from which on something else makes steps longer.
 
     `logs` are STEPS tables by rank, of the steps near the window; `paces` are of the others
     (`read_pace`), where there are any; `profiled` are the ranks with a profiler. None where no
@@ -229,8 +232,8 @@ def capture_cost(
     return {
         "stall_start_ns": max(stalls_ns[first]),
         "stall_stop_ns": max(stalls_ns[end], default=None),
-        "profiled": _times([steps[rank] for rank in steps if rank in profiled], first, end),
-        "unprofiled": _times(others, first, end) if others else None,
+        "profiled": _times([steps[rank] for rank in steps if rank in profiled], first, end, until),
+        "unprofiled": _times(others, first, end, until) if others else None,
     }
 
 
@@ -252,10 +255,10 @@ def unprofiled_steps(
     return every if len(every) >= ENOUGH_STEPS else []
 
 
-def _times(ranks: list[Ints], first: int, end: int) -> StepTimes:
+def _times(ranks: list[Ints], first: int, end: int, until: float) -> StepTimes:
     # queues fill up again behind the window, and nsys is still writing; the profiler's start shows
     # in its first step, which is never evidence
-    spans = (max(1, first - TYPICAL_STEPS), first), (first + 1, end), (end + SETTLE_STEPS, np.inf)
+    spans = (max(1, first - TYPICAL_STEPS), first), (first + 1, end), (end + SETTLE_STEPS, until)
     parts = [_between(ranks, *span) for span in spans]
     repeats = max((period(_single(log)) for log in _between(ranks, WARM_UP, first)), default=1)
     if repeats > 1:

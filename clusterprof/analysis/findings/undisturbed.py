@@ -144,9 +144,13 @@ def _late_for_a_time(dataset: Dataset, rank: int, saved: Saved) -> Undisturbed |
 
 
 def looked_late(dataset: Dataset, rank: int) -> list[Suspect]:
-    """Return how flight recorders, in the window or in looks, have ended with this rank late."""
+    """Return how flight recorders, in the window or in looks, have ended with this rank late.
+
+    Where it became so after the window, that shows nothing of what the window has.
+    """
     suspects = dataset.shallow["suspects"] if dataset.shallow else []
-    return [late for late in suspects if late["rank"] == rank and late["until_step"] is None]
+    late = [s for s in suspects if s["rank"] == rank and s["until_step"] is None]
+    return [s for s in late if (s["since_step"] or 0) <= max(dataset.steps, default=0)]
 
 
 def is_contradicted(dataset: Dataset, ranks: tuple[int, ...]) -> bool:

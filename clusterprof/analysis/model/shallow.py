@@ -449,28 +449,32 @@ def regime(values: Floats) -> slice:
     return slice(None)
 
 
-def lengthened(
-    steps: Mapping[int, pa.Table], before: range, late: range, chance: float
-) -> tuple[int, int] | None:
-    """Return by how much steps are longer than those before, and how far that may be wrong (ns).
-
-    By the step logs (`STEPS`), each step as the middle rank has it. None where chance, in this part
-    of all cases, makes as much of a difference, or where it is below what is worth a finding.
+def step_lengths(steps: Mapping[int, pa.Table], span: range) -> Floats:
+    """Return what each step of a span took (ns) by the step logs (`STEPS`), as the middle rank has
+    it; of those that any log has.
     """
+    if not steps:
+        return np.empty(0)
     every = pa.concat_tables(steps.values())
     step, length = integers(every, "step"), integers(every, "end_ns") - integers(every, "begin_ns")
-    means = []
-    for span in (before, late):
-        inside = (step >= span.start) & (step < span.stop)
-        by_step = rows_by(step[inside])
-        if len(by_step) < limits.FEW:
-            return None
-        means.append(np.array([np.median(length[inside][rows]) for rows in by_step.values()]))
-    usual, longer = means
+    inside = (step >= span.start) & (step < span.stop)
+    of_step = rows_by(step[inside]).values()
+    return np.array([np.median(length[inside][rows]) for rows in of_step])
+
+
+def lengthened(usual: Floats, longer: Floats, chance: float) -> tuple[int, int] | None:
+    """Return by how much steps are longer than those before, and how far that may be wrong (ns).
+
+    Both are lengths of steps (ns) in their order. None where they are too few, where chance, in
+    this part of all cases, makes as much of a difference, or where it is below what is worth a
+    finding.
+    """
+    if min(usual.size, longer.size) < limits.FEW:
+        return None
     more_ns = float(longer.mean() - usual.mean())
-    # late ones also become longer as a queue drains: those before tell, if there are enough
+    # late steps also become longer as a queue drains: those before tell, if there are enough
     persistent = persistence(usual if usual.size >= _SHOW_PERSISTENCE else longer)
-    bound_ns = sum(half_width(lengths, chance, persistent) for lengths in means)
+    bound_ns = sum(half_width(lengths, chance, persistent) for lengths in (usual, longer))
     if more_ns <= max(bound_ns, limits.LEAST_FRAC * float(usual.mean())):
         return None
     return round(more_ns), round(bound_ns)
