@@ -280,7 +280,9 @@ def _late(group: Waits, name: str, chance: float, least_ns: float) -> list[Suspe
             persistent = persistence(caused, when) if delays else 0.0
             caused, compared = caused[when], group.of(np.append(place, others), when)
             bound = half_width(caused, chance, persistent) + compared.bound_ns[0].mean()
-            if caused.mean() <= max(bound, least_ns) or (delays and outlasts(compared, caused)):
+            # who is said to delay others does so by what is known to a half
+            enough_ns = max(bound / limits.HALF if delays else bound, least_ns)
+            if caused.mean() <= enough_ns or (delays and outlasts(compared, caused)):
                 continue
             since, until = compared.steps[[0, -1]].tolist()
             suspect = _suspect(compared, name, float(caused.mean()), bound)
@@ -466,7 +468,7 @@ def lengthened(usual: Floats, longer: Floats, chance: float) -> tuple[int, int] 
     """Return by how much steps are longer than those before, and how far that may be wrong (ns).
 
     Both are lengths of steps (ns) in their order. None where they are too few, where chance, in
-    this part of all cases, makes as much of a difference, or where it is below what is worth a
+    this part of all cases, makes half as much of a difference, or where it is below what is worth a
     finding.
     """
     if min(usual.size, longer.size) < limits.FEW:
@@ -475,7 +477,7 @@ def lengthened(usual: Floats, longer: Floats, chance: float) -> tuple[int, int] 
     # late steps also become longer as a queue drains: those before tell, if there are enough
     persistent = persistence(usual if usual.size >= _SHOW_PERSISTENCE else longer)
     bound_ns = sum(half_width(lengths, chance, persistent) for lengths in (usual, longer))
-    if more_ns <= max(bound_ns, limits.LEAST_FRAC * float(usual.mean())):
+    if more_ns <= max(bound_ns / limits.HALF, limits.LEAST_FRAC * float(usual.mean())):
         return None
     return round(more_ns), round(bound_ns)
 
