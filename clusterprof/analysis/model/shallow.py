@@ -450,7 +450,7 @@ def lengthened(
         means.append(np.array([np.median(length[inside][rows]) for rows in by_step.values()]))
     usual, longer = means
     more_ns = float(longer.mean() - usual.mean())
-    # late ones also become longer as a queue drains: those before tell, if there are enough
+    # the late steps become longer as a queue drains, too: those before tell, if there are enough
     persistent = persistence(usual if usual.size >= _SHOW_PERSISTENCE else longer)
     bound_ns = sum(half_width(lengths, chance, persistent) for lengths in means)
     if more_ns <= max(bound_ns, limits.LEAST_FRAC * float(usual.mean())):
