@@ -474,7 +474,7 @@ def lengthened(usual: Floats, longer: Floats, chance: float) -> tuple[int, int] 
     if min(usual.size, longer.size) < limits.FEW:
         return None
     more_ns = float(longer.mean() - usual.mean())
-    # late steps also become longer as a queue drains: those before tell, if there are enough
+    # the late steps become longer as a queue drains, too: those before tell, if there are enough
     persistent = persistence(usual if usual.size >= _SHOW_PERSISTENCE else longer)
     bound_ns = sum(half_width(lengths, chance, persistent) for lengths in (usual, longer))
     if more_ns <= max(bound_ns / limits.HALF, limits.LEAST_FRAC * float(usual.mean())):
