@@ -242,7 +242,8 @@ def test_a_rank_for_which_all_others_wait_half_of_the_step_is_named() -> None:
     # all hosts are alike; the one that resumed last stays last
     causes = tuple(Cause("host", rank, 60 * MS) for rank in range(4))
     results = study(simulate(Job(steps=6, causes=causes))[0]).results
-    assert re.match(r".* 4\d\.\d ms .* 71\.\d ms .*\brank 3\b", results["verdict"])
+    first = "No stragglers: most of a step is spent waiting for rank 3, but fixing it saves little."
+    assert first in results["verdict"]
 
 
 def test_a_rank_that_is_late_while_the_others_compute_costs_little_and_is_named() -> None:
