@@ -307,22 +307,17 @@ def over_the_run(shallow: ShallowResults, rows: Sequence[Row]) -> ShallowResults
         if s["until_step"] is None or (s["since_step"] or 0) <= window <= s["until_step"]
     }
     of_window = [s for s in shallow["suspects"] if s["rank"] not in covered]
-    every = [*late, *(s for suspect in of_window for s in _by_looks(suspect, watch, window))]
+    every = [*late, *(s for s in of_window if not _is_overruled(s, watch))]
     every.sort(key=lambda s: (not s["delays"], -s["lateness_ns"], s["rank"]))
     return {**shallow, "suspects": every, "watch": watch}
 
 
-def _by_looks(suspect: Suspect, watch: WatchEntry, last_step: int) -> list[Suspect]:
-    """One that was late in the window's steps, as far as many more steps of the looks leave it.
-
-    In most of those it was not late: so if it delayed others, it did so until the window's last
-    step; and if that is not known, nothing is.
+def _is_overruled(suspect: Suspect, watch: WatchEntry) -> bool:
+    """Whether many more steps of looks show that one was not usually late that was so in the
+    window's steps.
     """
     late = sum(entry["steps"] for entry in watch["late"] if entry["rank"] == suspect["rank"])
-    if watch["steps"] < ENOUGH_STEPS or late > watch["steps"] / 2:
-        return [suspect]
-    until = last_step if suspect["until_step"] is None else suspect["until_step"]
-    return [{**suspect, "until_step": until}] if suspect["delays"] else []
+    return watch["steps"] >= ENOUGH_STEPS and late <= watch["steps"] / 2
 
 
 def _rows_of(rows: Sequence[Row]) -> dict[int, list[Row]]:

@@ -49,7 +49,7 @@ def dataset(ranks: tuple[int, ...] = (0, 1)) -> Dataset:
     )  # fmt: skip
     made = SimpleNamespace(
         ranks=ranks, steady_steps=(3, 4, 5), step_ns=40e6, collectives=calls, world_size=None,
-        known=_Nothing(), unlike_profilers=False,
+        known=_Nothing(), unlike_profilers=False, shallow=None,
     )  # fmt: skip
     return cast("Dataset", made)
 

@@ -177,8 +177,11 @@ def _no_straggler(dataset: Dataset, *, named: bool) -> list[Sentence]:
 def _always_last(dataset: Dataset) -> list[Sentence]:
     """The rank that arrives last wherever others wait.
 
-    Nothing where no single one does, or where they seldom wait for half of a step.
+    Nothing where no single one does, or where they seldom wait for half of a step; nor where flight
+    recorders tell of all ranks without the profiler, which may be what makes it last.
     """
+    if dataset.shallow:
+        return []
     c = dataset.collectives
     rows = np.flatnonzero(c.matched & c.synchronising & np.isin(c.step, dataset.steady_steps))
     latest = row_of(dataset.ranks, c.last_rank[rows])
