@@ -159,7 +159,7 @@ def test_a_rank_that_was_late_in_the_window_is_late_no_longer_than_the_looks_sho
     rows = [*look(0, row(3, 4.0, until=40)), *look(1)]
     assert [s["until_step"] for s in watched.over_the_run(in_window, rows)["suspects"]] == [40]
     # what it was at another time is another lateness
-    rows = [*look(1, row(3, 4.0, until=180)), *look(2)]
+    rows = [*look(1, row(3, 4.0, since=110, until=190)), *look(2)]
     assert len(watched.over_the_run(in_window, [rows[0]])["suspects"]) == 2
     # of which looks at many more steps show nothing
     assert len(watched.over_the_run(in_window, [*look(0), *rows])["suspects"]) == 1
