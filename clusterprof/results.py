@@ -979,16 +979,16 @@ def evidence_steps(results: Results) -> list[int]:
 
 
 def steps_to_look_at(results: Results) -> list[int]:
-    """The typical step and the worst: of the evidence those of median and of longest duration.
+    """The typical step and the worst: the evidence's steps of median and of longest duration.
 
-    The typical one is of the steps that the costliest finding names, where it names any. One
+    The typical one is among the steps that the first finding names, if evidence is among them. One
     step alone is both; none where there is no step.
     """
     steps = {*evidence_steps(results)}
     evidence = [step for step in results["steps"] if step["step"] in steps]
     named = set(results["findings"][0]["steps"]) if results["findings"] else set()
-    able = [step for step in evidence if step["step"] in named] or evidence
-    by_length = sorted(able, key=lambda step: step["duration_ns"])
-    typical = by_length[(len(able) - 1) // 2 :][:1]
+    candidates = [step for step in evidence if step["step"] in named] or evidence
+    by_length = sorted(candidates, key=lambda step: step["duration_ns"])
+    typical = by_length[(len(by_length) - 1) // 2 :][:1]
     worst = sorted(evidence, key=lambda step: -step["duration_ns"])[:1]
     return list(dict.fromkeys(step["step"] for step in (*typical, *worst)))

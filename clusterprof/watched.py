@@ -262,11 +262,14 @@ def _late(rows: Sequence[Row], until_step: int | None, *, is_over: bool = False)
 
 
 def _apart(rows: Sequence[Row]) -> int:
-    """How many of the looks have no late step in common: of few new steps each has older ones."""
+    """How many of the looks have no late step in common. `rows` are in the order of the looks.
+
+    Looks that follow each other closely compare mostly the same steps, and count as one.
+    """
     count, until = 0, -math.inf
     for row in rows:
         # after a restart of the job its steps are counted anew
-        if row.since_step > until or row.until_step < until:
+        if row.since_step > until or row.last_step < until:
             count, until = count + 1, row.until_step
     return count
 
@@ -275,7 +278,7 @@ def _once(rows: Sequence[Row]) -> int:
     """In about how many steps the rank was late, those of several looks counted once."""
     count, until = 0, -1
     for row in rows:
-        again = until + 1 - row.since_step if row.until_step >= until else 0
+        again = min(until, row.until_step) + 1 - row.since_step if row.last_step >= until else 0
         count += max(row.late_steps - max(again, 0), 0)
         until = row.until_step
     return max(count, 1)

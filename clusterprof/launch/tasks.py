@@ -155,7 +155,11 @@ def _started(child: Apart, calls: Connection) -> bool | str:
 def _with_mpi(
     own_task: Task, line: list[str], calls: Connection, of_parent: Connection
 ) -> NoReturn:
-    """Move messages until all is over; the task itself says what is wrong."""
+    """In a task's child: start MPI, then have the tasks read what the first one asks for.
+
+    The first message on `calls` is what `_started` returns; the task prints what is wrong.
+    `of_parent` is the parent's end, closed here so that `calls` ends when the parent closes it.
+    """
     of_parent.close()
     end_with_parent()
     try:

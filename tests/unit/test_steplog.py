@@ -200,6 +200,14 @@ def test_what_the_steps_after_a_long_one_make_up_for_is_kept_with_it(tmp_path: P
     assert pauses_of(tmp_path, log) == [[100, 100 * MS, 10 * MS, 90 * MS]]
 
 
+def test_the_next_long_step_takes_nothing_from_what_was_made_up_for_the_one_before(
+    tmp_path: Path,
+) -> None:
+    log, once = log_of(tmp_path), [100 * MS, *[MS] * 10]
+    log.add(0, lengths(*[10 * MS] * 100, *once, *once, *[10 * MS] * 50))
+    assert [row[3] for row in pauses_of(tmp_path, log)] == [90 * MS, 90 * MS]
+
+
 def test_steps_that_are_long_again_and_again_are_the_job_s_pattern(tmp_path: Path) -> None:
     log = log_of(tmp_path)
     log.add(0, lengths(*([MS] * 9 + [91 * MS]) * 1000))

@@ -165,6 +165,17 @@ def test_a_rank_that_was_late_in_the_window_is_late_no_longer_than_the_looks_sho
     assert len(watched.over_the_run(in_window, [*look(0), *rows])["suspects"]) == 1
 
 
+def test_late_steps_that_two_looks_share_count_once_wherever_the_second_ends() -> None:
+    first = row(3, 4.0)
+    rows = [replace(first, first_step=0, last_step=99, steps=100, since_step=50, until_step=until)
+            for until in (99, 95)]  # fmt: skip
+    assert watched._apart(rows) == 1
+    assert watched._once(rows) == 50
+    restarted = [rows[0], replace(rows[1], last_step=90, since_step=10, until_step=59)]
+    assert watched._apart(restarted) == 2
+    assert watched._once(restarted) == 100
+
+
 def test_what_was_written_is_read_and_what_is_no_row_is_left_out(tmp_path: Path) -> None:
     path, rows = tmp_path / "watched.csv", [*look(0), *look(1, row(3, 4.0))]
     assert watched.read(path) == []

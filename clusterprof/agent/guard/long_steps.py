@@ -45,14 +45,14 @@ class LongSteps:
     def add(self, step: int, begin: int, end: int) -> None:
         """One more step has ended."""
         took = end - begin
-        if self._open is not None:
-            self._made_up += self._open[3] - took
-            self._after += 1
         if len(self._latest) >= FIRST and (usual := self._usual_if_long(took)):
             self.close()
             self._open = (step, begin, end, usual)
-        elif self._after >= AFTER:
-            self.close()
+        elif self._open is not None:
+            self._made_up += self._open[3] - took
+            self._after += 1
+            if self._after >= AFTER:
+                self.close()
         self._know(took)
         if len(self._first) < FIRST:
             self._first.append((step, begin, end))

@@ -137,8 +137,9 @@ class Rank:
         self.trains()
 
     def count_calls(self, module: ModuleType, function: str) -> None:
-        """`--step-on`: a step ends whenever this function returns."""
+        """`--step-on`: a step ends whenever this function (`Trainer.step` or `step`) returns."""
         try:
+            # half a microsecond: the program's signal handlers do not wait for it (see `hooks`)
             hooks.wrap(module, function, counter.say, lets_wait=False)
         except AttributeError as error:
             complain("--step-on %s: %s; no step will be counted" % (self.plan.step_on, error))
@@ -252,7 +253,10 @@ class Rank:
         return -1
 
     def look_for_windows(self) -> None:
-        """Take part in the later windows whose orders have come; see `contracts.plan`."""
+        """Take part in the later windows whose orders have come since the last time.
+
+        The rank's writer sends each once, as `LaterWindow.to_json` gives it.
+        """
         for content in self.outbox.windows():
             try:
                 order = LaterWindow.from_json(content, content["number"])

@@ -147,10 +147,13 @@ class Activities:
         return np.asarray(self.names == GRAPH, dtype=bool)[self.name]
 
     def column(self, name: str, k: int = 0, until: int | None = None) -> Ints:
-        """A column of integers of the reports, of the ranks `k` to before `until`; 0 for null."""
+        """A column of integers of the activities; 0 for null.
+
+        `k` and `until` are places of ranks, not their numbers: those from `k` to before `until`.
+        """
         tables = self.lines.tables[k:until]
         values = np.concatenate([integers(of_rank.activity, name) for of_rank in tables])
-        release()
+        release()  # the memory of the files that the tables lie in: `values` is a copy
         return values
 
     @property

@@ -65,10 +65,14 @@ def within(steps: Mapping[int, pa.Table], spans_ns: Sequence[tuple[int, int]]) -
 
 def _calls_of_all(flight: Flight) -> tuple[tuple[int, ...], Ints, Ints, Ints] | None:
     """The collectives of one group that all ranks have: the ranks, the calls' numbers, kinds, and
-    times [ranks, calls] (ns). Of several groups that with most calls; None for none.
+    times [ranks, calls] (ns). Of several groups the one with the most calls. None where there is no
+    such group, it has too few calls for `_LEAST_CYCLES`, or a rank lacks a call between them.
+
+    A kind is the operation and the bytes of a call in one number, by the first rank's entries.
     """
-    alone = pc.or_(flight.entries["p2p"], pc.not_equal(flight.entries["part"], 0))
-    entries = flight.entries.filter(pc.invert(alone))
+    # of coalesced calls, which share one number, the first stands for all
+    left_out = pc.or_(flight.entries["p2p"], pc.not_equal(flight.entries["part"], 0))
+    entries = flight.entries.filter(pc.invert(left_out))
     rank, group, sequence = (integers(entries, name) for name in ("rank", "group", "sequence"))
     best: Ints = np.array([], np.int64)
     for rows in rows_by(group).values():
