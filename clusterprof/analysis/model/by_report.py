@@ -84,7 +84,7 @@ class Part:
     other: ActivityRows
     after: Ints
     after_unexplained: Ints
-    #: hosts' moments: when each was, and its rank and step
+    #: hosts' moments: when each was, its rank and step; as the last step ends it is the next one
     host_at: Ints
     host_rank: RankPlaces
     host_step: StepPlaces
