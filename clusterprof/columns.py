@@ -27,6 +27,53 @@ Objects = npt.NDArray[np.object_]
 Small = npt.NDArray[Any]
 Number = TypeVar("Number", bound=np.generic)
 
+# --- what whole numbers stand for: names for the reader (`docs/design.md`); -1 stands for nothing
+
+#: ranks as the job numbers them, steps as the program does, and matched calls
+RankNumbers = Ints
+StepNumbers = Ints
+CollectiveNumbers = Ints
+#: ranks by their places, ascending: among those with a report (`Dataset.ranks`) where nothing else
+#: is said, and among those that are replayed (`Replay.ranks`)
+RankPlaces = Small
+ReplayRanks = Ints
+#: steps by their places, ascending: among those in steady state, or those that are replayed
+StepPlaces = Small
+#: one rank's part of a step (`Timelines.step`)
+StepRows = Small
+#: activities of one report, or of all, one after the other (`Dataset.activities`)
+ActivityRows = Small
+#: activities that the replayed steps launch (`Part.activity`)
+ReplayRows = Small
+#: activities, host moments or host calls of some ranks, from the first of these on
+BlockRows = Small
+#: streams that a replay's activities are on (`Part.stream_rank`)
+StreamPlaces = Small
+#: moments of hosts (`Part.host_at`), and all moments of a replay, of which those come first
+HostMoments = Small
+Moments = Small
+#: moments by their places in `Graph.order`, edges by theirs in `Graph.edge`
+MomentPlaces = Ints
+EdgeRows = Ints
+#: places in a step at which all hosts do the same (`profiler_bias.host_places`)
+HostPlaces = Ints
+#: calls of hosts that are looked for (`HostCalls`)
+HostCallRows = Ints
+#: members' calls in the matched and the placed table, and a report's `collective_calls`
+PlacedRows = Small
+CallRows = Ints
+#: calls of one rank (`Calls`), one communicator (`Block`), or flight recorders (`FlightCalls`)
+CallPlaces = Small
+#: a communicator's calls in the order that its members have in common
+CommonPlaces = Ints
+#: members of a communicator or of a process group
+MemberPlaces = Small
+#: entries of flight recorders, and their process groups (`Flight.groups`)
+EntryRows = Ints
+GroupPlaces = Ints
+#: spans of the timeline by their places among those that are looked at (`spans.py`)
+SpanPlaces = Ints
+
 # --- from tables
 
 

@@ -19,8 +19,12 @@ from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.host_activity import STEP_RANGES, WAITS
 from clusterprof.analysis.model.timeline import Intervals, union
 from clusterprof.columns import (
+    BlockRows,
     Bools,
     Ints,
+    RankPlaces,
+    SpanPlaces,
+    StepNumbers,
     Stretches,
     begins,
     coded,
@@ -162,7 +166,12 @@ def _of_steps(dataset: Dataset, steps: Sequence[int], names: Names, at_once: int
 
 
 def _windows(
-    step: Ints, begin: Ints, end: Ints, ahead: Ints, steps: Sequence[int], drawn: Sequence[Any]
+    step: StepNumbers,
+    begin: Ints,
+    end: Ints,
+    ahead: Ints,
+    steps: Sequence[int],
+    drawn: Sequence[Any],
 ) -> Ints:
     """What is drawn of all ranks, in order: how far their clocks are behind, begin, end, and step.
 
@@ -191,13 +200,13 @@ class _Block(NamedTuple):
     begin: Ints
     end: Ints
 
-    def table(self, name: str) -> tuple[pa.Table, Ints]:
-        """A table of all of them, and the place of the rank of each row."""
+    def table(self, name: str) -> tuple[pa.Table, RankPlaces]:
+        """A table of all of them, and the rank of each row."""
         tables = [getattr(rank, name) for rank in self.dataset.tables[self.k : self.until]]
         rank = self.k + group_of_rows([table.num_rows for table in tables])
         return pa.concat_tables(tables), rank
 
-    def near(self, table: pa.Table, rank: Ints) -> tuple[Ints, Ints, Ints]:
+    def near(self, table: pa.Table, rank: RankPlaces) -> tuple[BlockRows, Ints, Ints]:
         """The rows that lie in a window, even in part, and when they start and stop."""
         axis = self.dataset.timelines.axis
         start, stop = (axis.of(rank, table[name].to_numpy()) for name in ("start_ns", "end_ns"))
@@ -227,7 +236,9 @@ def _of_block(block: _Block, waits: Intervals, names: Names) -> Ints:
     return drawn
 
 
-def _device(block: _Block, activity: pa.Table, rank: Ints, names: Ints, waits: Intervals) -> _Row:
+def _device(
+    block: _Block, activity: pa.Table, rank: RankPlaces, names: Ints, waits: Intervals
+) -> _Row:
     """What the devices did: spans that fill the windows. The name of those that idle is -1."""
     d, begin, end = block.dataset.timelines, block.begin, block.end
     rows, start, stop = block.near(activity, rank)
@@ -291,7 +302,7 @@ def _host(block: _Block, before: int) -> tuple[list[_Row], Sequence[str]]:
     return drawn, texts.tolist()
 
 
-def _threads(block: _Block, rank: Ints, thread: Ints, telling: Bools) -> Ints:
+def _threads(block: _Block, rank: RankPlaces, thread: Ints, telling: Bools) -> Ints:
     """The row of each call of a host by its thread: the two that launch most, the main one first.
 
     The main thread is that which marks most of the program's ranges, else launches most. Where
@@ -325,7 +336,7 @@ def _between(*times: Ints) -> tuple[Ints, Ints]:
     return edges[:-1], edges[1:]
 
 
-def innermost(start: Ints, stop: Ints, moment: Ints) -> Ints:
+def innermost(start: Ints, stop: Ints, moment: Ints) -> SpanPlaces:
     """Of the spans that are open at each moment the one that began last, or -1."""
     if not len(start):
         return np.full(len(moment), -1)
@@ -342,7 +353,7 @@ def innermost(start: Ints, stop: Ints, moment: Ints) -> Ints:
     return where_known(order, inner, -1)
 
 
-def _runs(low: Ints, high: Ints, *keys: Ints | Bools) -> tuple[Ints, Ints, Ints]:
+def _runs(low: Ints, high: Ints, *keys: Ints | Bools) -> tuple[Ints, Ints, SpanPlaces]:
     """Neighbours of equal keys as one: its begin and end, and where its first stands."""
     fresh = begins(*keys) | (low != preceding(high, -1))
     runs = Stretches.from_begins(fresh)

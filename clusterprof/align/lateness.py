@@ -34,8 +34,11 @@ from clusterprof.align.match.calls import steps_of
 from clusterprof.align.match.flight_calls import FlightCalls
 from clusterprof.columns import (
     Bools,
+    EntryRows,
     Ints,
     Objects,
+    PlacedRows,
+    RankNumbers,
     first_at_or_after,
     first_places,
     integers,
@@ -148,7 +151,7 @@ def joined(table: pa.Table, called_ns: Ints, placed: pa.Table) -> pa.Table:
     operations = texts(table, "operation"), texts(placed, "operation")
     group, communicator = texts(table, "group"), texts(placed, "communicator")
     fits: dict[str, Counter[tuple[str, int]]] = {}
-    lanes: dict[tuple[int, str, str], tuple[Ints, Ints]] = {}
+    lanes: dict[tuple[int, str, str], tuple[EntryRows, PlacedRows]] = {}
     for rank in shallow_of.keys() & deep_of.keys():
         recorded, reported = shallow_of[rank], deep_of[rank]
         recorded = recorded[~np.isin(operations[0][recorded], ("Send", "Recv"))]
@@ -278,7 +281,7 @@ def _bare(rank: int, machine: str, spans: list[tuple[int, int]]) -> RankTables:
     return RankTables(info, *(empty(name) for name in names))
 
 
-def _steps(enqueue: Ints, rank: Ints, steps: Mapping[int, pa.Table]) -> pa.Array:
+def _steps(enqueue: Ints, rank: RankNumbers, steps: Mapping[int, pa.Table]) -> pa.Array:
     """Return the step in which each row was called; null outside of its rank's step log."""
     step_of_row = np.full(rank.size, -1, np.int64)
     for number, rows in rows_by(rank).items():

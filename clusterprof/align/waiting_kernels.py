@@ -20,8 +20,11 @@ from clusterprof.align.clock import Clock
 from clusterprof.align.match.calls import UNKNOWN, steps_of
 from clusterprof.align.time_stamps import ENDS_NS, MOST_FRAC, WAITS, timed
 from clusterprof.columns import (
+    ActivityRows,
+    CallRows,
     Ints,
     Objects,
+    StepNumbers,
     Stretches,
     coded,
     combined,
@@ -44,7 +47,7 @@ class _Kernels(NamedTuple):
     """Kernels of one rank by name, step and begin, on the reference rank's clock (ns)."""
 
     name: Ints
-    step: Ints
+    step: StepNumbers
     start: Ints
     end: Ints
 
@@ -85,7 +88,7 @@ def _varying(ranks: Sequence[RankTables]) -> list[str]:
     return [name for name, (low, high) in lengths.items() if high - low > WAITS * ENDS_NS]
 
 
-def _unclear(tables: RankTables) -> tuple[Objects, Ints, Ints]:
+def _unclear(tables: RankTables) -> tuple[Objects, Ints, ActivityRows]:
     """The names of a rank's activities; of its kernels that may wait or compute, each one's name
     as a place among those, and its row.
     """
@@ -99,7 +102,7 @@ def _unclear(tables: RankTables) -> tuple[Objects, Ints, Ints]:
     return names, name[rows], rows
 
 
-def _unknown_operations(tables: RankTables) -> tuple[Ints, Ints]:
+def _unknown_operations(tables: RankTables) -> tuple[CallRows, ActivityRows]:
     """The rows of a rank's calls whose operation is unknown, and of their kernels."""
     calls, table = tables.collective_calls, tables.activity
     unknown = np.flatnonzero((texts(calls, "operation") == "Unknown") & timed(calls))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import pairwise
 
 import numpy as np
@@ -247,3 +247,37 @@ def test_a_window_of_years_is_not_replayed_and_said_to_be_wrong() -> None:
     dataset = dataset_of([ranks[0], replace(ranks[1], steps=table)])
     job = recorded.replay_of(dataset)
     assert job is None or np.abs(np.diff(job.times(job.lengths)[job.marks])).max() < 2**50
+
+
+@pytest.mark.parametrize("layout", [{"dp": 4, "tp": 2}, {"dp": 2, "tp": 2, "pp": 2, "layers": 2}])
+def test_what_a_replay_points_at_is_what_its_fields_types_name(layout: dict[str, int]) -> None:
+    ranks, _ = simulate(Job(**layout))
+    dataset = dataset_of(ranks[1:])  # so that a rank's number is not its place
+    job = exact(dataset)
+    rows = {
+        "RankPlaces": len(dataset.ranks),
+        "StepPlaces": len(job.steps) + 1,  # a host goes on as the last one ends
+        "ActivityRows": len(dataset.activities.rank),
+        "ReplayRows": len(job.activity),
+        "StreamPlaces": len(job.stream_rank),
+        "HostMoments": len(job.host_at),
+        "ReplayRows | HostMoments": max(len(job.activity), len(job.host_at)),
+        "Moments": job.graph.moments,
+        "MomentPlaces": job.graph.size,
+    }
+    named = [
+        (field.name, str(field.type), getattr(of, field.name))
+        for of in (job, job.contention)
+        for field in fields(of)
+        if field.type in rows
+    ]
+    assert {kind for _, kind, _ in named} == {*rows}
+    for name, kind, points_at in named:
+        assert points_at.min(initial=0) >= -1, name
+        assert points_at.max(initial=0) < rows[kind], name
+    # what one field says of a row, another says of the row that it points at
+    assert (dataset.activities.rank[job.activity] == job.rank).all()
+    assert (job.stream_rank[job.stream] == job.rank).all()
+    assert (job.host_rank[job.launch_moment] == job.rank).all()
+    assert (dataset.activities.rank[job.woken_by] == job.host_rank[job.woken]).all()
+    assert (job.host_rank[job.step_begins] == job.ranks[:, None]).all()

@@ -13,10 +13,13 @@ import pyarrow as pa
 from clusterprof.align.time_stamps import BY_WALL_CLOCK, timed
 from clusterprof.columns import (
     Bools,
+    CallPlaces,
     Floats,
-    Index,
     Ints,
+    MemberPlaces,
     Objects,
+    PlacedRows,
+    RankPlaces,
     Stretches,
     combined,
     count_by,
@@ -74,16 +77,18 @@ class Block:
         """Whether the data of every call go one way: no member both waits and is waited for."""
         return not (self.holds & self.held).any()
 
-    def take(self, calls: Index | Bools) -> Block:
-        """Return the block of some of its calls (indices or a mask)."""
+    def take(self, calls: CallPlaces | Bools) -> Block:
+        """Return the block of some of its calls."""
         return self._part(self.members, calls, np.arange(len(self.members)))
 
-    def of(self, members: Index) -> Block:
-        """Return the block of some of its members (indices into `members`)."""
+    def of(self, members: MemberPlaces) -> Block:
+        """Return the block of some of its members."""
         ranks = tuple(self.members[int(k)] for k in members)
         return self._part(ranks, np.arange(len(self.start)), members)
 
-    def _part(self, ranks: tuple[int, ...], calls: Index | Bools, columns: Index) -> Block:
+    def _part(
+        self, ranks: tuple[int, ...], calls: CallPlaces | Bools, columns: MemberPlaces
+    ) -> Block:
         arrays = {f.name: getattr(self, f.name)[calls] for f in fields(self)[1:]}
         return Block(ranks, **{k: v[:, columns] if v.ndim > 1 else v for k, v in arrays.items()})
 
@@ -156,7 +161,7 @@ def blocks(matched: pa.Table, ranks: tuple[int, ...], base: Ints) -> list[Block]
     return split
 
 
-def _filled(values: npt.NDArray[Any], missing: float, *places: Index) -> Any:
+def _filled(values: npt.NDArray[Any], missing: float, *places: CallPlaces | MemberPlaces) -> Any:
     """An array with the values at these places and `missing` elsewhere."""
     filled = np.full([along.max() + 1 for along in places], missing, dtype=values.dtype)
     filled[places] = values
@@ -174,7 +179,9 @@ def _sorts(table: pa.Table) -> tuple[Ints, Ints]:
     return np.where(size < 0, -1, combined(operation, size)), kind
 
 
-def _groups(table: pa.Table, call: Index, rank: Index, role: Objects) -> Iterable[Index]:
+def _groups(
+    table: pa.Table, call: CallPlaces, rank: RankPlaces, role: Objects
+) -> Iterable[PlacedRows]:
     """Rows of each block: by communicator, and where data go one way also by the pair."""
     name = table["communicator"].combine_chunks().dictionary_encode().indices.to_numpy()
     calls = int(call.max()) + 1

@@ -29,6 +29,8 @@ from clusterprof.columns import (
     Floats,
     Index,
     Ints,
+    MemberPlaces,
+    RankPlaces,
     Stretches,
     connected,
     count_by,
@@ -158,7 +160,7 @@ def _complete(block: Block) -> Block | None:
     return None
 
 
-def _arrivals(block: Block) -> tuple[Floats, Index, Bools]:
+def _arrivals(block: Block) -> tuple[Floats, MemberPlaces, Bools]:
     """Per call: its transfer, who came last, and whether that is clear."""
     length = block.end - block.start
     two = np.partition(length, 1, axis=1)[:, :2]
@@ -179,7 +181,7 @@ def _growing(block: Block, transfer: Floats) -> Floats:
     return np.asarray(np.where(few, np.minimum(transfer, _LONGEST_NS), transfer))
 
 
-def _wave(block: Block, last: Index) -> Floats:
+def _wave(block: Block, last: MemberPlaces) -> Floats:
     """When members end against their mean [calls, members], part of the transfer.
 
     By the distance in the ring (ranks in order) behind the rank that came last. No bound rests on
@@ -308,7 +310,7 @@ def combine(estimates: Sequence[Estimate], ranks: int, reference: int) -> Combin
 def _joined(
     values: Sequence[tuple[tuple[int, ...], Floats, float]],
     ranks: int,
-    solve: Index,
+    solve: RankPlaces,
     prior: float,
 ) -> tuple[Floats, Floats]:
     """Least squares over blocks of relative values; value and error of the ranks `solve`.
@@ -350,7 +352,7 @@ def _joined(
     return value + between @ (large.T @ value), error
 
 
-def _cheapest(row: Index, block: Index, size: Ints, ranks: int) -> tuple[Bools, Index]:
+def _cheapest(row: RankPlaces, block: Index, size: Ints, ranks: int) -> tuple[Bools, Index]:
     """Which entries are of blocks small enough to be solved first, and the parts they make."""
     best = (np.inf, np.zeros(len(row), dtype=np.bool_), np.arange(ranks))
     for largest in [0, *np.unique(size).tolist()]:

@@ -19,8 +19,13 @@ from clusterprof import words
 from clusterprof.align.time_stamps import issue_times, timed
 from clusterprof.columns import (
     Bools,
+    CallPlaces,
+    CallRows,
+    CollectiveNumbers,
+    CommonPlaces,
     Ints,
     Objects,
+    StepNumbers,
     integers,
     last_at_or_before,
     least_by,
@@ -47,7 +52,7 @@ class Calls:
     """
 
     rank: int
-    call: Ints
+    call: CallRows
     operation: Objects
     #: communicator id (with its members where listed), None where the report has none
     communicator: Objects
@@ -66,21 +71,21 @@ class Calls:
     start: Ints
     end: Ints
     has: Bools
-    step: Ints
+    step: StepNumbers
     #: the step where the program numbered it, else -1: what may show which call is which
-    marked: Ints
+    marked: StepNumbers
     source: Objects
     reason: Objects
 
     def __len__(self) -> int:
         return len(self.call)
 
-    def take(self, rows: Ints | Bools | slice) -> Calls:
+    def take(self, rows: CallPlaces | Bools | slice) -> Calls:
         """Return some of the calls, in the order of `rows`."""
         names = [name for name in self.__dataclass_fields__ if name != "rank"]
         return Calls(rank=self.rank, **{name: getattr(self, name)[rows] for name in names})
 
-    def without(self, rows: Ints | slice) -> Calls:
+    def without(self, rows: CallPlaces | slice) -> Calls:
         """Return the calls but those of `rows`."""
         return self.take(np.delete(np.arange(len(self)), rows))
 
@@ -110,7 +115,7 @@ class Calls:
         return np.isin(self.operation, ("Send", "Recv"))
 
 
-def steps_of(steps: pa.Table, times: Ints) -> Ints:
+def steps_of(steps: pa.Table, times: Ints) -> StepNumbers:
     """Return the step (of `STEPS`) in which each of `times` (ns, the rank's clock) lies, or -1."""
     if not steps.num_rows:
         return np.full(len(times), UNKNOWN, dtype=np.int64)
@@ -241,11 +246,18 @@ class MatchedRows:
         #: the communicators whose operations' ids contradict each other, and how
         self.contradicted: dict[str, str] = {}
 
-    def _fresh(self, count: int) -> Ints:
+    def _fresh(self, count: int) -> CollectiveNumbers:
         self._next += count
         return np.arange(self._next - count, self._next)
 
-    def _add(self, calls: Calls, name: str, collective: Ints, order: Ints, **cells: Any) -> None:
+    def _add(
+        self,
+        calls: Calls,
+        name: str,
+        collective: CollectiveNumbers,
+        order: CommonPlaces,
+        **cells: Any,
+    ) -> None:
         """Add calls with their `cells`: by column of MATCHED an array, or one value for all."""
         if len(calls):
             names = np.asarray(name, dtype=object)
@@ -281,11 +293,11 @@ class MatchedRows:
         self,
         name: str,
         members: Sequence[Calls],
-        order: Sequence[Ints],
+        order: Sequence[CommonPlaces],
         confidence: float,
         roots: dict[int, int],
     ) -> None:
-        """Add one communicator's calls, given each member's place `order` in the common order.
+        """Add one communicator's calls, given where each member's are in the common `order`.
 
         `roots` turns the communicator's rank of a root into a global rank.
         """

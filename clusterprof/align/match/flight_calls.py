@@ -19,7 +19,12 @@ import pyarrow as pa
 
 from clusterprof.columns import (
     Bools,
+    CallPlaces,
+    EntryRows,
+    GroupPlaces,
     Ints,
+    MemberPlaces,
+    RankNumbers,
     Stretches,
     begins,
     combined,
@@ -44,9 +49,9 @@ class FlightCalls:
     flight: Flight
     #: `ENTRIES` without those that are too early, sorted by call and rank
     entries: pa.Table
-    begins: Ints
+    begins: EntryRows
     #: of each call, and of how many members it is (two for a send and its receive)
-    group: Ints
+    group: GroupPlaces
     restarts: Ints
     sequence: Ints
     p2p: Bools
@@ -65,11 +70,11 @@ class FlightCalls:
         return self.stretches.size
 
     @property
-    def of_row(self) -> Ints:
+    def of_row(self) -> CallPlaces:
         """The call of each row."""
         return self.stretches.of_row
 
-    def rows(self, call: int) -> Ints:
+    def rows(self, call: int) -> EntryRows:
         """The rows of one call."""
         until = self.begins[call + 1] if call + 1 < self.begins.size else self.entries.num_rows
         return np.arange(self.begins[call], until)
@@ -131,7 +136,7 @@ class _Lanes:
     #: of each lane its group, and how often its numbers began anew after it: counted from the end,
     #: which every recorder has
     names: list[tuple[int, int]]
-    rank: Ints
+    rank: RankNumbers
     sequence: Ints
     p2p: Bools
     #: which ranks' recorders have dropped entries, by rank
@@ -174,7 +179,7 @@ class _Lanes:
 
 
 def _pairs(
-    flight: Flight, kept: Ints, lanes: Ints, p2p: Bools, truncated: Bools
+    flight: Flight, kept: EntryRows, lanes: Ints, p2p: Bools, truncated: Bools
 ) -> tuple[Ints, Ints, Ints]:
     """Return of each send and receive its kind (source, destination, size), and its turn in it.
 
@@ -203,7 +208,7 @@ def _pairs(
     return pair, turn, tag
 
 
-def _global_ranks(flight: Flight, group: Ints, peer: Ints) -> Ints:
+def _global_ranks(flight: Flight, group: GroupPlaces, peer: MemberPlaces) -> RankNumbers:
     """Return the ranks of other sides that are given in their groups' ranks; -1 if unknown."""
     ranks = np.full(peer.size, -1, np.int64)
     for number in np.unique(group).tolist():

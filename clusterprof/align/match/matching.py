@@ -26,7 +26,7 @@ from clusterprof.align.match.shift import (
     find_shift,
     identified,
 )
-from clusterprof.columns import Ints, inverse, least_by, order_by, places
+from clusterprof.columns import CommonPlaces, StepNumbers, inverse, least_by, order_by, places
 from clusterprof.tables import RankTables
 
 #: in the metadata of what `match` returns: see `tolerance` and `contradicted`
@@ -217,7 +217,7 @@ class _Communicator:
         rest = [calls.take(~has) for calls, has in zip(self.members, has_id, strict=True)]
         self._unmatched(rest, "it has no id, and the order of those that have one has gaps")
 
-    def _add(self, order: Sequence[Ints], confidence: float) -> None:
+    def _add(self, order: Sequence[CommonPlaces], confidence: float) -> None:
         """Add the members' calls at these places of their common order.
 
         Not those that stand opposite another operation somewhere: they are unmatched.
@@ -252,7 +252,7 @@ class _Communicator:
         are left unmatched: better unmatched than misaligned by one. Where the members have no step
         in common those are matched that fit each other.
         """
-        steps: Ints = reduce(np.intersect1d, [calls.marked for calls in self.members])
+        steps: StepNumbers = reduce(np.intersect1d, [calls.marked for calls in self.members])
         steps = steps[steps != UNKNOWN]
         if not len(steps):
             if 2 * sum(fits) < len(fits):  # the longest is the one that fits none

@@ -21,7 +21,7 @@ from clusterprof.align.match.calls import UNKNOWN, is_counted, steps_of
 from clusterprof.align.match.matching import match
 from clusterprof.align.match.shift import CERTAIN, RHYTHM_FRAC
 from clusterprof.align.time_stamps import deviations, spread
-from clusterprof.columns import Ints, greatest_by, integers, places, rows_by
+from clusterprof.columns import Ints, StepNumbers, greatest_by, integers, places, rows_by
 from clusterprof.tables import RankTables, empty
 
 #: this part of the collectives that two ranks share must show the same
@@ -271,7 +271,7 @@ def _lead(ranks: Sequence[RankTables]) -> dict[int, float]:
     return lead
 
 
-def _ends_alike(one: tuple[Ints, Ints], other: tuple[Ints, Ints]) -> bool:
+def _ends_alike(one: tuple[StepNumbers, Ints], other: tuple[StepNumbers, Ints]) -> bool:
     """Whether steps of one number end together, but for a constant and a drift."""
     _, a, b = np.intersect1d(one[0], other[0], return_indices=True)
     if len(a) < _FEW:
@@ -279,7 +279,7 @@ def _ends_alike(one: tuple[Ints, Ints], other: tuple[Ints, Ints]) -> bool:
     return spread(deviations(one[1][a] - other[1][b], one[1][a]), RHYTHM_FRAC) < _ONE_END_NS
 
 
-def _ends(tables: RankTables) -> tuple[Ints, Ints]:
+def _ends(tables: RankTables) -> tuple[StepNumbers, Ints]:
     """Steps, and when the last of each one's calls ended; without any, the host's part of it.
 
     On the device all ranks are in one step at once; their hosts run ahead by several steps.

@@ -18,11 +18,11 @@ from clusterprof.align.match.shift import (
     identified,
 )
 from clusterprof.align.time_stamps import ENDS_NS
-from clusterprof.columns import Ints, first_at_or_after, order_by, where_known
+from clusterprof.columns import Ints, RankNumbers, first_at_or_after, order_by, where_known
 
 
-def _peers(members: Sequence[Calls], world_size: int | None) -> list[Ints]:
-    """Each rank's peers as global ranks.
+def _peers(members: Sequence[Calls], world_size: int | None) -> list[RankNumbers]:
+    """Each rank's peers.
 
     Reports give the peer as the communicator's own rank. Where the communicator spans the
     world that is the global rank; where all its members have a report it is the place among
@@ -37,7 +37,7 @@ def _peers(members: Sequence[Calls], world_size: int | None) -> list[Ints]:
     return min((as_global, as_place), key=lambda peers: _imbalance(members, peers))
 
 
-def _imbalance(members: Sequence[Calls], peers: Sequence[Ints]) -> int:
+def _imbalance(members: Sequence[Calls], peers: Sequence[RankNumbers]) -> int:
     """How many Sends and Recvs between ranks with a report would lack their other side."""
     by_rank = {calls.rank: (calls, peer) for calls, peer in zip(members, peers, strict=True)}
     missing = 0

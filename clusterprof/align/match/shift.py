@@ -28,7 +28,7 @@ from clusterprof.align.time_stamps import (
     deviations,
     spread,
 )
-from clusterprof.columns import Bools, Ints, order_by
+from clusterprof.columns import Bools, CallPlaces, Ints, order_by
 
 #: displacements that are tried where neither lengths nor steps say
 _REACH = 512
@@ -53,9 +53,9 @@ class Shift:
     confidence: float
     offset_ns: int
     #: where calls were lost on the way: which of a are which of b, both ascending, whatever `by`
-    paired: tuple[Ints, Ints] | None = None
+    paired: tuple[CallPlaces, CallPlaces] | None = None
 
-    def overlap(self, a: Calls, b: Calls) -> tuple[Ints | slice, Ints | slice]:
+    def overlap(self, a: Calls, b: Calls) -> tuple[CallPlaces | slice, CallPlaces | slice]:
         """Return which of the calls `a` and `b` stand side by side."""
         if self.paired is not None:
             return self.paired
@@ -141,7 +141,12 @@ class _Trial(Shift):
 
 
 def agree(
-    a: Calls, in_a: Ints | slice, b: Calls, in_b: Ints | slice, *, sizes_only: bool = False
+    a: Calls,
+    in_a: CallPlaces | slice,
+    b: Calls,
+    in_b: CallPlaces | slice,
+    *,
+    sizes_only: bool = False,
 ) -> Bools:
     """Return for calls side by side whether operation and size (where known) are the same."""
     same = _alike(a.size[in_a], b.size[in_b], UNKNOWN)
@@ -179,7 +184,12 @@ def _try(a: Calls, b: Calls, by: int, directed: bool) -> _Trial | None:
 
 
 def offset_between(
-    a: Calls, in_a: Ints | slice, b: Calls, in_b: Ints | slice, *, directed: bool = False
+    a: Calls,
+    in_a: CallPlaces | slice,
+    b: Calls,
+    in_b: CallPlaces | slice,
+    *,
+    directed: bool = False,
 ) -> int | None:
     """Return a's clock minus b's (ns), roughly, by calls side by side: 0 where none has times.
 
@@ -202,7 +212,9 @@ def _slack(times: Ints) -> float:
     return DRIFT_LIMIT_PPM * 1e-6 * int(np.ptp(times)) + 2 * STAMP_ERROR_NS
 
 
-def _timed(a: Calls, in_a: Ints | slice, b: Calls, in_b: Ints | slice, directed: bool) -> Bools:
+def _timed(
+    a: Calls, in_a: CallPlaces | slice, b: Calls, in_b: CallPlaces | slice, directed: bool
+) -> Bools:
     """Which calls side by side have times that show how the clocks differ."""
     timed = a.has[in_a] & b.has[in_b]
     return timed if directed else timed & a.synchronising[in_a]

@@ -20,6 +20,7 @@ from clusterprof.columns import (
     Bools,
     Floats,
     Ints,
+    ReplayRows,
     called,
     coded,
     last_at_or_before,
@@ -338,10 +339,10 @@ def beyond_lengths(dataset: Dataset) -> Floats:
     return job.by_steady_step(slower + added + np.where(size == 0, longer.clip(0.0), 0.0))
 
 
-def by_name(job: WhatIfs, rows: Ints, lengths: Ints) -> tuple[list[str], Floats, Floats]:
+def by_name(job: WhatIfs, rows: ReplayRows, lengths: Ints) -> tuple[list[str], Floats, Floats]:
     """What activities of each name take each rank in each step (ns), and how many there are.
 
-    Of the activities `rows` of the replay, whose `lengths` are. Both [ranks, names, steps].
+    Of the activities `rows`; `lengths` are of all of the replay. Both [ranks, names, steps].
     """
     activities = job.dataset.activities
     names = list(activities.names)
@@ -353,7 +354,7 @@ def by_name(job: WhatIfs, rows: Ints, lengths: Ints) -> tuple[list[str], Floats,
     return every[used].tolist(), took, calls
 
 
-def _sums(job: WhatIfs, rows: Ints, values: Ints | None, kind: Ints, count: int) -> Floats:
+def _sums(job: WhatIfs, rows: ReplayRows, values: Ints | None, kind: Ints, count: int) -> Floats:
     """The sums of `values` of the activities `rows`, or how many, [ranks, `count` kinds, steps]."""
     shape = len(job.dataset.ranks), count, len(job.job.steps)
     return sums(shape, (job.job.rank[rows], kind, job.job.step[rows]), values)

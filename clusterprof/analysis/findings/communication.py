@@ -25,7 +25,7 @@ from clusterprof.analysis.model.dataset import Dataset, calls_per_step, once
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.topology import whole
 from clusterprof.analysis.model.what_if import Saved
-from clusterprof.columns import Bools, Ints, parts, sum_by
+from clusterprof.columns import Bools, PlacedRows, parts, sum_by
 from clusterprof.results import OperationEntry
 from clusterprof.words import percent
 
@@ -140,7 +140,7 @@ def _without(dataset: Dataset, calls: Bools, base: Lengths) -> Lengths:
     return replace(base, run=run)
 
 
-def _words(dataset: Dataset, operation: str, rows: Ints, saved: Saved) -> Words:
+def _words(dataset: Dataset, operation: str, rows: PlacedRows, saved: Saved) -> Words:
     """The figures are those of `by_operation`."""
     c = dataset.collectives
     inside = rows[np.isin(c.step[rows], dataset.steady_steps)]

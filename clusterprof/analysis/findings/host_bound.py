@@ -34,6 +34,7 @@ from clusterprof.analysis.model.what_if import Saved, WhatIfs
 from clusterprof.columns import (
     Bools,
     Floats,
+    HostMoments,
     Ints,
     first_at_or_after,
     rows_between,
@@ -135,7 +136,7 @@ class _Cause:
     #: the hosts' own time that is its, [host moments] (ns)
     own: Ints
     #: host moments whose wait is cut, or none
-    waits: Ints
+    waits: HostMoments
 
     def without(self, lengths: Lengths) -> Lengths:
         woken = lengths.woken.copy()

@@ -32,6 +32,7 @@ from clusterprof.columns import (
     Bools,
     Floats,
     Ints,
+    PlacedRows,
     Stretches,
     begins,
     combined,
@@ -71,7 +72,7 @@ class _Siblings:
     `usual` is what the middle of the others takes.
     """
 
-    def __init__(self, dataset: Dataset, rows: Ints, call: Ints) -> None:
+    def __init__(self, dataset: Dataset, rows: PlacedRows, call: Ints) -> None:
         c, self.rows = dataset.collectives, rows
         self.communicators, member = np.unique(c.communicators[0][rows], return_inverse=True)
         calls, first, column = np.unique(call, return_index=True, return_inverse=True)

@@ -34,7 +34,7 @@ from clusterprof.analysis.model.dataset import Dataset, once
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.shallow import more_often, students_t
 from clusterprof.analysis.model.what_if import PARTS, Part, Saved, WhatIfs, what_ifs
-from clusterprof.columns import Bools, Floats, Ints, order_by, parts, sum_by
+from clusterprof.columns import Bools, Floats, RankPlaces, order_by, parts, sum_by
 from clusterprof.hardware import Compared, Difference
 from clusterprof.results import Finding
 from clusterprof.words import capitalised, counted, in_some, ms, percent, ranks as rank_list
@@ -208,7 +208,7 @@ def _stands_out(job: WhatIfs, excess_of: Excess, member: Member, apart: set[Memb
     return _exceeds(job, excess, k, others)
 
 
-def _exceeds(job: WhatIfs, excess: Floats, k: int, others: Ints) -> bool:
+def _exceeds(job: WhatIfs, excess: Floats, k: int, others: RankPlaces) -> bool:
     """Whether one exceeds the next slowest of `others` by more in the mean than it varies from step
     to step, over the window, or over its beginning or end: a rank may be late in a part of it.
     """
@@ -229,7 +229,7 @@ def _paused(job: WhatIfs, excess: Floats) -> Bools:
     return np.asarray(excess >= limits.HALF * np.maximum(usual, durations - usual))
 
 
-def _unlike_peers(job: WhatIfs, k: int, others: Ints) -> bool:
+def _unlike_peers(job: WhatIfs, k: int, others: RankPlaces) -> bool:
     """Whether a rank's GPU exceeds its peers' by more than these differ, beyond chance.
 
     In the mean of all steps but the highest, each rank one value.

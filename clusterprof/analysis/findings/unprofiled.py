@@ -24,7 +24,7 @@ from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.timeline import union
 from clusterprof.analysis.model.topology import communicator_size, whole
 from clusterprof.analysis.model.what_if import Saved
-from clusterprof.columns import Bools, Floats, Ints, order_by, parts, sum_by
+from clusterprof.columns import Bools, Floats, PlacedRows, order_by, parts, sum_by
 from clusterprof.words import numbers, ranks as rank_list
 
 TIER = Tier.UNPROFILED
@@ -77,7 +77,7 @@ def _beyond_quickest(dataset: Dataset) -> Floats:
     return extra
 
 
-def _all_wait(dataset: Dataset, rows: Ints, transfer: Floats) -> bool:
+def _all_wait(dataset: Dataset, rows: PlacedRows, transfer: Floats) -> bool:
     """Whether the calls `rows`, of one kind, last as long as a late rank computes between them.
 
     A rank that comes late to a step's first call comes late to all others: the first lasts longer
@@ -149,7 +149,7 @@ def _repair(dataset: Dataset, calls: Bools, extra: Floats) -> Repair:
     )
 
 
-def _words(dataset: Dataset, calls: Ints, extra: Floats, saved: Saved) -> Words:
+def _words(dataset: Dataset, calls: PlacedRows, extra: Floats, saved: Saved) -> Words:
     """The rows `calls` of one communicator in words."""
     c, size = dataset.collectives, communicator_size(dataset, calls)
     ranks, (missing, advice) = np.unique(c.rank[calls]).tolist(), not_captured(dataset, calls)
@@ -175,7 +175,7 @@ def _words(dataset: Dataset, calls: Ints, extra: Floats, saved: Saved) -> Words:
     )  # fmt: skip
 
 
-def not_captured(dataset: Dataset, rows: Ints) -> tuple[list[int], str]:
+def not_captured(dataset: Dataset, rows: PlacedRows) -> tuple[list[int], str]:
     """The unprofiled members of the communicator of `rows`, and the advice to profile them.
 
     Frameworks lay groups out evenly: the smallest stride that divides the world into groups of this

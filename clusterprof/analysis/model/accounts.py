@@ -18,8 +18,9 @@ from clusterprof.align.clock import Clock
 from clusterprof.analysis.model.dataset import Dataset, once
 from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE, COPY, MEMSET, Timelines, union
 from clusterprof.columns import (
+    ActivityRows,
     Ints,
-    Small,
+    PlacedRows,
     first_places,
     order_by,
     places,
@@ -130,21 +131,21 @@ COMMUNICATION, EXPOSED, WAITING = range(3)
 
 
 @once
-def call_of(dataset: Dataset) -> Small:
+def call_of(dataset: Dataset) -> PlacedRows:
     """The row of the placed table of each of `dataset.activities`, -1 where it has none.
 
     Of several calls in one kernel the first.
     """
     activity = activity_of(dataset)
     rows = np.flatnonzero(activity >= 0)[::-1]
-    call: Small = np.full(len(dataset.activities.rank), -1, dtype=np.int32)
+    call: PlacedRows = np.full(len(dataset.activities.rank), -1, dtype=np.int32)
     call[activity[rows]] = rows
     return call
 
 
 @once
-def activity_of(dataset: Dataset) -> Ints:
-    """The place in `dataset.activities` of each row of the placed table, -1 where it has none.
+def activity_of(dataset: Dataset) -> ActivityRows:
+    """The activity of each row of the placed table, -1 where it has none.
 
     It is the kernel that begins when the row does; of several the one on its stream, if one is: a
     report may name gloo's streams by their threads, and calls' by their groups.

@@ -17,9 +17,17 @@ from clusterprof.analysis.model.accounts import activity_of
 from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE
 from clusterprof.columns import (
+    ActivityRows,
+    BlockRows,
     Bools,
+    HostMoments,
     Ints,
+    RankPlaces,
+    ReplayRows,
     Small,
+    StepNumbers,
+    StepPlaces,
+    StreamPlaces,
     begins,
     count_by,
     first_after,
@@ -57,15 +65,14 @@ class Part:
     the job, so they are as narrow as they can be: nothing may be multiplied in their types.
     """
 
-    #: activities launched in the window, by rank, stream and start: places in the dataset, of their
-    #: ranks, of the steps, and of their streams among those that are used in the window
-    activity: Small
-    rank: Small
-    step: Small
-    stream: Small
+    #: activities launched in the window (the `ReplayRows`), by rank, stream and start
+    activity: ActivityRows
+    rank: RankPlaces
+    step: StepPlaces
+    stream: StreamPlaces
     kind: Small
     #: the moment at which the host launched each
-    launch_moment: Small
+    launch_moment: HostMoments
     #: the length from the activity before it on its stream, and from its launch
     before: Small
     latency: Small
@@ -73,25 +80,25 @@ class Part:
     unexplained: Small
     unexplained_in: Small
     #: what else waits: which of them, for which activity, how long after it, unexplained of that
-    waiting: Ints
-    other: Ints
+    waiting: ReplayRows
+    other: ActivityRows
     after: Ints
     after_unexplained: Ints
-    #: hosts' moments: when each was, place of the rank, and of the step
+    #: hosts' moments: when each was, its rank and step; as the last step ends it is the next one
     host_at: Ints
-    host_rank: Small
-    host_step: Small
+    host_rank: RankPlaces
+    host_step: StepPlaces
     #: hosts' moments at which a step begins, or the last ends, [ranks, steps + 1]
-    step_begins: Ints
+    step_begins: HostMoments
     #: those at which a wait ends, the activity that it waited for, and how long after that
-    woken: Ints
-    woken_by: Ints
+    woken: HostMoments
+    woken_by: ActivityRows
     woken_ns: Ints
     #: activities launched before the window, by rank and launch, and their ends
-    early: Ints
+    early: ActivityRows
     early_stop: Ints
-    #: streams: place of the rank, and when they became free
-    stream_rank: Ints
+    #: streams that are used in the window: the rank, and when they became free
+    stream_rank: RankPlaces
     stream_free: Ints
 
 
@@ -115,8 +122,10 @@ def joined(parts: Sequence[Part]) -> Part:
     return Part(**columns)
 
 
-def part_of(dataset: Dataset, steps: Ints, chosen: Ints, ranks: tuple[int, int]) -> Part | None:
-    """Return the part of those of `chosen` (places) from one of `ranks` to before the other."""
+def part_of(
+    dataset: Dataset, steps: StepNumbers, chosen: RankPlaces, ranks: tuple[int, int]
+) -> Part | None:
+    """Return the part of those of `chosen` from one of `ranks` to before the other."""
     r = _Reports(dataset, steps, chosen, *ranks)
     row, early, first = r.row, r.early, r.rows.start
     near, begin = np.concatenate((row, early)), r.begins[:, 0].astype(float)
@@ -141,11 +150,13 @@ def part_of(dataset: Dataset, steps: Ints, chosen: Ints, ranks: tuple[int, int])
 class _Reports:
     """The reports of the ranks `k` to before `until`, around `steps`; `chosen` are to be replayed.
 
-    Activities are places among those of these ranks: `row` are those launched in the window, by
-    rank, stream and start; `early` those launched before it, by rank and launch.
+    Activities are `BlockRows`: `row` are those launched in the window, by rank, stream and start;
+    `early` those launched before it, by rank and launch.
     """
 
-    def __init__(self, dataset: Dataset, steps: Ints, chosen: Ints, k: int, until: int) -> None:
+    def __init__(
+        self, dataset: Dataset, steps: StepNumbers, chosen: RankPlaces, k: int, until: int
+    ) -> None:
         a = dataset.activities
         chosen = chosen[(chosen >= k) & (chosen < until)]
         self.dataset, self.ranks, self.chosen = dataset, (k, until), chosen
@@ -179,23 +190,23 @@ class _Reports:
         self.row = row[order_by(self.stream[row], self.start[row])]
         self.early = early[order_by(self.rank[early], self.launch[early])]
 
-    def step(self, rank: Ints, time: Ints) -> Ints:
+    def step(self, rank: RankPlaces, time: Ints) -> StepPlaces:
         """The place among `steps` of each rank's `time`."""
         axis, steps = self.dataset.axis, self.begins.shape[1]
         marks = axis.of(self.chosen[:, None], self.begins[self.chosen]).ravel()
         return last_at_or_before(marks, axis.of(rank, time)) - steps * row_of(self.chosen, rank)
 
-    def place(self, among: Ints, times: Ints, rank: Ints, time: Ints) -> Ints:
+    def place(self, among: BlockRows, times: Ints, rank: RankPlaces, time: Ints) -> Ints:
         """How many of `among` (activities by rank and `times`) come up to a rank's `time`."""
         axis = self.dataset.axis
         return first_after(axis.of(self.rank[among], times[among]), axis.of(rank, time))
 
-    def at(self, among: Ints, place: Ints, rank: Ints) -> Ints:
+    def at(self, among: BlockRows, place: Ints, rank: RankPlaces) -> BlockRows:
         """The activities at these places of `among`, -1 where that is none of the rank's."""
         activity = where_known(among, place, -1)
         return np.where(where_known(self.rank, activity, -1) == rank, activity, -1)
 
-    def ended_by(self, rank: Ints, time: Ints, launched_by: Ints) -> Ints:
+    def ended_by(self, rank: RankPlaces, time: Ints, launched_by: Ints) -> BlockRows:
         """The rank's activity that ended last by each time and was launched by another, or -1."""
         place = self.place(self.by_stop, self.stop, rank, time) - 1
         # what one call launches, as a graph, is launched at once
@@ -285,7 +296,7 @@ def _devices(r: _Reports) -> dict[str, Ints]:
     }  # fmt: skip
 
 
-def _behind_another(r: _Reports, ready: Ints) -> tuple[Ints, Ints]:
+def _behind_another(r: _Reports, ready: Ints) -> tuple[ReplayRows, BlockRows]:
     """Which of `row` start later than expected (`ready`), as another one stops, and that one."""
     start, launch = r.start[r.row], r.launch[r.row]
     late = np.flatnonzero(start - ready > limits.REACTS_NS // 2)
@@ -304,14 +315,13 @@ def _by_rank(r: _Reports, chosen: Bools, values: Ints, quantile: float) -> Ints:
     return by_rank[rank]
 
 
-def _queued_behind(r: _Reports) -> tuple[Ints, Ints]:
+def _queued_behind(r: _Reports) -> tuple[ReplayRows, BlockRows]:
     """Which activities wait for what was launched before them on another stream.
 
     A collective is taken to wait for the kernel that was launched last before it on the stream
     that computes most, and the kernel launched next after a Recv for what that brings: what other
     collectives bring may be needed later. Where the recording contradicts this more often than
-    rarely, it is not assumed of that stream (of Recvs: of that rank). Places in `row`, and the
-    other activities.
+    rarely, it is not assumed of that stream (of Recvs: of that rank). With the other activities.
     """
     row = r.row
     counts = count_by(r.stream[r.kind == COMPUTE], len(r.of_stream))
@@ -324,7 +334,7 @@ def _queued_behind(r: _Reports) -> tuple[Ints, Ints]:
     received = activity_of(r.dataset)[r.dataset.collectives.operation == "Recv"]
     recvs = row[np.isin(row + r.rows.start, received) & ~main[row]]
     after = r.place(computing, r.launch, r.rank[recvs], r.launch[recvs])
-    pairs = list[tuple[Ints, Ints]]()
+    pairs = list[tuple[ReplayRows, BlockRows]]()
     for waiting, other, assumed_by in (
         (calls, r.at(computing, before, r.rank[calls]), r.stream),
         (r.at(computing, after, r.rank[recvs]), recvs, r.rank),

@@ -16,8 +16,14 @@ from clusterprof.align.clock import Clock
 from clusterprof.analysis.model.timeline import Axis, Timelines, wall_times
 from clusterprof.columns import (
     Bools,
+    CallRows,
+    CollectiveNumbers,
     Floats,
     Ints,
+    PlacedRows,
+    RankNumbers,
+    RankPlaces,
+    StepNumbers,
     coded,
     combined,
     first_by,
@@ -54,6 +60,12 @@ def once(compute: Callable[Concatenate[Dataset, P], T]) -> Callable[Concatenate[
 
 class Collectives:
     """The placed table's columns as arrays, one element per collective and rank."""
+
+    collective: CollectiveNumbers
+    call: CallRows
+    rank: RankNumbers
+    step: StepNumbers
+    last_rank: RankNumbers
 
     def __init__(self, table: pa.Table) -> None:
         self.collective, self.call, self.rank = (
@@ -97,11 +109,11 @@ class Collectives:
         #: each row's operation; of an all-to-all in Sends and Recvs that
         self.label = np.where(self.exchange, "AllToAll", self.operation).astype(object)
 
-    def kernels(self, rows: Ints) -> Ints:
+    def kernels(self, rows: PlacedRows) -> Ints:
         """The kernel of these rows as a number: calls of one NCCL group share one."""
         return combined(self.rank[rows], self.start[rows], self.stream[rows])
 
-    def once(self, rows: Ints) -> Ints:
+    def once(self, rows: PlacedRows) -> PlacedRows:
         """`rows` with one for each kernel of an all-to-all: the one that waited longest."""
         grouped = self.exchange[rows]
         if not grouped.any():
@@ -119,8 +131,7 @@ class Activities:
         lines = self.lines = dataset.timelines.near(dataset.evidence_steps)
         self._align = dataset.clock.align
         table = pa.concat_tables([tables.activity.select(columns) for tables in lines.tables])
-        #: the place of the rank
-        self.rank = lines.of
+        self.rank: RankPlaces = lines.of
         self.start, self.stop = np.empty((2, len(self.rank)), dtype=np.int64)
         # rank by rank: all at once they would be in memory several times
         for k, tables in enumerate(lines.tables):
@@ -253,8 +264,8 @@ class Dataset:
         """Whether several profilers have recorded the ranks, each in its own way."""
         return len(self.profilers(range(len(self.ranks)))) > 1
 
-    def aligned(self, place: Ints, time: Ints) -> Ints:
-        """Times of ranks (their places) on the reference rank's clock; `time` is [n] or [m, n]."""
+    def aligned(self, place: RankPlaces, time: Ints) -> Ints:
+        """Times of ranks on the reference rank's clock; `time` is [n] or [m, n]."""
         ranks = np.asarray(self.ranks, dtype=np.int64)
         return self.clock.align(ranks[place], time)
 
@@ -289,7 +300,7 @@ class Dataset:
         return where_known(numbers, first_places(key, wanted), -1)
 
 
-def calls_per_step(dataset: Dataset, rows: Ints) -> float:
+def calls_per_step(dataset: Dataset, rows: PlacedRows) -> float:
     """How often a member makes the calls `rows` of the placed table in an evidence step."""
     c, steps = dataset.collectives, dataset.evidence_steps
     inside = c.once(rows[np.isin(c.step[rows], steps)])

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from clusterprof.align.match.flight_calls import FlightCalls
-from clusterprof.columns import Ints, coded, combined, first_by, integers
+from clusterprof.columns import EntryRows, coded, combined, first_by, integers
 from clusterprof.ingest.flight.dump import Group
 from clusterprof.results import CalledEntry, HangEntry
 
@@ -225,7 +225,7 @@ class _Job:
         odd = rows if tie else rows[kinds != usual]
         return cause, {*self.rank[odd].tolist()}, tie
 
-    def _called(self, rank: int, rows: Ints) -> CalledEntry:
+    def _called(self, rank: int, rows: EntryRows) -> CalledEntry:
         """Return a rank's part of a call; where it has none, what it waits in, or its last call."""
         of_rank = rows[self.rank[rows] == rank].tolist()
         entry = of_rank[0] if of_rank else self.row_of.get(rank)

@@ -12,7 +12,9 @@ from clusterprof.analysis.model.dataset import Dataset, once
 from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE, Intervals, union
 from clusterprof.columns import (
     Bools,
+    HostCallRows,
     Ints,
+    RankPlaces,
     Stretches,
     coded,
     first_after,
@@ -57,7 +59,7 @@ class HostCalls:
             tables.append(calls.take(pa.array(np.flatnonzero(wanted))))
             self.has_cuda[k] = cuda.any()
             release()
-        self.rank = group_of_rows([table.num_rows for table in tables])
+        self.rank: RankPlaces = group_of_rows([table.num_rows for table in tables])
         self.table = pa.concat_tables(tables)
         times = np.stack([self.table[name].to_numpy() for name in ("start_ns", "end_ns")])
         self.start, self.stop = dataset.axis.of(self.rank, dataset.aligned(self.rank, times))
@@ -75,12 +77,12 @@ def _called(calls: pa.Table, *wanted: tuple[str, str]) -> Bools:
 host_calls = once(HostCalls)
 
 
-def wait_calls(dataset: Dataset, k: int, until: int) -> tuple[Ints, Ints, Ints]:
+def wait_calls(dataset: Dataset, k: int, until: int) -> tuple[RankPlaces, Ints, Ints]:
     """Calls in which hosts of the ranks `k` to before `until` may have waited for their devices.
 
     A long CUDA call that waits by its nature, a launch into a full queue, and any that is too long;
-    calls that overlap are one; on gloo collectives. Returns the rank's place, begin and end
-    (reference clock).
+    calls that overlap are one; on gloo collectives. Returns the rank, begin and end (reference
+    clock).
     """
     a, calls, axis = dataset.activities, host_calls(dataset), dataset.axis
     rows, waits = long_calls(dataset)
@@ -106,7 +108,7 @@ def wait_calls(dataset: Dataset, k: int, until: int) -> tuple[Ints, Ints, Ints]:
 
 
 @once
-def long_calls(dataset: Dataset) -> tuple[Ints, Bools]:
+def long_calls(dataset: Dataset) -> tuple[HostCallRows, Bools]:
     """The CUDA calls that are long, and which of them wait by their nature or their length."""
     calls = host_calls(dataset)
     length = calls.stop - calls.start
@@ -166,7 +168,7 @@ NAMED = {
 }
 
 
-def named_time(dataset: Dataset, place: Ints, begin: Ints, end: Ints) -> dict[str, Ints]:
+def named_time(dataset: Dataset, place: RankPlaces, begin: Ints, end: Ints) -> dict[str, Ints]:
     """How much of each span lies in calls of each code of `NAMED`, each ns in one of them.
 
     `place` is each span's rank; `begin` and `end` are on the reference rank's clock.
@@ -181,7 +183,7 @@ def named_time(dataset: Dataset, place: Ints, begin: Ints, end: Ints) -> dict[st
     return times
 
 
-def quiet(dataset: Dataset, place: Ints, begin: Ints, end: Ints) -> Ints:
+def quiet(dataset: Dataset, place: RankPlaces, begin: Ints, end: Ints) -> Ints:
     """How much of each span are pauses in which nothing that its host records begins or ends (ns).
 
     `place` is each span's rank; `begin` and `end` are on the reference rank's clock, and no two

@@ -29,9 +29,13 @@ from clusterprof.analysis.model.replay import Lengths, Replay
 from clusterprof.analysis.model.what_if import WhatIfs, what_ifs
 from clusterprof.columns import (
     Bools,
+    EdgeRows,
     Floats,
     Ints,
-    Small,
+    Moments,
+    RankPlaces,
+    ReplayRows,
+    StepPlaces,
     Stretches,
     begins,
     count_by,
@@ -172,7 +176,7 @@ class _Even:
         return np.concatenate(paces)
 
 
-def _even(values: Ints, rank: Ints, step: Ints, middle: _Middle) -> Ints:
+def _even(values: Ints, rank: RankPlaces, step: StepPlaces, middle: _Middle) -> Ints:
     """What each takes in the middle of all ranks and steps; elements by rank and in order."""
     order = order_by(rank, step)
     values, rank, step = values[order].astype(float), rank[order], step[order]
@@ -208,14 +212,14 @@ OF_KIND = np.asarray([COMPUTE, COMMUNICATION, COPY, COPY, COPY], dtype=np.int64)
 class Pieces:
     """The path from the first step's begin to the last one's end, in order and without a gap.
 
-    Places of ranks, what binds each piece, and how long (ns); `unexplained` is how much of that
-    no recorded length explains. On the device's steps: what was queued before is not part of it.
-    `step` is the place of the step in which a piece ends.
+    The rank, what binds each piece, in which step it ends, and how long it is (ns); `unexplained`
+    is how much of that no recorded length explains. On the device's steps: what was queued before
+    is not part of it.
     """
 
-    rank: Ints
+    rank: RankPlaces
     what: Ints
-    step: Ints
+    step: StepPlaces
     length: Ints
     unexplained: Ints
 
@@ -247,7 +251,7 @@ def path(job: Replay, lengths: Lengths) -> Pieces:
     return Pieces(rank[inside], what[inside], step, length, unexplained)
 
 
-def _pieces(job: Replay, lengths: Lengths, reached: Ints, edge: Ints) -> Ints:
+def _pieces(job: Replay, lengths: Lengths, reached: Moments, edge: EdgeRows) -> Ints:
     """Each edge's parts in order: the host's time, a gap, an activity, and those queued behind it.
 
     `reached` are the moments that the edges lead to. Returns places of ranks, what binds,
@@ -289,7 +293,7 @@ def _pieces(job: Replay, lengths: Lengths, reached: Ints, edge: Ints) -> Ints:
     return parts[2:, order_by(parts[0], parts[1])]
 
 
-def _first_of_queues(job: Replay, lengths: Lengths) -> tuple[Ints, Small, Small]:
+def _first_of_queues(job: Replay, lengths: Lengths) -> tuple[Ints, ReplayRows, ReplayRows]:
     """Each host moment's own time since its host was woken (ns), and two activities of each one.
 
     The first one of its run, and the one up to it whose launch makes it end when it does: what

@@ -22,7 +22,17 @@ from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.replay import EVERY, Lengths, Replay, Some
 from clusterprof.analysis.model.timeline import COMPUTE
 from clusterprof.analysis.model.topology import Peers
-from clusterprof.columns import Bools, Floats, Ints, Stretches, count_by, sums
+from clusterprof.columns import (
+    Bools,
+    Floats,
+    HostPlaces,
+    Ints,
+    RankPlaces,
+    StepPlaces,
+    Stretches,
+    count_by,
+    sums,
+)
 
 #: what tracing adds to a launch with what lies around it: the least and the most that was measured
 #: (bare launches under torch.profiler, eager training under nsys), and what is typical between 14
@@ -226,10 +236,10 @@ class Hosts:
     """The hosts' moments by their places in the steps, and what profilers may lengthen of each."""
 
     peers: Peers
-    rank: Ints
-    #: the same for moments of all ranks at the same place, and the step of each place
-    place: Ints
-    step: Ints
+    rank: RankPlaces
+    #: the place of each moment, and the step of each place
+    place: HostPlaces
+    step: StepPlaces
     #: of each moment's own time that which profilers may lengthen (ns)
     traced: Ints
 
@@ -238,8 +248,8 @@ class Hosts:
         _, late, early = self._compared(own)
         return Stretches.of(self.step).sum(late - early)
 
-    def in_time(self, own: Ints, ranks: Ints) -> Ints:
-        """The hosts' own times where `ranks` (places) are no later than the others, step by step.
+    def in_time(self, own: Ints, ranks: RankPlaces) -> Ints:
+        """The hosts' own times where `ranks` are no later than the others, step by step.
 
         Where one is later, by so much less as it is earlier elsewhere in the step.
         """
@@ -250,7 +260,7 @@ class Hosts:
         spent = np.maximum(own - self.traced, 0) * np.isin(self.rank, ranks)
         return np.asarray(own - (spent * less[self.rank, self.place]).astype(np.int64))
 
-    def _compared(self, own: Ints, ranks: Sequence[int] | Ints = ()) -> Floats:
+    def _compared(self, own: Ints, ranks: Sequence[int] | RankPlaces = ()) -> Floats:
         """How long hosts are quiet, and by how much they are later and earlier than their peers.
 
         [3, ranks, places] (ns). The peers are those that are not in `ranks`.
@@ -262,14 +272,14 @@ class Hosts:
         return np.asarray(np.nan_to_num([quiet, late, early]))
 
 
-def _at_places(rank: Ints, place: Ints, ranks: int, *values: Ints) -> list[Floats]:
+def _at_places(rank: RankPlaces, place: HostPlaces, ranks: int, *values: Ints) -> list[Floats]:
     """The sums of the moments' `values`, [ranks, places] each; NaN for ranks that have none."""
     shape = ranks, int(place.max(initial=0)) + 1
     there = count_by(rank, ranks)[:, None] > 0
     return [np.where(there, sums(shape, (rank, place), each), np.nan) for each in values]
 
 
-def host_places(job: Replay, step: Ints, phase: Ints) -> tuple[Ints, Ints]:
+def host_places(job: Replay, step: StepPlaces, phase: Ints) -> tuple[HostPlaces, StepPlaces]:
     """Each host moment's place, a number of all ranks, and the step of each place.
 
     Moments are of a `step` and a `phase` (collectives launched before it). They are at the same
@@ -287,8 +297,8 @@ def host_places(job: Replay, step: Ints, phase: Ints) -> tuple[Ints, Ints]:
     return place.reshape(-1), distinct[0] // phases
 
 
-def as_others(job: Replay, place: Ints, unnamed: Bools, part: Ints) -> Ints:
-    """Each moment's time in something of which reports of `unnamed` ranks (places) tell nothing.
+def as_others(job: Replay, place: HostPlaces, unnamed: Bools, part: Ints) -> Ints:
+    """Each moment's time in something of which reports of `unnamed` [ranks] tell nothing.
 
     `part` is that of the others (ns): at its place a program does the same on all ranks, and an
     unnamed one no more of it than it takes there.

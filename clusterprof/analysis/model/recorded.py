@@ -17,8 +17,11 @@ from clusterprof.analysis.model.dataset import Dataset, once
 from clusterprof.analysis.model.replay import Contention, Graph, Lengths, Replay, depths
 from clusterprof.analysis.model.timeline import COLLECTIVE, COMPUTE, union
 from clusterprof.columns import (
+    CollectiveNumbers,
     Ints,
-    Small,
+    Moments,
+    ReplayRows,
+    StepNumbers,
     Stretches,
     begins,
     count_by,
@@ -108,8 +111,8 @@ class _Calls:
         left = late & (stop[member] < arrival[number] - limits.REACTS_NS)
         if left.sum() > limits.WARNING_FRAC * late.sum() or not late.any():
             held &= ~sends
-        #: the members' places among the activities
-        self.member = member
+        #: the members' activities
+        self.member: ReplayRows = member
         #: those that the others wait for, and the numbers of their collectives from 0
         self.gating, self.gating_in = member[gates], number[gates]
         #: those that wait for the others, and how long after the last start each ends
@@ -119,7 +122,12 @@ class _Calls:
 
 
 def _edges(
-    source: Ints, target: Ints, kind: int, pick: _Values = 0, plus: _Values = 0, loose: _Values = 0
+    source: Moments,
+    target: Moments,
+    kind: int,
+    pick: _Values = 0,
+    plus: _Values = 0,
+    loose: _Values = 0,
 ) -> Ints:
     """Edges as columns, [6, edges]: `pick` of a kind of length, and `plus`, `loose` unexplained."""
     return np.stack(np.broadcast_arrays(source, target, kind, pick, plus, loose))
@@ -132,8 +140,14 @@ class _Moments:
     the window, the streams' begins, the collectives' last arrivals, and the steps' ends.
     """
 
-    def __init__(self, dataset: Dataset, part: by_report.Part, apart: Ints, waiting: Ints) -> None:
-        #: collectives (numbers of the dataset's) and assumed waits (moments) that are left out
+    def __init__(
+        self,
+        dataset: Dataset,
+        part: by_report.Part,
+        apart: CollectiveNumbers,
+        waiting: Moments,
+    ) -> None:
+        #: collectives and assumed waits that are left out
         self.apart, self.not_waiting = apart, waiting
         self.dataset, self.part = dataset, part
         self.n_host, self.n = len(part.host_at), len(part.activity)
@@ -151,7 +165,7 @@ class _Moments:
         #: the moments at which steps begin, and the last ends, [ranks, steps + 1]
         self.step_ends = np.arange(self.marks, self.moments).reshape(part.step_begins.shape)
         #: the moments at which activities of the dataset end; -1: launched after the window
-        self.end_of: Small = np.full(len(dataset.activities.rank), -1, dtype=np.int32)
+        self.end_of: Moments = np.full(len(dataset.activities.rank), -1, dtype=np.int32)
         self.end_of[part.activity] = self.ends + np.arange(self.n)
         self.end_of[part.early] = self.earlies + np.arange(len(part.early))
         #: waits of hosts that end after something known
@@ -169,7 +183,7 @@ class _Moments:
         self.fresh = begins(part.stream, self.root_of[part.launch_moment])
         self.fresh |= self.special | preceding(self.special, False)
 
-    def made(self, steps: Ints) -> Replay:
+    def made(self, steps: StepNumbers) -> Replay:
         """The graph with its lengths."""
         part, calls = self.part, self.calls
         own = np.where(self.root, 0, np.diff(part.host_at, prepend=part.host_at[:1]))
@@ -202,7 +216,7 @@ class _Moments:
             contention=self._contention(graph, run), apart=len(self.apart),
         )  # fmt: skip
 
-    def _begins(self) -> tuple[Ints, Ints, Ints]:
+    def _begins(self) -> tuple[Moments, Ints, Moments]:
         """Moments before the window, when they were, and which stand for them a round later.
 
         For what was launched before it stands what was launched in it, from the last one on.
@@ -271,12 +285,12 @@ class _Moments:
             _edges(last, self.ends + calls.held, replay.RUNNING, calls.held),
         ]
 
-    def _prior(self, rows: Ints) -> Small:
+    def _prior(self, rows: ReplayRows) -> Moments:
         """The moment before each of these on its stream: the end of another, or the begin."""
         free = self.begins + self.part.stream[rows]
         return np.asarray(np.where(self.first_of_stream[rows], free, self.ends + rows - 1))
 
-    def on_circles(self, graph: Graph) -> tuple[Ints, Ints]:
+    def on_circles(self, graph: Graph) -> tuple[CollectiveNumbers, Moments]:
         """The collectives and the activities' starts that wait for each other in circles."""
         source, target = self.waits_for
         before = np.flatnonzero(depths(self.moments, target, source) < 0)

@@ -25,10 +25,19 @@ import numpy as np
 from clusterprof import threads
 from clusterprof.analysis.model.by_report import FOLLOWING, LAUNCHING, NEVER, Part
 from clusterprof.columns import (
+    BlockRows,
     Bools,
+    EdgeRows,
     Floats,
+    HostMoments,
     Ints,
+    MomentPlaces,
+    Moments,
+    RankPlaces,
+    ReplayRanks,
+    ReplayRows,
     Small,
+    StepNumbers,
     Stretches,
     begins,
     count_by,
@@ -50,7 +59,7 @@ from clusterprof.columns import (
 SETTLE_STEPS = 12
 
 #: some of the ranks that are replayed, by their places; and all of them
-Some = Ints | slice
+Some = ReplayRanks | slice
 EVERY = slice(None)
 
 #: kinds of lengths that edges pick from: the ends of queued activities, and of launched ones, the
@@ -63,12 +72,17 @@ class Graph:
 
     `order` is by level, and has the moments of edges and `others` alone, which are few where most
     activities only queue; moments on a circle, and those behind one, are in no level. `edge` is the
-    place of each edge among those given; `source` and `target` are places in `order`. Each of
-    `levels` is its edges, its targets, and the stretches of its edges that each target has.
+    place of each edge among those given. Each of `levels` is its edges, its targets, and the
+    stretches of its edges that each target has.
     """
 
+    order: Moments
+    edge: Ints
+    source: MomentPlaces
+    target: MomentPlaces
+
     def __init__(
-        self, moments: int, source: Ints, target: Ints, others: Sequence[int] | Ints = ()
+        self, moments: int, source: Moments, target: Moments, others: Sequence[int] | Moments = ()
     ) -> None:
         self.moments = moments
         others = np.asarray(others, dtype=np.int64)
@@ -91,9 +105,9 @@ class Graph:
             self.levels.append((slice(low, high), slice(to[low], to[high - 1] + 1), of_targets))
         self.edge, self.source, self.target = edge, place[source[edge]], to
         #: moments on or behind a circle: they have no time
-        self.circular = used[depth < 0]
+        self.circular: Moments = used[depth < 0]
 
-    def place(self, moments: Ints) -> Ints:
+    def place(self, moments: Moments) -> MomentPlaces:
         """Return where these moments, of any shape, are in `order`; of others the last place."""
         return where_known(self._place, first_places(self._used, moments), self.size - 1)
 
@@ -112,7 +126,7 @@ class Graph:
         return times
 
 
-def depths(moments: int, source: Ints, target: Ints) -> Ints:
+def depths(moments: int, source: Moments, target: Moments) -> Ints:
     """How many edges lie on the longest way to each moment; -1 where it is on or behind a circle.
 
     Kahn's method (Topological sorting of large networks, CACM 1962), a whole level at a time.
@@ -156,12 +170,11 @@ class Contention:
 
     #: how long each activity runs where nothing waits beside it (ns)
     freely: Ints
-    #: activities that ran while their rank waited in a collective, and beside which wait
-    beside: Ints
+    #: activities that ran while their rank waited in a collective, and the place of that wait
+    beside: ReplayRows
     wait_beside: Ints
-    #: waits: the places in the graph's order of the member's start and of the last arrival,
-    #: [2, waits], and the length
-    waits: Ints
+    #: waits: the member's start and the last arrival, [2, waits], and the length
+    waits: MomentPlaces
     waits_ns: Ints
 
     def eased(self, run: Ints, times: Ints) -> Ints:
@@ -202,11 +215,11 @@ class Replay(Part):
 
     graph: Graph
     #: the steady-state steps that it replays, one after the other
-    steps: Ints
+    steps: StepNumbers
     lengths: Lengths
-    #: of each edge of `graph`: its kind of length, its place among those, and what is added to it
+    #: of each edge of `graph`: its kind of length, whose length of that kind, and what is added
     kind_of_edge: Small
-    pick: Ints
+    pick: ReplayRows | HostMoments
     plus: Ints
     #: host moments at which a wait ended
     host_root: Bools
@@ -214,13 +227,12 @@ class Replay(Part):
     joined: Bools
     #: where a run of activities begins that wait for nothing else
     fresh: Bools
-    #: moments before the window, and what stands for each a round later, by their places in the
-    #: graph's order; and when they were
-    first: Ints
+    #: moments before the window, when they were, and what stands for each a round later
+    first: MomentPlaces
     first_ns: Ints
-    again: Ints
+    again: MomentPlaces
     #: moments at which each rank's steps begin, and the last ends, [ranks, steps + 1]
-    marks: Ints
+    marks: Moments
     contention: Contention
     #: the part of `plus` that is unexplained
     loose: Ints
@@ -237,9 +249,9 @@ class Replay(Part):
         return self.host_at - self.lengths.own, self.host_at
 
     def __post_init__(self) -> None:
-        #: the first moment of each rank's host, and the places of these ranks, ascending
-        self.first_of_host = Stretches.of(self.host_rank).first
-        self.ranks: Small = self.host_rank[self.first_of_host]
+        #: the first moment of each rank's host, and these ranks, ascending
+        self.first_of_host: HostMoments = Stretches.of(self.host_rank).first
+        self.ranks: RankPlaces = self.host_rank[self.first_of_host]
 
     def launched_before(self, group: Ints, which: Bools | slice = EVERY) -> Small:
         """How many of these activities its host has launched before each host moment of a group.
@@ -297,8 +309,8 @@ class Replay(Part):
         return edges
 
     @cached_property
-    def picked(self) -> list[tuple[Ints, Ints]]:
-        """Which edges pick a length of each kind that has any, and its place among those; by it."""
+    def picked(self) -> list[tuple[EdgeRows, ReplayRows | HostMoments]]:
+        """Which edges pick a length of each kind that has any, and whose length; by the latter."""
         order = order_by(self.pick)
         by_kind = [order[self.kind_of_edge[order] == kind] for kind in range(NONE)]
         return [(edges, self.pick[edges]) for edges in by_kind]
@@ -381,8 +393,8 @@ class Block:
         self.begin, self.run = first_of(fresh), np.cumsum(fresh, dtype=np.int32) - 1
         #: each host moment's last one at which a wait ended, or the window began
         self.root = first_of(job.host_root[hosts])
-        #: of each kind: which edges pick a length of this block, and its place among those
-        self._picks = list[tuple[Ints, Ints]]()
+        #: of each kind: which edges pick a length of this block, and whose (host moments, too)
+        self._picks = list[tuple[EdgeRows, BlockRows]]()
         for (edges, place), among in zip(job.picked, (rows, rows, hosts, rows, hosts), strict=True):
             inside = rows_between(place, among.start, among.stop)
             self._picks.append((edges[inside], place[inside] - among.start))

@@ -33,6 +33,10 @@ from clusterprof.columns import (
     Bools,
     Floats,
     Ints,
+    RankNumbers,
+    RankPlaces,
+    StepNumbers,
+    StepPlaces,
     coded,
     connected,
     greatest_by,
@@ -66,10 +70,10 @@ _PIPELINE = re.compile(r"(?i)(^|_)(pp|pipe|pipeline)(_|$)")
 class Waits(NamedTuple):
     """How long ranks waited in steps (ns), as arrays [ranks, steps]."""
 
-    ranks: Ints
-    steps: Ints
+    ranks: RankNumbers
+    steps: StepNumbers
     #: members' places in `ranks`, of the groups whose calls are known
-    groups: Mapping[str, Ints]
+    groups: Mapping[str, RankPlaces]
     #: hosts may run ahead of their devices; else calls are made when their work is done (gloo)
     ahead: bool
     #: whether all of a rank's calls of a step are known
@@ -87,8 +91,8 @@ class Waits(NamedTuple):
     #: by how much clocks may be wrong in one call of a step; 0 by durations
     bound_ns: Floats
 
-    def of(self, ranks: Ints | slice, steps: Ints | slice) -> Waits:
-        """The same of some ranks and steps, by their places."""
+    def of(self, ranks: RankPlaces | slice, steps: StepPlaces | slice) -> Waits:
+        """The same of some ranks and steps."""
         values: Sequence[Any] = [values[ranks][:, steps] for values in self[4:]]
         return Waits(self.ranks[ranks], self.steps[steps], self.groups, self.ahead, *values)
 
@@ -492,7 +496,7 @@ def by_node(named: Sequence[Suspect], hosts: Mapping[int, str]) -> list[ShallowN
     return [n for n in nodes.values() if len(n["suspects"]) > max(1, len(n["ranks"]) / 2)]
 
 
-def mean_step(steps: Mapping[int, pa.Table], compared: Ints) -> float:
+def mean_step(steps: Mapping[int, pa.Table], compared: StepNumbers) -> float:
     """Return what a step takes by the ranks' step logs (ns): of the ranks' medians the middle."""
     medians = []
     for log in steps.values():

@@ -14,7 +14,11 @@ from clusterprof.align.time_stamps import issue_times
 from clusterprof.analysis.model import limits
 from clusterprof.columns import (
     Ints,
+    RankPlaces,
     Small,
+    StepNumbers,
+    StepPlaces,
+    StepRows,
     Stretches,
     begins,
     called,
@@ -105,8 +109,8 @@ class Axis:
         """What each rank has of the axis (ns)."""
         return 2**62 // max(len(self.origin), 1)
 
-    def of(self, rank: Ints | int, time: Ints) -> Ints:
-        """Return the place on the axis of each `time` (ns) of a rank (its place)."""
+    def of(self, rank: RankPlaces | int, time: Ints) -> Ints:
+        """Return the place on the axis of each `time` (ns) of a rank."""
         half = self.width // 2
         # in place: there are as many as activities of all ranks
         since = np.asarray(time - self.origin[rank])
@@ -115,7 +119,7 @@ class Axis:
         since += half
         return since
 
-    def back(self, place: Ints) -> tuple[Ints, Ints]:
+    def back(self, place: Ints) -> tuple[RankPlaces, Ints]:
         """Return the rank and the time of each place on the axis."""
         rank = place // self.width
         return rank, place % self.width - self.width // 2 + self.origin[rank]
@@ -136,6 +140,9 @@ class Timelines:
     where the host then drained the device: what follows is the profiler's stop.
     """
 
+    rank: RankPlaces
+    step: StepNumbers
+
     def __init__(self, tables: Sequence[RankTables]) -> None:
         self.tables = tables
         #: where each rank's activities begin, and the last one's end
@@ -146,7 +153,7 @@ class Timelines:
         self.on_host = np.zeros(len(tables), dtype=bool)
         #: of each activity: its kind (in KINDS), and the row of the step that launched it, or -1
         self.kind: Small = np.zeros(self.first[-1], dtype=np.int8)
-        self.launched_in: Small = np.zeros(self.first[-1], dtype=np.int32)
+        self.launched_in: StepRows = np.zeros(self.first[-1], dtype=np.int32)
         steps, count = [np.zeros((6, 0), dtype=np.int64)], 0
         for k, table in enumerate(tables):
             correlation = table.activity["correlation"]
@@ -160,13 +167,13 @@ class Timelines:
             count += len(cut[0])
             release()
         columns = np.concatenate(steps, axis=1)
-        #: of each step: the place of its rank, its number, when its host and its device begin and
-        #: end it, the last two on the axis
+        #: of each step: its rank, its number, when its host and its device begin and end it, the
+        #: last two on the axis
         self.rank, self.step, self.host_begin, self.host_end, begin, end = columns
         self.axis = Axis(begin[begins(self.rank)])
         self.begin, self.end = (self.axis.of(self.rank, times) for times in (begin, end))
         #: the place of the rank of each activity
-        self.of: Small = group_of_rows(np.diff(self.first), np.int32)
+        self.of: RankPlaces = group_of_rows(np.diff(self.first), np.int32)
         trim()
 
     def near(self, steps: Sequence[int]) -> Timelines:
@@ -230,8 +237,8 @@ class Timelines:
             release()
         return on_axis
 
-    def steps_of(self, k: int, steps: Sequence[int]) -> Ints:
-        """The rows of those of `steps` that the k-th rank has."""
+    def steps_of(self, k: int, steps: Sequence[int]) -> StepRows:
+        """Those of `steps` that the k-th rank has."""
         return np.flatnonzero((self.rank == k) & np.isin(self.step, steps))
 
 
@@ -246,7 +253,7 @@ def wall_times(tables: RankTables) -> tuple[Ints, ...]:
     return start, stop, *(issue_times(launch, start, stream) for launch in launches)
 
 
-def _cut(tables: RankTables) -> tuple[Ints, Ints, bool]:
+def _cut(tables: RankTables) -> tuple[Ints, StepPlaces, bool]:
     """Cut one rank's report into steps. Assumes that `steps` are the program's own, in order.
 
     Returns each step's number, and begin and end by the host and by the device, [5, steps]; of each
@@ -347,9 +354,9 @@ def steady_steps(d: Timelines, placed: pa.Table) -> tuple[int, ...]:
     chosen = steps[steady].tolist()
     if len(chosen) > TYPICAL_STEPS:
         # those on end whose mean length is nearest to that of all of them
-        took = sum_by(column, took, len(steps))[steady] / ranks[steady]
-        means = np.convolve(took, np.full(TYPICAL_STEPS, 1 / TYPICAL_STEPS), mode="valid")
-        nearest = int(np.argmin(np.abs(means - took.mean())))
+        lengths = sum_by(column, took, len(steps))[steady] / ranks[steady]
+        means = np.convolve(lengths, np.full(TYPICAL_STEPS, 1 / TYPICAL_STEPS), mode="valid")
+        nearest = int(np.argmin(np.abs(means - lengths.mean())))
         chosen = chosen[nearest : nearest + TYPICAL_STEPS]
     return tuple(chosen)
 

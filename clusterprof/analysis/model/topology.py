@@ -33,6 +33,9 @@ from clusterprof.columns import (
     Bools,
     Floats,
     Ints,
+    PlacedRows,
+    RankNumbers,
+    RankPlaces,
     connected,
     count_by,
     first_at_or_after,
@@ -88,7 +91,7 @@ class Stages:
     profiled one.
     """
 
-    ranks: Ints
+    ranks: RankNumbers
     stage: Ints
     pipeline: Ints
     count: int | None = None
@@ -100,7 +103,7 @@ class Stages:
         self.numbers = np.unique(self.stage).tolist()
         self.groups = [tuple(ranks.tolist()) for ranks in parts(self.ranks, self.stage)]
 
-    def stages_of(self, ranks: Ints) -> Ints:
+    def stages_of(self, ranks: RankNumbers) -> Ints:
         """The stage of each rank, also of unprofiled ones where the lay-out gives it; else -1."""
         if self.stride:
             return np.where(ranks >= 0, ranks // self.stride, -1)
@@ -151,16 +154,16 @@ def stages(dataset: Dataset) -> Stages | None:
 
 @dataclass(frozen=True)
 class Peers:
-    """For each profiled rank the places of those that do the same work, itself included.
+    """For each profiled rank those that do the same work, itself included.
 
     `circles[circle_of[k]]` are those of the k-th rank; it alone has no rank to be compared with.
     """
 
-    circles: tuple[Ints, ...]
+    circles: tuple[RankPlaces, ...]
     circle_of: Ints
 
-    def others(self, k: int) -> Ints:
-        """The places of the k-th rank's peers."""
+    def others(self, k: int) -> RankPlaces:
+        """The k-th rank's peers."""
         circle = self.circles[self.circle_of[k]]
         return np.asarray(circle[circle != k])
 
@@ -170,7 +173,7 @@ class Peers:
         sizes = np.asarray([len(circle) for circle in self.circles])[self.circle_of]
         return float((1 / sizes[sizes > 1]).sum())
 
-    def usual(self, values: Floats, without: Sequence[int] | Ints = ()) -> Floats:
+    def usual(self, values: Floats, without: Sequence[int] | RankPlaces = ()) -> Floats:
         """What a rank's middle peer, none of `without`, has of `values` [ranks, ...], or NaN."""
         usual, counted = np.full_like(values, np.nan), values.copy()
         counted[[*without]] = np.nan
@@ -200,8 +203,8 @@ def median_of_others(values: Floats) -> Floats:
 
 
 @once
-def tied(dataset: Dataset) -> Ints:
-    """For each profiled rank the place of the first that chains of matched calls tie it to.
+def tied(dataset: Dataset) -> RankPlaces:
+    """For each profiled rank the first that chains of matched calls tie it to.
 
     In those calls members wait for each other: what one saves, all that are tied to it save.
     """
@@ -361,7 +364,7 @@ def _purpose(calls: Mapping[str, _Calls]) -> Answer:
     return "unknown", limits.ASSUMED, why if often else "no large messages in steady-state steps"
 
 
-def _calls(dataset: Dataset, rank: int, rows: Ints, least_bytes: float) -> dict[str, _Calls]:
+def _calls(dataset: Dataset, rank: int, rows: PlacedRows, least_bytes: float) -> dict[str, _Calls]:
     """The calls of one member of a communicator by operation: those that have large messages."""
     c, d, k = dataset.collectives, dataset.timelines, dataset.place[rank]
     rows = c.once(rows[c.rank[rows] == rank])
@@ -389,7 +392,7 @@ def _calls(dataset: Dataset, rank: int, rows: Ints, least_bytes: float) -> dict[
     return calls
 
 
-def communicator_size(dataset: Dataset, rows: Ints) -> int | None:
+def communicator_size(dataset: Dataset, rows: PlacedRows) -> int | None:
     """The true size of the communicator of `rows`: by all of its members, or said by its calls."""
     if dataset.world_size == len(dataset.ranks):
         return len(np.unique(dataset.collectives.rank[rows]))
@@ -417,7 +420,9 @@ def whole(dataset: Dataset) -> Bools:
     return (members >= size)[codes] | (c.between_stages & c.matched)
 
 
-def _entry(dataset: Dataset, rows: Ints, answer: Answer, size: int | None = None) -> GroupEntry:
+def _entry(
+    dataset: Dataset, rows: PlacedRows, answer: Answer, size: int | None = None
+) -> GroupEntry:
     """A group. Where order alone tells that its calls are one communicator's, it is less sure."""
     c, (kind, confidence, why) = dataset.collectives, answer
     name, *others = dict.fromkeys(c.communicator[rows].tolist())

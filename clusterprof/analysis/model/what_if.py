@@ -33,8 +33,12 @@ from clusterprof.analysis.model.topology import Peers, peers, stages, tied
 from clusterprof.columns import (
     Bools,
     Floats,
+    HostPlaces,
     Ints,
+    ReplayRanks,
+    ReplayRows,
     Small,
+    StepPlaces,
     count_by,
     order_by,
     row_of,
@@ -82,8 +86,8 @@ class Saved:
     #: the lengths before the repair, and after it
     base: Lengths
     without: Lengths
-    #: whose steps they are: places among the ranks that are replayed
-    ranks: Ints
+    #: whose steps they are
+    ranks: ReplayRanks
     #: the saving is stated for the long run (the pace without the profiler is known, or queued
     #: work hides the cause in the window), rather than for the window
     long_run: bool
@@ -204,13 +208,13 @@ class WhatIfs:
             [stage not in self.stage[self.peers.others(k)] for k, stage in enumerate(self.stage)]
         )
         #: where the steps that are replayed are among those in steady state
-        self.steps = row_of(dataset.steady_steps, job.steps)
-        self.step_of_host: Small = np.clip(job.host_step, 0, len(job.steps) - 1)
+        self.steps: StepPlaces = row_of(dataset.steady_steps, job.steps)
+        self.step_of_host: StepPlaces = np.clip(job.host_step, 0, len(job.steps) - 1)
         #: activities that are no member of a collective, in the order of their launches
         whole = dataset.activities.whole_graphs[job.activity]
         work = np.flatnonzero(~job.joined & (job.kind != COLLECTIVE) & ~whole)
         work = work[order_by(job.launch_moment[work])]
-        self.work: Small = work.astype(np.int32)
+        self.work: ReplayRows = work.astype(np.int32)
         step = job.host_rank * len(job.steps) + self.step_of_host
         #: how many collectives each moment's host has launched before it in its step
         self.host_phase = job.launched_before(step, job.kind == COLLECTIVE)
@@ -391,7 +395,7 @@ class WhatIfs:
         return Hosts(self.peers, job.host_rank, *self._places, traced)
 
     @cached_property
-    def _places(self) -> tuple[Ints, Ints] | None:
+    def _places(self) -> tuple[HostPlaces, StepPlaces] | None:
         """Where hosts are in a step (`host_places`); None: all have one profiler."""
         if not self.dataset.unlike_profilers:
             return None
