@@ -141,7 +141,9 @@ def pauses_of(
     if not attempts:
         return None
     begin_ns = _middle([log.begin_ns for log in attempts[0].ranks])
-    run_ns = _middle([log.end_ns for log in attempts[-1].ranks]) - begin_ns
+    # the latest pause may be later than the steps that are logged one by one
+    ends = [int(log.pauses["end_ns"].max(initial=log.end_ns)) for log in attempts[-1].ranks]
+    run_ns = _middle(ends) - begin_ns
     logs = [log for attempt in attempts for log in attempt.ranks]
     run = _Run(max(run_ns, 1), max(world_size, *(1 + log.rank for log in logs)))
     entries = [run.restart(*pair) for pair in pairwise(attempts)]

@@ -123,7 +123,7 @@ class StepEntry(TypedDict):
     step: Whole
     settled: bool
     begin_ns: Whole
-    duration_ns: Whole
+    duration_ns: Length
     ranks: list[RankAccount]
 
 
@@ -438,10 +438,10 @@ class CaptureCost(TypedDict):
 class Pace(TypedDict):
     """The mean step (ns) that all savings and shares of findings are of, and that of the window."""
 
-    step_ns: Whole
+    step_ns: StepLength
     #: it is that of the job without the profiler, as its step logs tell; else the window's
     without_profiler: bool
-    window_step_ns: Whole
+    window_step_ns: StepLength
 
 
 class Suspect(TypedDict):

@@ -194,6 +194,8 @@ def lateness(rows: Sequence[Row]) -> list[Late]:
         late_rows = {row.rank: row for row in look if row.rank >= 0}
         for rank in [rank for rank in times.going if rank not in late_rows]:
             times.miss(rank, look[0].first_step)
+        for rank in times.begun.keys() - late_rows.keys():
+            del times.begun[rank]
         for row in late_rows.values():
             times.take(row)
     first = min((row.first_step for row in rows), default=0)
@@ -210,6 +212,8 @@ class _Times:
         self.going: dict[int, list[Row]] = {}
         #: the first step of the look before, for those that it does not show
         self.absent: dict[int, int] = {}
+        #: the row of the look before of a rank that it shows late to its end, whatever that delays
+        self.begun: dict[int, Row] = {}
 
     def miss(self, rank: int, first_step: int) -> None:
         """Take that a look from `first_step` on does not show a rank: the second one ends it."""
@@ -221,9 +225,13 @@ class _Times:
     def take(self, row: Row) -> None:
         """Take the row of a rank that a look shows late."""
         self.absent.pop(row.rank, None)
+        begun, goes_on = self.begun.pop(row.rank, None), row.until_step == row.last_step
         if row.delays or row.rank in self.going:
-            self.going.setdefault(row.rank, []).append(row)
-        if row.rank in self.going and row.until_step < row.last_step:
+            from_before = [begun] if begun and row.since_step == row.first_step else []
+            self.going.setdefault(row.rank, from_before).append(row)
+        elif goes_on:
+            self.begun[row.rank] = row
+        if row.rank in self.going and not goes_on:
             self._end(row.rank, row.until_step + 1)
 
     def _end(self, rank: int, until_step: int) -> None:

@@ -163,7 +163,12 @@ def _headline(status: Status) -> str:
     how = f"ended with status {status.exit_status} after {took}"
     if not status.ended:
         how = f"began {took} ago"
-        alive = [rank.silent_s for rank in status.ranks if not rank.ended]
+        # the training of a rank that was captured goes on
+        alive = [
+            rank.silent_s
+            for rank in status.ranks
+            if not rank.ended or (rank.state == State.CAPTURED and rank.is_updated)
+        ]
         silent = min((s for s in alive if s is not None), default=None)
         next_step = f"if the job has ended: clusterprof collect {status.run}"
         if silent is not None and silent > SILENT_S:
@@ -186,6 +191,11 @@ class RankStatus:
     #: seconds since a file of this rank was last written, by the clock of the file server
     silent_s: float | None
     reason: str
+
+    @property
+    def is_updated(self) -> bool:
+        """Whether its step log was written lately."""
+        return self.silent_s is not None and self.silent_s <= SILENT_S
 
     @property
     def ended(self) -> bool:

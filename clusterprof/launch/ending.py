@@ -171,9 +171,9 @@ class Ending:
             script = words.plain(self.missing_script)
             return f"there is no file {script} here; with the right name: {self._command()}"
         if self.signals:
-            return self._command()
+            return f"{self.first_do}{self._command()}"
         if self.status:
-            return f"once that is repaired: {self._command()}"
+            return f"{self.first_do or 'once that is repaired: '}{self._command()}"
         if self.steps is None:
             command = self._command("--step-on", "MODULE:FUNCTION")
             return (
@@ -327,6 +327,8 @@ def why_none(ending: Ending, outcomes: Sequence[Outcome], has_ranks: bool, no_du
     if ending.steps is None:
         return "no rank trained"
     if ending.steps < ending.window.end:
+        if ending.status:
+            return f"the job ended before the end of the steps to look at, {ending.window}"
         made = words.counted(ending.steps, "step")
         return f"the job made {made}, and the steps to look at were {ending.window}"
     return next((str(outcome) for outcome in outcomes if outcome.is_lost), no_dump)

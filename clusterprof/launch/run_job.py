@@ -194,6 +194,8 @@ def conclude(
 
             results = merge_and_print(run, outcomes, plan.arguments.gpu_hour)
             known = replace(known, is_merged=True)
+    except KeyboardInterrupt:
+        known = replace(known, can_merge=True, why_none="interrupted before it was merged")
     except Exception as error:  # noqa: BLE001 - the job has ended with its own status
         complete, results = False, getattr(error, "results", None)
         if plan.arguments.debug:

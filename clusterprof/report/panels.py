@@ -131,9 +131,9 @@ def _step_ns(run: Summary, top: Finding) -> float | None:
     """How long a step is without the repair of a finding; None where that is not known."""
     step_ns, shallow = usual_step_ns(run.results), run.results["shallow"]
     suspects = shallow["suspects"] if shallow and top["saving"] is None else []
-    for suspect in (suspect for suspect in suspects if suspect["rank"] in top["ranks"][:1]):
+    if any(suspect["rank"] in top["ranks"][:1] for suspect in suspects) and top["share_of_step"]:
         # it is late in steps that need not be those of a window
-        step_ns = suspect.get("step_ns") or step_ns
+        step_ns = round(top["saved_ns_per_step"] / top["share_of_step"])
     return step_ns
 
 

@@ -66,7 +66,9 @@ def render(results: Results, *, colour: bool = False, width: int = 100) -> str:
     if evidence := results.get("evidence_table"):
         sources = words.listed(dict.fromkeys(row["source"] for row in evidence))
         where = "at the end of the page, and in results.json (evidence_table)"
-        page.sentence(f"evidence by {sources}: {len(evidence)} rows {where}", style="quiet")
+        page.sentence(
+            f"evidence by {sources}: {words.counted(len(evidence), 'row')} {where}", style="quiet"
+        )
     return page.text()
 
 

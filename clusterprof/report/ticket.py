@@ -77,7 +77,7 @@ def _when(run: Summary, finding: Finding | None) -> str:
     """From when to when the steps lasted that show it, by the reference rank's clock."""
     numbers = sorted(finding["steps"]) if finding else run.evidence_steps
     if not numbers:
-        return _UNKNOWN
+        return _by_looks(run, finding) if finding else _UNKNOWN
     text = f"{'step' if len(numbers) == 1 else 'steps'} {words.spans(numbers, limit=6)}"
     steps = [step for step in run.results["steps"] if step["step"] in numbers]
     if not steps:
@@ -86,10 +86,21 @@ def _when(run: Summary, finding: Finding | None) -> str:
     return f"{words.period(steps[0]['begin_ns'], end_ns)}, {text}"
 
 
+def _by_looks(run: Summary, finding: Finding) -> str:
+    """In which steps the looks at the running job show a finding's first rank late."""
+    shallow = run.results["shallow"]
+    suspects = shallow["suspects"] if shallow else []
+    for late in (s for s in suspects if s["rank"] in finding["ranks"] and "looked_steps" in s):
+        begin = "the start" if late["since_step"] is None else f"step {late['since_step']}"
+        end = "" if late["until_step"] is None else f", until step {late['until_step']}"
+        return f"since {begin}{end}"
+    return _UNKNOWN
+
+
 def _hardware(run: Summary, ranks: Sequence[int]) -> str:
     """How the hardware of these ranks differs from that of the others."""
-    if not run.results.get("hardware"):
-        return f"{_UNKNOWN}: it was not sampled"
+    if not ranks or not run.results.get("hardware"):
+        return f"{_UNKNOWN}: it was not sampled" if ranks else _UNKNOWN
     texts = [f"rank {r}: {text}" for r in ranks for text in run.differing.get(r, ())]
     return words.listed(texts, _MOST) if texts else "like that of the other ranks"
 

@@ -75,15 +75,18 @@ def _finding(dataset: Dataset, shallow: ShallowResults, late: list[Suspect]) -> 
     """Make one finding of suspects that are late together, the first one first.
 
     Nothing is replayed: what is saved is the first one's lateness, by its share of the steps of a
-    watched run, and `bound` is how far that may be wrong. It is 0 where the suspects may not delay
-    their peers' work. Those that follow ranks which delay the others are in the summary and the
-    evidence alone.
+    watched run, of the run's mean step, and `bound` is how far that may be wrong. It is 0 where the
+    suspects may not delay their peers' work. Those that follow ranks which delay the others are in
+    the summary and the evidence alone.
     """
     first = late[0]
     step_ns = step_while_late_ns(shallow, first)
     ranks = [suspect["rank"] for suspect in late if suspect["delays"] or not first["delays"]]
     of_run = _share_of_run(shallow, first) if first["delays"] else 0.0
-    saved = round(min(first["lateness_ns"], step_ns) * of_run)
+    lost_ns = min(first["lateness_ns"], step_ns)
+    if first["delays"]:
+        step_ns = round(step_ns - lost_ns * (1 - of_run))
+    saved = round(lost_ns * of_run)
     bound = round(first["bound_ns"] * of_run)
     say = _words(dataset, shallow, late, ranks)
     return finding(dataset, CODES[0], sorted(ranks), say) | {

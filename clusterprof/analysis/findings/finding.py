@@ -149,7 +149,7 @@ def finding_of_repair(
     at_most: Severity = say.at_most if often != "once" or saved.beyond_window else "info"
     level = min(severity(lies.least_ns / step_ns), at_most, key=_LEVELS.index)
     if at_most != "info" and severity(share) != "info":
-        say = say._replace(summary=_doubted(say.summary, saved, lies))
+        say = say._replace(summary=_doubted(dataset, say.summary, saved, lies))
     steps_said = often != "persistent" and of_saving(dataset, saved) in say.summary
     if 0 < len(hit) < len(costs_ns) and not steps_said:
         when = (
@@ -191,11 +191,12 @@ def _saving(saved: Saved, clocks_ns: float) -> Saving:
     return entry
 
 
-def _doubted(summary: str, saved: Saved, lies: Interval) -> str:
+def _doubted(dataset: Dataset, summary: str, saved: Saved, lies: Interval) -> str:
     """A summary that says, second, that the saving may be nothing, if so, and what would tell."""
     if lies.least_ns > 0:
         return summary
-    record = "profile more steps" if saved.paced else "profile it by clusterprof, with step logs,"
+    has_logs = saved.paced or bool(dataset.capture)
+    record = "profile more steps" if has_logs else "profile it by clusterprof, with step logs,"
     why = f"{record} to tell."
     if lies.clocks_ns[0] >= limits.HALF * saved.ns:
         why = "the ranks' clocks are not known well enough."
@@ -259,7 +260,8 @@ def of_the_window(dataset: Dataset) -> list[str]:
     job, warnings = what_ifs(dataset), list[str]()
     if job is None:
         return warnings
-    paces = f"steps take {words.ms(job.step_ns)} outside the window and "
+    where = "outside the window" if job.paced else "in the replay"
+    paces = f"steps take {words.ms(job.step_ns)} {where} and "
     paces += f"{words.ms(dataset.step_ns)} in it, "
     if job.unseen_ns > limits.WARNING_FRAC * job.step_ns:
         warnings.append(

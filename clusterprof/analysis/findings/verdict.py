@@ -87,7 +87,10 @@ def _nothing(dataset: Dataset, findings: Sequence[Finding], is_beside: bool) -> 
     """That no step has findings, or none beside what another sentence is about."""
     none = "findings above severity info" if findings else "findings"
     steps = f"in {len(dataset.steady_steps)} steady-state steps of {ms(dataset.step_ns)}"
-    unprofiled = f" ({ms(pace_ns(dataset))} without the profiler)" if another_pace(dataset) else ""
+    job, unprofiled = what_ifs(dataset), ""
+    if another_pace(dataset):
+        of = "without the profiler" if job is not None and job.paced else "in the replay"
+        unprofiled = f" ({ms(pace_ns(dataset))} {of})"
     return _plain("none", f"No {'other findings' if is_beside else none} {steps}{unprofiled}.")
 
 
