@@ -26,6 +26,7 @@ _BY_NSYS = re.compile(
 )
 #: of these, what shows what a host does
 _OF_HOST = re.compile(r" --(?:pytorch|cpu-sampling)\b")
+_RANKS = re.compile(r" --ranks (\d+(?:,\d+)*)(?!\S)")
 _UNKNOWN_LAUNCH = shlex.join(masking.UNKNOWN_LAUNCH)
 
 
@@ -41,15 +42,18 @@ def runnable(results: Results, run: Window | None = None) -> Results:
         return results
     capturing = _capturing(run) if run is not None else ""
     has_nsys = bool(installed())
-    of_nsys = any("nsys" in entry["profiler"] for entry in results["ranks"])
+    by_torch = {entry["rank"] for entry in results["ranks"] if "nsys" not in entry["profiler"]}
+    of_nsys = len(by_torch) < len(results["ranks"])
 
     def fitted(command: str) -> str:
-        ranks = re.search(r" --ranks (\S+)", command)
-        if ranks and capturing:
+        ranks = _RANKS.search(command)
+        if ranks is None:
+            return command
+        if capturing:
             return f"{capturing} --ranks {ranks[1]} --wait"
         if has_nsys or (of_nsys and command.endswith(_UNKNOWN_LAUNCH)):
             return command
-        return _by_torch(command)
+        return _by_torch(command, by_torch.issuperset(map(int, ranks[1].split(","))))
 
     return {**results, "findings": [{**f, "next": fitted(f["next"])} for f in findings]}
 
@@ -62,16 +66,21 @@ def _capturing(run: Window) -> str:
     return ""
 
 
-def _by_torch(command: str) -> str:
-    """A command by torch.profiler. It samples no host: flight recorders then show the line of the
-    program from which a late rank comes. What its user asked of nsys stays.
+def _by_torch(command: str, is_captured: bool) -> str:
+    """A command by torch.profiler; "" where it `is_captured` by that, with all that this can show.
+
+    It samples no host: flight recorders show the line of the program to which a late rank comes
+    latest. What its user asked of nsys stays.
     """
     found = _BY_NSYS.search(command)
     before = command[: found.start()] if found else ""
     own = {word.partition("=")[0] for word in before.split()}
     if found is None or own & FOR_NSYS:
         return command
-    stacks = " --stacks" if _OF_HOST.search(found[1]) and "--stacks" not in own else ""
+    of_host, has_stacks = _OF_HOST.search(found[1]), "--stacks" in own
+    if of_host and has_stacks and is_captured:
+        return ""
+    stacks = " --stacks" if of_host and not has_stacks else ""
     return f"{before} --profiler torch{stacks}{command[found.end() :]}"
 
 

@@ -47,8 +47,6 @@ def shown(command: str, run: Window | None = None, profiler: str = "torch.profil
          f"{BEGIN} --profiler torch --stacks {REST}"),
         (f"{BEGIN} --profiler nsys --nsys-arg=--cuda-graph-trace=node {REST} --cpu-sampling",
          f"{BEGIN} --profiler torch {REST} --cpu-sampling"),
-        (CLOSER.replace("--steps", "--stacks --steps"),
-         f"{BEGIN} --profiler torch {REST}".replace("--steps", "--stacks --steps")),
         # what the run's user asked of nsys cannot be left out
         (CLOSER.replace("--steps", "--trace=cuda --steps"),
          CLOSER.replace("--steps", "--trace=cuda --steps")),
@@ -59,6 +57,15 @@ def shown(command: str, run: Window | None = None, profiler: str = "torch.profil
 )  # fmt: skip
 def test_where_there_is_no_nsys_torch_profiles(command: str, expected: str) -> None:
     assert shown(command) == expected
+
+
+@pytest.mark.usefixtures("without_nsys")
+def test_what_torch_has_captured_with_all_that_it_can_show_is_not_captured_again() -> None:
+    whole = CLOSER.replace("--steps", "--stacks --steps")
+    by_torch = f"{BEGIN} --profiler torch {REST}".replace("--steps", "--stacks --steps")
+    assert shown(whole) == ""
+    assert shown(whole, profiler="nsys 2024.2.3") == by_torch
+    assert shown(whole.replace("2,0", "2,7")) == by_torch.replace("2,0", "2,7")
 
 
 def test_where_there_is_nsys_it_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
