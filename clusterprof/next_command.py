@@ -73,15 +73,17 @@ def _by_torch(command: str, is_captured: bool) -> str:
     latest. What its user asked of nsys stays.
     """
     found = _BY_NSYS.search(command)
-    before = command[: found.start()] if found else ""
-    own = {word.partition("=")[0] for word in before.split()}
-    if found is None or own & FOR_NSYS:
+    if found is None:
         return command
-    of_host, has_stacks = _OF_HOST.search(found[1]), "--stacks" in own
-    if of_host and has_stacks and is_captured:
-        return ""
-    stacks = " --stacks" if of_host and not has_stacks else ""
-    return f"{before} --profiler torch{stacks}{command[found.end() :]}"
+    before, rest = command[: found.start()], command[found.end() :]
+    own = {word.partition("=")[0] for word in before.split()}
+    if own & FOR_NSYS:
+        return command
+    if not _OF_HOST.search(found[1]):
+        return f"{before} --profiler torch{rest}"
+    if "--stacks" not in own:
+        return f"{before} --profiler torch --stacks{rest}"
+    return "" if is_captured else f"{before} --profiler torch{rest}"
 
 
 def with_values(results: Results, run: Window) -> Results:
