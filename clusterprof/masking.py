@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 MASK = "***"
+#: the launcher's options and the program of a run that clusterprof did not start
+UNKNOWN_LAUNCH = ("...", "--", "PROGRAM...")
 #: a masked word as a shell quotes it, and what of it stays
 _MASKED = re.compile(r"'([\w@%+=:,./-]*)\*\*\*'", re.ASCII)
 
@@ -173,6 +175,11 @@ def command(argv: Sequence[str]) -> str:
     Until then no shell runs it: a quoted mask would be passed to the program as a value.
     """
     return _MASKED.sub(r"\1<value>", shlex.join(argv))
+
+
+def to_fill_in(shown: str) -> list[str]:
+    """What is to be filled in before a command line runs: `<value>`, `...`, `PROGRAM...`."""
+    return [*dict.fromkeys(re.findall(r"<value>|(?<=\s)(?:PROGRAM)?\.\.\.(?!\S)", shown))]
 
 
 def suspected(argv: Sequence[str]) -> list[str]:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from clusterprof import console, folders, masking, run_directory, watched, words
+from clusterprof import console, folders, next_command, run_directory, watched, words
 from clusterprof.agent.contracts import files, identity, paths
 from clusterprof.collect import live_windows
 from clusterprof.collect.outcomes import Outcome
@@ -648,7 +648,8 @@ def write_page(made: Study, target: Path, title: str, option: str = "--html") ->
     """
     from clusterprof.report import html
 
-    html.write(target, _page(made.results, made.collectives, made.lanes, title, made.job), option)
+    results = next_command.runnable(made.results)
+    html.write(target, _page(results, made.collectives, made.lanes, title, made.job), option)
 
 
 def page_again(run: Window, results: Results, *, anonymous: bool = False) -> str:
@@ -673,6 +674,7 @@ def page_again(run: Window, results: Results, *, anonymous: bool = False) -> str
         job = job_record(run, run.directory.read_manifest())
         job = replace(job, shallow=merged_table("shallow", SHALLOW))
     if not anonymous:
+        results = next_command.runnable(results)
         return _page(results, collectives, spans, run.results.path.name, job)
     names = hidden.host_names(results, job.hosts.values() if job else ())
     collectives = hidden.anonymous_table(collectives, names)
@@ -720,25 +722,9 @@ def print_verdict(results: Results, run: Window | None) -> None:
     """
     from clusterprof.report import text
 
+    results = next_command.runnable(results, run)
     if run is not None and sys.stdout.isatty():
-        results = with_values(results, run)
+        results = next_command.with_values(results, run)
     width = min(100, console.width(100))
     page = text.render(results, colour=console.wants_colour(sys.stdout), width=width)
     console.styled(page.rstrip("\n") + "\n", text.CODES)
-
-
-def with_values(results: Results, run: Window) -> Results:
-    """The results with the values in their commands that the launch kept for its user alone."""
-    try:
-        manifest = run.directory.read_manifest()
-    except RunDirectoryError:
-        return results  # of reports that clusterprof did not launch
-    masked, whole = (
-        masking.command(argv[argv.index(RANKS) + 1 :]) if RANKS in argv else ""
-        for argv in (manifest.again, manifest.whole)
-    )
-    findings = [finding.copy() for finding in results["findings"]]
-    for finding in findings if masked else ():
-        if finding["next"].endswith(masked):
-            finding["next"] = finding["next"].removesuffix(masked) + whole
-    return {**results, "findings": findings}

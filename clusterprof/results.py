@@ -54,6 +54,9 @@ RANKS = "{ranks}"
 #: nsys' option to record the kernels in CUDA graphs
 NODES = "--cuda-graph-trace=node"
 
+#: options of a launch that nsys alone has a use for: `--profiler torch` refuses them
+FOR_NSYS = frozenset({"--nsys", "--nsys-arg", "--trace", "--pytorch", "--cpu-sampling", "--arm"})
+
 #: the finding that flight recorders alone show: how much its repair saves may be unknown
 SHALLOW_STRAGGLER = "straggler.shallow"
 

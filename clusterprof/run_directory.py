@@ -21,6 +21,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from clusterprof import masking
 from clusterprof.agent.contracts import files, paths, plan as plans, states
 from clusterprof.agent.contracts.plan import LaterWindow, Plan
 from clusterprof.arguments import Selection, StepWindow, shortest
@@ -142,7 +143,7 @@ class Manifest:
         words = [*self.content.get("again", [])]
         if words or self.launcher is None:
             return words
-        return ["clusterprof", self.launcher, RANKS, "...", "--", "PROGRAM..."]
+        return ["clusterprof", self.launcher, RANKS, *masking.UNKNOWN_LAUNCH]
 
     @property
     def whole(self) -> list[str]:

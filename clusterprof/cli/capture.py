@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 from clusterprof import run_directory, watched, words
-from clusterprof.agent.contracts import plan
 from clusterprof.agent.contracts.timing import REAL, Clock
 from clusterprof.arguments import (
     RANKS_GRAMMAR,
@@ -22,7 +20,7 @@ from clusterprof.arguments import (
 from clusterprof.cli import Parser, verb_parser
 from clusterprof.collect import live_windows
 from clusterprof.console import say
-from clusterprof.errors import RunDirectoryError, UsageError
+from clusterprof.errors import UsageError
 from clusterprof.launch.planning import MOST_STEPS
 from clusterprof.launch.screen import late_now
 from clusterprof.run_directory import Manifest, Window
@@ -76,7 +74,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         )
     run = run_directory.opened(arguments.run)
     manifest = run.directory.read_manifest()
-    for_agent = check(run, manifest)
+    for_agent = live_windows.check_running(run, manifest)
     selection = checked_ranks(run, manifest, arguments.ranks)
     what, limit = condition or (None, 0.0)
     if what == "step" and not slows(run, limit, for_agent.log_s):
@@ -204,43 +202,6 @@ def late_ranks(run: Window) -> Selection:
         f"--ranks late: no look at {run.path} shows a rank that is late now",
         "name the ranks: --ranks 0,8",
     )
-
-
-def check(run: Window, manifest: Manifest) -> plan.Plan:
-    """What the run's ranks do, which look for orders. Raises RunDirectoryError where none does."""
-    owner = run.path.stat().st_uid
-    _refuse([
-        (run.number > 1, f"{run.path} is a later window of a run",
-         f"name the run: clusterprof capture {run.directory.path}"),
-        (manifest.ended, f"the job of {run.path} has ended",
-         f"its reports: clusterprof merge {run.path}"),
-        (manifest.hosts,
-         f"the hosts of {run.path} share no folder with this one, in which they could look",
-         "choose the steps when the job is started: clusterprof ssh --steps A:B"),
-        (os.geteuid() not in (0, owner),
-         f"{run.path} is another user's ({owner}), whose ranks obey no order of yours",
-         "have that user order the window"),
-    ])  # fmt: skip
-    try:
-        for_agent = plan.read(str(run.directory.plan))
-    except (OSError, ValueError) as error:
-        raise RunDirectoryError(f"{run.directory.plan} cannot be read", str(error)) from None
-    _refuse([
-        (not for_agent.log_s,
-         f"the ranks of {run.path} look for no order: its clusterprof was an older one",
-         "later windows can be captured once the job is started again"),
-        (live_windows.is_silent(run),
-         f"no rank of {run.path} has written anything for {words.age(live_windows.SILENT_S)}",
-         f"if the job has ended: clusterprof collect {run.path}"),
-    ])  # fmt: skip
-    return for_agent
-
-
-def _refuse(refusals: Iterable[tuple[object, str, str]]) -> None:
-    """Raise RunDirectoryError for the first that is so, with its next step."""
-    for is_so, what, then in refusals:
-        if is_so:
-            raise RunDirectoryError(what, then)
 
 
 def checked_ranks(run: Window, manifest: Manifest, text: str | None) -> Selection:

@@ -227,9 +227,12 @@ class Answers:
         return file
 
     def _results(self, run: str) -> Results:
+        from clusterprof import next_command
         from clusterprof.report import results_json
+        from clusterprof.run_directory import Window
 
-        return results_json.read(self._file(run))
+        results = results_json.read(self._file(run))
+        return next_command.runnable(results, Window.at(self._folder / run))
 
 
 def _of_code(results: Results, code: str, ranks: list[int]) -> Finding | None:

@@ -47,7 +47,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     arguments = parser(verb).parse_args([*own, *(program or ())])
     run = Window.at(arguments.run.absolute())
     results_file = run.merged / paths.RESULTS
-    from clusterprof import merge_run
+    from clusterprof import merge_run, next_command
     from clusterprof.report import results_json, text
     from clusterprof.report.anonymous import anonymous
 
@@ -57,7 +57,9 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
         check_free(arguments.output, arguments.force, is_ours)
     results = merge_run.priced(results_json.read(results_file), arguments.gpu_hour)
     if arguments.anonymous and not arguments.html:
-        results = anonymous(results)
+        results = anonymous(results)  # who gets it has another machine
+    elif not (arguments.json or arguments.html):
+        results = next_command.runnable(results, run)
     if arguments.json:
         page = results_json.dumps(results).decode()
     elif arguments.html:
@@ -73,7 +75,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
     elif arguments.output:
         page = text.render(results)
     else:
-        merge_run.print_verdict(results, run)
+        merge_run.print_verdict(results, None if arguments.anonymous else run)
         return 0
     if arguments.output:
         with writing(arguments.output, "--output"):

@@ -8,7 +8,7 @@ import getpass
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from operator import itemgetter
@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 
 from clusterprof import words
 from clusterprof.agent.contracts import files, paths, plan as plans, states
-from clusterprof.agent.contracts.plan import LaterWindow
+from clusterprof.agent.contracts.plan import LaterWindow, Plan
 from clusterprof.agent.contracts.states import State
 from clusterprof.arguments import Selection, StepWindow
 from clusterprof.collect.outcomes import Outcome, flights_over, newest_step_log
 from clusterprof.errors import RunDirectoryError
 from clusterprof.folders import beside_steps
-from clusterprof.run_directory import Window, writing
+from clusterprof.run_directory import Manifest, Window, writing
 
 #: Without an update for so long a rank may be gone: step logs are written once a minute, at the
 #: end of a step.
@@ -122,6 +122,43 @@ def _has_ended(run: Window, rank: int, state: Mapping[str, Any] | None) -> bool:
         return states.captured_before(str(run.rank(rank)))
     now = State.of(state)
     return now is not None and now.ended
+
+
+def check_running(run: Window, manifest: Manifest) -> Plan:
+    """What the run's ranks do, which look for orders. Raises RunDirectoryError where none does."""
+    owner = run.path.stat().st_uid
+    _refuse([
+        (run.number > 1, f"{run.path} is a later window of a run",
+         f"name the run: clusterprof capture {run.directory.path}"),
+        (manifest.ended, f"the job of {run.path} has ended",
+         f"its reports: clusterprof merge {run.path}"),
+        (manifest.hosts,
+         f"the hosts of {run.path} share no folder with this one, in which they could look",
+         "choose the steps when the job is started: clusterprof ssh --steps A:B"),
+        (os.geteuid() not in (0, owner),
+         f"{run.path} is another user's ({owner}), whose ranks obey no order of yours",
+         "have that user order the window"),
+    ])  # fmt: skip
+    try:
+        for_agent = plans.read(str(run.directory.plan))
+    except (OSError, ValueError) as error:
+        raise RunDirectoryError(f"{run.directory.plan} cannot be read", str(error)) from None
+    _refuse([
+        (not for_agent.log_s,
+         f"the ranks of {run.path} look for no order: its clusterprof was an older one",
+         "later windows can be captured once the job is started again"),
+        (is_silent(run),
+         f"no rank of {run.path} has written anything for {words.age(SILENT_S)}",
+         f"if the job has ended: clusterprof collect {run.path}"),
+    ])  # fmt: skip
+    return for_agent
+
+
+def _refuse(refusals: Iterable[tuple[object, str, str]]) -> None:
+    """Raise RunDirectoryError for the first that is so, with its next step."""
+    for is_so, what, then in refusals:
+        if is_so:
+            raise RunDirectoryError(what, then)
 
 
 def of_running(run: Window, outcomes: Sequence[Outcome]) -> list[Outcome]:

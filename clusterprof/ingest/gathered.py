@@ -96,7 +96,7 @@ def _none_readable(errors: Sequence[ClusterprofError]) -> ClusterprofError:
     if len(errors) == 1:
         return errors[0]
     text = f"none of the {len(errors)} reports can be read"
-    return ReportError(text, *(error.what for error in errors[:8]), *errors[0].details[-1:])
+    return ReportError(text, *(error.what for error in errors[:8]), *errors[0].details)
 
 
 def _named_otherwise(tables: RankTables) -> RankTables:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from clusterprof import console, masking, watched, words
+from clusterprof import console, masking, next_command, watched, words
 from clusterprof.agent.contracts import files, paths
 from clusterprof.arguments import StepWindow, shortest
 from clusterprof.collect.live_windows import steps_logged
@@ -243,10 +243,9 @@ def _by_command(ending: Ending, manifest: Manifest) -> Ending:
 
 def _by_results(ending: Ending, results: Results, run: Window) -> Ending:
     """`ending` with the verdict, and the command of the finding that comes first."""
+    results = next_command.runnable(results)
     if sys.stderr.isatty():
-        from clusterprof.merge_run import with_values
-
-        results = with_values(results, run)
+        results = next_command.with_values(results, run)
     commands = (finding["next"] for finding in results["findings"] if ending.is_merged)
     command = next(filter(None, commands), ending.command)
     return replace(ending, verdict=results["verdict"], command=command)

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 
+from clusterprof.masking import UNKNOWN_LAUNCH
 from clusterprof.report.whole_job import Job
 from clusterprof.results import Results
 
@@ -112,4 +113,4 @@ def _command(text: str) -> str:
         if word.partition("=")[0] in _KEPT:
             takes_value = word != "--cpu-sampling" and "=" not in word
             kept += [word, *(words[place : place + 1] if takes_value else [])]
-    return f"{shlex.join(kept)} ... -- PROGRAM..."
+    return shlex.join([*kept, *UNKNOWN_LAUNCH])

@@ -26,6 +26,7 @@ from jinja2 import bccache
 from clusterprof import __version__, words
 from clusterprof.agent.contracts import files
 from clusterprof.arguments import beginning
+from clusterprof.masking import to_fill_in
 from clusterprof.report import collective_charts, lanes, panels, summary
 from clusterprof.report.summary import Summary
 from clusterprof.report.whole_job import Job, heatmap, step_chart
@@ -232,7 +233,7 @@ def environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
         bytecode_cache=_BesideTheTemplates(),
     )
-    templates.globals.update(words=words, summary=summary)
+    templates.globals.update(words=words, summary=summary, to_fill_in=to_fill_in)
     templates.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     return templates
 

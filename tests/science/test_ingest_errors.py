@@ -304,7 +304,25 @@ def test_without_nsys_the_error_has_the_command_for_another_host(
     monkeypatch.setattr(nsys_export, "installed", list)
     with pytest.raises(ReportError, match="without nsys") as caught:
         read_report(report)
-    assert caught.value.details[-1] == f"nsys export -t sqlite --include-blobs=true {report}"
+    export = 'nsys export -t sqlite --include-blobs=true "$f"'
+    assert caught.value.details[-1] == f"for f in {tmp_path}/*.nsys-rep; do {export}; done"
+    assert "without a GPU: NVIDIA's package nsight-systems-cli" in caught.value.details[0]
+
+
+def test_without_nsys_the_command_for_another_host_is_for_all_reports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports = [tmp_path / "a run" / "ranks" / f"{rank:05}" / "profile.nsys-rep" for rank in (0, 1)]
+    for report in reports:
+        report.parent.mkdir(parents=True)
+        report.write_bytes(b"NVIDIA Tegra Profiler Report")
+    monkeypatch.setattr(nsys_export, "installed", list)
+    with pytest.raises(ReportError, match="none of the 2 reports") as caught:
+        merge.main("merge", list(map(str, reports)), None)
+    export = 'nsys export -t sqlite --include-blobs=true "$f"'
+    folders = f"'{tmp_path}/a run/ranks/'*/*.nsys-rep"
+    assert caught.value.details[-1] == f"for f in {folders}; do {export}; done"
+    assert "without a GPU" in caught.value.details[-3]
 
 
 def test_an_empty_nsys_report_is_said_to_be(tmp_path: Path) -> None:

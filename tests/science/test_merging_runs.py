@@ -20,7 +20,7 @@ import pytest
 from lab.command import PATIENCE_S
 from seeds import content, trace
 
-from clusterprof import masking, merge_run, run_directory
+from clusterprof import masking, next_command, run_directory
 from clusterprof.agent.contracts import states
 from clusterprof.arguments import check_free
 from clusterprof.cli import main, merge
@@ -217,11 +217,11 @@ def test_a_recommended_command_has_its_values_for_who_launched_the_run_alone(
     run.directory.write_again(whole)
     begin = "clusterprof torchrun --ranks 3 "
     found: Any = {"findings": [{"next": begin + masking.command(masked[3:])}, {"next": ""}]}
-    shown = merge_run.with_values(found, run)["findings"]
+    shown = next_command.with_values(found, run)["findings"]
     assert [each["next"] for each in shown] == [begin + shlex.join(whole[3:]), ""]
     if os.geteuid() == 0:
         os.chown(run.path / "again.json", 12345, 12345)
-        assert merge_run.with_values(found, run) == found
+        assert next_command.with_values(found, run) == found
 
 
 @pytest.fixture

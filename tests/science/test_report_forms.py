@@ -96,6 +96,26 @@ def test_markdown_says_the_verdict_and_each_finding_with_its_command() -> None:
     assert len(re.findall("^```", page, re.MULTILINE)) % 2 == 0
 
 
+@pytest.mark.parametrize(
+    ("command", "blanks"),
+    [
+        ("clusterprof run --ranks 2 -- a.py --lr <value>", ["&lt;value&gt;"]),
+        ("clusterprof srun --ranks 2 ... -- PROGRAM...", ["...", "PROGRAM..."]),
+        ("clusterprof run --ranks 2 -- a.py", []),
+    ],
+)
+def test_the_page_names_what_to_fill_in_where_a_copied_command_does_not_run(
+    command: str, blanks: list[str]
+) -> None:
+    results = report_sample.results()
+    for finding in results["findings"]:
+        finding["next"] = command
+    page = html.render(results, report_sample.collectives(), title="x")
+    named = ", ".join(f"<code>{blank}</code>" for blank in blanks)
+    assert (f"<dt>to fill in first</dt><dd>{named}</dd>" in page) is bool(blanks)
+    assert ("to fill in first" in page) is bool(blanks)
+
+
 def test_every_form_says_what_a_repair_saves_alone_where_that_differs(
     merged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

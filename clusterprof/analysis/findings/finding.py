@@ -21,7 +21,7 @@ from clusterprof.analysis.model.dataset import Dataset
 from clusterprof.analysis.model.replay import Lengths
 from clusterprof.analysis.model.what_if import Interval, Saved, WhatIfs, what_ifs
 from clusterprof.columns import Bools, Floats
-from clusterprof.results import NODES, RANKS, Finding, Pace, Recurrence, Saving, Severity
+from clusterprof.results import FOR_NSYS, NODES, RANKS, Finding, Pace, Recurrence, Saving, Severity
 
 #: a sentence of the verdict's first line is at most this long, to fit a terminal's line
 SENTENCE_LENGTH = 100
@@ -342,7 +342,7 @@ def capture(dataset: Dataset, ranks: Sequence[int], *options: str, profiler: str
     if not ranks:
         return ""
     launcher = "srun" if len({t.info.host for t in dataset.tables}) > 1 else "torchrun"
-    given = dataset.again or ("clusterprof", launcher, RANKS, "...", "--", "PROGRAM...")
+    given = dataset.again or ("clusterprof", launcher, RANKS, *masking.UNKNOWN_LAUNCH)
     ranks_at = given.index(RANKS) if RANKS in given else len(given)
     rest = given[ranks_at + 1 :]
     if profiler == "nsys" and dataset.launches_graphs:
@@ -364,8 +364,7 @@ def lighter(dataset: Dataset) -> str:
 
 def asks_for_nsys(dataset: Dataset) -> bool:
     """Whether the run's own command line has options that --profiler torch refuses."""
-    for_nsys = {"--nsys", "--nsys-arg", "--trace", "--pytorch", "--cpu-sampling", "--arm"}
-    return bool(for_nsys & {word.partition("=")[0] for word in dataset.again})
+    return bool(FOR_NSYS & {word.partition("=")[0] for word in dataset.again})
 
 
 def operators(dataset: Dataset) -> tuple[str, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -69,8 +70,10 @@ def read(path: Path, *, alone: bool = False) -> list[Recording]:
     if not tools:
         raise ReportError(
             f"{path} cannot be read without nsys, which is not installed on this host",
-            "install Nsight Systems (package nsight-systems), or export it on a host that has it:",
-            f"nsys export -t sqlite --include-blobs=true {path}",
+            "nsys reads reports without a GPU: NVIDIA's package nsight-systems-cli, or for older "
+            "reports Debian's nsight-systems (non-free)",
+            "or export all of them on a host that has it, and merge these exports instead:",
+            f'for f in {_alike(path)}; do nsys export -t sqlite --include-blobs=true "$f"; done',
         )
     with tempfile.TemporaryDirectory(prefix="clusterprof-") as folder:
         try:
@@ -82,6 +85,14 @@ def read(path: Path, *, alone: bool = False) -> list[Recording]:
                     "point TMPDIR to a file system with enough space for the exported report",
                 ) from error
             raise
+
+
+def _alike(path: Path) -> str:
+    """A shell's pattern for all reports of a folder; in a run directory each rank has a folder."""
+    folder, pattern = path.parent, f"*{path.suffix}"
+    if folder.name.isdecimal():
+        folder, pattern = folder.parent, f"*/{pattern}"
+    return shlex.quote(f"{folder}/") + pattern
 
 
 def _read(path: Path, tools: Sequence[Nsys], folder: Path, alone: bool) -> list[Recording]:
