@@ -58,7 +58,7 @@ def disagreements(results: Results, collectives: pa.Table) -> list[str]:
         "page": visible(page),
     }
     checks: tuple[Callable[[Results, str], Iterator[str]], ...] = (
-        _too_long, _shares, _lengths_of_step, _critical_path, _open_ended,
+        _too_long, _shares, _lengths_of_step, _critical_path, _open_ended, _after_others,
     )  # fmt: skip
     found = [f"{name}: {each}" for name, face in faces.items() for check in checks
              for each in check(results, face)]  # fmt: skip
@@ -131,14 +131,17 @@ def _critical_path(results: Results, face: str) -> Iterator[str]:
 
 
 def _open_ended(results: Results, face: str) -> Iterator[str]:
-    """Savings that may be nothing, beside a confidence; and those after others, without alone."""
-    for line in face.splitlines():
-        interval = _INTERVAL.search(line)
-        least = float(interval[2]) if interval and interval[2] else None
-        if interval and interval[3]:
-            least = float(interval[1]) - float(interval[3])
-        if ((least is not None and least <= 0) or "at most" in line) and _CONFIDENT.search(line):
+    """Savings that may be nothing, beside a confidence."""
+    for line in filter(_CONFIDENT.search, face.splitlines()):
+        intervals = _INTERVAL.findall(line)
+        ends = [float(least or float(value) - float(bound)) for value, least, bound in intervals]
+        if "repair saves at most" in line or min(ends, default=1) <= 0:
             yield f"sure of what may be nothing: {line.strip()}"
+
+
+def _after_others(results: Results, face: str) -> Iterator[str]:
+    """Savings once others are repaired, without what the repair saves alone."""
+    for line in face.splitlines():
         if _AFTER.search(line) and "alone" not in line:
             yield f"only after others: {line.strip()}"
 
@@ -159,29 +162,31 @@ def _breakdown(results: Results) -> Iterator[str]:
 
 
 def _picture(results: Results, page: str) -> Iterator[str]:
-    """A rank that is the darkest of the picture, where neither verdict nor findings name it."""
-    data, run = json.loads(_EMBEDDED.search(page)[1]), Summary(results)  # type: ignore[index]
-    measure = data["measures"][data["first"]]
-    codes = np.frombuffer(base64.b64decode(measure["values"]), "<u2")
-    codes = codes.reshape(len(data["ranks"]), -1)
-    steady = np.isin(measure["steps"], run.evidence_steps)
+    """Times of a step that are longer than it, in the measure that the page opens on; and its
+    darkest rank where it is not the first finding's, nor a sentence says why.
+    """
+    data = json.loads(_EMBEDDED.search(page)[1])  # type: ignore[index]
+    measure, ranks = data["measures"][data["first"]], data["ranks"]
+    codes = np.frombuffer(base64.b64decode(measure["values"]), "<u2").reshape(len(ranks), -1)
     cells_ns = np.where(codes == 65_535, 0, codes) * measure["unit_ns"]
     # steps that the profiler disturbed are pale, and begin at another time on each rank
     lasted_ns = {step["step"]: step["duration_ns"] for step in results["steps"] if step["settled"]}
     for number, most_ns in zip(measure["steps"], cells_ns.max(axis=0), strict=True):
         if most_ns > 1.01 * lasted_ns.get(number, np.inf):
             yield f"{measure['name']} of {most_ns / 1e6:.4g} ms in step {number}"
-    dark = cells_ns[:, steady].mean(axis=1)
-    if not run.has_steady_steps or len(dark) < 2:
+    steady = np.isin(measure["steps"], [*lasted_ns])
+    if steady.any() and len(ranks) > 1 and " stands out: " not in visible(page):
+        means_ns = dict(zip(ranks, cells_ns[:, steady].mean(axis=1).tolist(), strict=True))
+        yield from _other_than_named(results, means_ns, measure["name"])
+
+
+def _other_than_named(results: Results, means_ns: dict[int, float], name: str) -> Iterator[str]:
+    """A rank that is much darker than all others, and not the first finding's, nor any's."""
+    run, (rank, following) = Summary(results), sorted(means_ns, key=lambda k: -means_ns[k])[:2]
+    next_ns, top = means_ns[following], run.leading
+    if means_ns[rank] < max(_DARKEST * next_ns, next_ns + _LEAST_FRAC * (run.usual_ns or 0)):
         return
-    next_ns, most_ns = np.sort(dark)[-2:]
-    rank, top = data["ranks"][int(dark.argmax())], run.leading
-    if most_ns < max(_DARKEST * next_ns, next_ns + _LEAST_FRAC * (run.usual_ns or 0)):
-        return
-    few = [f["ranks"] for f in results["findings"] if len(f["ranks"]) < len(results["ranks"])]
-    if f"Rank {rank} stands out: " in visible(page):
-        return
-    if not any(rank in ranks for ranks in few):
-        yield f"{measure['name']} is most of rank {rank}, which no sentence names"
+    if not run.is_named(rank):
+        yield f"{name} is most of rank {rank}, which no sentence names"
     elif top and len(top["ranks"]) == 1 and rank not in top["ranks"]:
-        yield f"{measure['name']} is most of rank {rank}, and {top['ranks']} is the finding's"
+        yield f"{name} is most of rank {rank}, and {top['ranks']} is the finding's"

@@ -93,11 +93,7 @@ def _who(run: Summary, top: Finding) -> Tile:
 def _cost(run: Summary, top: Finding) -> Tile:
     share, hurt = top["share_of_step"], top["severity"] == "critical"
     if not share:
-        late, shallow = _lateness_ns(run, top), run.results["shallow"]
-        if late and shallow and (step_ns := compared_step_ns(shallow)):
-            most = words.percent(min(late / step_ns, 1))
-            return Tile(_COST, f"at most {most}", f"others wait {words.ms(late)} per step for it")
-        return Tile(_COST, "unknown", "no replay without its cause", hurt=hurt)
+        return _most_cost(run, top, hurt=hurt)
     # all ranks wait for a straggler; what else costs time is known of the profiled ranks only
     everyone = top["code"].startswith("straggler.")
     ranks = run.world if everyone else len(run.results["ranks"])
@@ -107,6 +103,15 @@ def _cost(run: Summary, top: Finding) -> Tile:
     more = f"as much as losing {few} of {ranks:,} {noun}" if ranks > 1 else summary.recurrence(top)
     value = run.share(top)
     return Tile(_COST, f"{value} of each step" if value.endswith("%") else value, more, hurt=hurt)
+
+
+def _most_cost(run: Summary, top: Finding, *, hurt: bool) -> Tile:
+    """What a finding costs at most of which nothing is replayed."""
+    late, shallow = _lateness_ns(run, top), run.results["shallow"]
+    if late and shallow and (step_ns := compared_step_ns(shallow)):
+        most = words.percent(min(late / step_ns, 1))
+        return Tile(_COST, f"at most {most}", f"others wait {words.ms(late)} per step for it")
+    return Tile(_COST, "unknown", "no replay without its cause", hurt=hurt)
 
 
 def _saving(run: Summary, top: Finding) -> Tile:
