@@ -99,6 +99,22 @@ def certain_waits(table: pa.Table, uncertainties: Mapping[int, int]) -> Ints:
     return np.where(longest & (wait > bound[rank] + bound[last]), wait, 0)
 
 
+def within_steps(
+    start: Ints, wait: Ints, step: Ints, began_ns: Mapping[int, int]
+) -> tuple[Ints, Ints]:
+    """Begin and length (ns) of each wait from the begin of its step on, all that is of the step.
+
+    A receive may be posted long before its step; of a step without a begin the wait is as it was.
+    """
+    numbers = np.array(sorted(began_ns), np.int64)
+    if not len(numbers):
+        return start, wait
+    began = np.array([began_ns[number] for number in numbers.tolist()], np.int64)
+    place = np.searchsorted(numbers, step).clip(max=len(numbers) - 1)
+    early = np.where(numbers[place] == step, np.clip(began[place] - start, 0, wait), 0)
+    return start + early, wait - early
+
+
 def counted_once(start: Ints, wait: Ints, *keys: Ints) -> Ints:
     """What each wait (ns, from `start` on) adds to the time that those of equal `keys` take.
 

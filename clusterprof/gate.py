@@ -110,7 +110,7 @@ def fails(
 ) -> bool:
     """Whether any condition is met, each with a message of the finding that saves most of those.
 
-    `findings` are those of a run, or of a comparison with its own words for their `figures`.
+    `findings` are those of a run, or of a comparison; `figures` puts one's numbers into words.
     `step` is by which share the step got longer, and the noise of that (half-width): a change
     within it meets no condition.
     """
@@ -125,7 +125,7 @@ def fails(
             top = max(met, key=lambda finding: finding["share_of_step"])
             who = f", {words.ranks(top['ranks'])}" if top["rank"] is not None else ""
             others = f", and {len(met) - 1} more" if len(met) > 1 else ""
-            message = f"{top['code']}{who}: {(figures or summary.figures)(top)}{others}"
+            message = f"{top['code']}{who}: {(figures or summary.saved)(top)}{others}"
         if message:
             say(f"--fail-on {condition.text}: {message}")
             failed = True

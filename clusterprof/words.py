@@ -95,13 +95,22 @@ def with_bound(ns: float, uncertainty_ns: float) -> str:
 
 
 def between(ns: float, least_ns: float, most_ns: float) -> str:
-    """A time and where it lies: `20.3 ±1.5 ms`, or off the middle, `3.7 (0.1 to 3.9) ms`."""
+    """A time and where it lies: `20.3 ±1.5 ms`, off the middle `3.70 (0.10 to 3.92) ms`; from zero
+    on `0 to 4.49 ms (best guess 3.99)`.
+    """
+    if least_ns < ns and reaches_zero(ns, least_ns):
+        return f"0 to {ms(most_ns)} (best guess {milliseconds(ns)})"
     less, more = with_bound(ns, ns - least_ns), with_bound(ns, most_ns - ns)
     if less == more:
         return less
     value = milliseconds(ns)
     ends = (milliseconds(end, len(value.partition(".")[2])) for end in (least_ns, most_ns))
     return f"{value} ({' to '.join(ends)}) ms"
+
+
+def reaches_zero(ns: float, least_ns: float) -> bool:
+    """Whether the lower end of where a time lies is none, in as many digits as the time has."""
+    return float(milliseconds(least_ns, len(milliseconds(ns).partition(".")[2]))) <= 0
 
 
 def alone(saved_ns: float, alone_ns: float, step_ns: float) -> str:

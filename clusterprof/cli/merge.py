@@ -82,7 +82,7 @@ def main(verb: str, own: Sequence[str], program: Sequence[str] | None) -> int:
 
 def _merge(arguments: argparse.Namespace, engine: Engine) -> int:
     from clusterprof import merge_run
-    from clusterprof.report import html, results_json
+    from clusterprof.report import html, results_json, summary
 
     if arguments.html:
         check_free(arguments.html, arguments.force, html.is_ours)
@@ -113,7 +113,8 @@ def _merge(arguments: argparse.Namespace, engine: Engine) -> int:
         console.json(results_json.dumps(study.results))
     else:
         merge_run.print_verdict(study.results, run)
-    return int(gate.fails(arguments.fail_on, study.results["findings"]))
+    figures = summary.Summary(study.results).figures
+    return int(gate.fails(arguments.fail_on, study.results["findings"], figures=figures))
 
 
 def _collected(arguments: argparse.Namespace) -> tuple[Window, list[Outcome]]:

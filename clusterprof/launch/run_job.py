@@ -203,7 +203,10 @@ def conclude(
         known = failed(error, known, shortest(run.path))
     passed = not plan.arguments.fail_on
     if results is not None:
-        passed = not gate.fails(plan.arguments.fail_on, results["findings"])
+        from clusterprof.report.summary import Summary
+
+        figures = Summary(results).figures
+        passed = not gate.fails(plan.arguments.fail_on, results["findings"], figures=figures)
     elif not passed:
         say("--fail-on could not be checked: nothing was merged")
     name_later_windows(run)

@@ -244,6 +244,7 @@ def waits(run: Summary, matched: Calls) -> dict[str, Any] | None:
     columns = ("rank", "last_rank", "step", "aligned_start_ns")
     rank, last, step, start = (integers(matched.table, name) for name in columns)
     certain = exchanges.certain_waits(matched.table, run.uncertainties) * (rank != last)
+    start, certain = exchanges.within_steps(start, certain, step, run.begins)
     if not certain.any():
         return None
     ranks = np.unique(rank).tolist()

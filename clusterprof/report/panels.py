@@ -21,7 +21,6 @@ from clusterprof.results import (
     Results,
     ShallowResults,
     compared_step_ns,
-    usual_step_ns,
 )
 
 _UNKNOWN = "cannot be determined"
@@ -94,11 +93,7 @@ def _who(run: Summary, top: Finding) -> Tile:
 def _cost(run: Summary, top: Finding) -> Tile:
     share, hurt = top["share_of_step"], top["severity"] == "critical"
     if not share:
-        late, shallow = _lateness_ns(run, top), run.results["shallow"]
-        if late and shallow and (step_ns := compared_step_ns(shallow)):
-            most = words.percent(min(late / step_ns, 1))
-            return Tile(_COST, f"at most {most}", f"others wait {words.ms(late)} per step for it")
-        return Tile(_COST, "unknown", "no replay without its cause", hurt=hurt)
+        return _most_cost(run, top, hurt=hurt)
     # all ranks wait for a straggler; what else costs time is known of the profiled ranks only
     everyone = top["code"].startswith("straggler.")
     ranks = run.world if everyone else len(run.results["ranks"])
@@ -106,40 +101,37 @@ def _cost(run: Summary, top: Finding) -> Tile:
     lost = share * ranks
     few = f"{lost:.2g}" if lost < 10 else f"{lost:,.0f}"
     more = f"as much as losing {few} of {ranks:,} {noun}" if ranks > 1 else summary.recurrence(top)
-    return Tile(_COST, f"{words.percent(share)} of each step", more, hurt=hurt)
+    value = run.share(top)
+    return Tile(_COST, f"{value} of each step" if value.endswith("%") else value, more, hurt=hurt)
+
+
+def _most_cost(run: Summary, top: Finding, *, hurt: bool) -> Tile:
+    """What a finding costs at most of which nothing is replayed."""
+    late, shallow = _lateness_ns(run, top), run.results["shallow"]
+    if late and shallow and (step_ns := compared_step_ns(shallow)):
+        most = words.percent(min(late / step_ns, 1))
+        return Tile(_COST, f"at most {most}", f"others wait {words.ms(late)} per step for it")
+    return Tile(_COST, "unknown", "no replay without its cause", hurt=hurt)
 
 
 def _saving(run: Summary, top: Finding) -> Tile:
-    pace, ns, step_ns = run.results["pace"], top["saved_ns_per_step"], _step_ns(run, top)
+    ns, step_ns = top["saved_ns_per_step"], run.step_ns(top)
     if ns <= 0 or not step_ns:
         why = summary.saved(top)
         if _lateness_ns(run, top):
             why = "a profile of the rank would tell"
         return Tile(_SAVING, "unknown", why)
-    value, _, bound = summary.saved_text(top).removesuffix("ms").partition(" ")
-    saving = top["saving"]
-    if pace and saving and saving["stated"] == "long_run" and not pace["without_profiler"]:
-        # queued work hides it in the window, whose step is shorter than those to come
-        step_ns = saving["long_run"]["step_ns"]
+    # the bound stands behind it in small letters
+    value, *bound = re.split(r" (?=[(±])", summary.saved_text(top).replace(" ms", ""), maxsplit=1)
     before, after = words.ms(step_ns), words.ms(max(step_ns - ns, 0))
     more = summary.net_of(top) + summary.alone(top) or f": {before} → {after}"
     hours = f"; {run.hours_saved} GPU hours of this run" if run.hours_saved else ""
-    return Tile(_SAVING, f"{value} ms", f"per step{more}{hours}", bound=bound.strip())
-
-
-def _step_ns(run: Summary, top: Finding) -> float | None:
-    """How long a step is without the repair of a finding; None where that is not known."""
-    step_ns, shallow = usual_step_ns(run.results), run.results["shallow"]
-    suspects = shallow["suspects"] if shallow and top["saving"] is None else []
-    if any(suspect["rank"] in top["ranks"][:1] for suspect in suspects) and top["share_of_step"]:
-        # it is late in steps that need not be those of a window
-        step_ns = round(top["saved_ns_per_step"] / top["share_of_step"])
-    return step_ns
+    return Tile(_SAVING, f"{value} ms", f"per step{more}{hours}", bound="".join(bound))
 
 
 def _confidence(run: Summary, top: Finding | None) -> Tile:
     steps, steady, shallow = run.evidence_steps, run.has_steady_steps, run.results["shallow"]
-    confidence = words.confidence(top["confidence"]) if top else words.counted(len(steps), "step")
+    confidence = summary.certainty(top) if top else words.counted(len(steps), "step")
     if top and _lateness_ns(run, top) and not steps and shallow:
         return Tile("Confidence", confidence, _by_recorders(shallow))
     profiled, missing = len(run.results["ranks"]), len(run.results["missing"])

@@ -33,6 +33,8 @@ from clusterprof.results import (
     usual_step_ns,
 )
 
+#: why no finding names a rank that stands out in a measure
+NOT_NAMED = "its repair saves too little, or not for certain, or a finding of all ranks has it"
 #: so many ranks are listed in a table that all of them can be in
 MOST_RANKS = 16
 #: so many kinds of pauses are listed
@@ -181,6 +183,12 @@ class Summary:
         weighty = [finding["ranks"] for finding in named if finding["severity"] != "info"]
         return list(dict.fromkeys(chain.from_iterable(weighty)))
 
+    def is_named(self, rank: int) -> bool:
+        """Whether a finding is of this rank and not of all profiled ones."""
+        profiled = len(self.results["ranks"])
+        findings = self.results["findings"]
+        return any(rank in f["ranks"] and len(f["ranks"]) < profiled for f in findings)
+
     @cached_property
     def leading(self) -> Finding | None:
         """The finding that the verdict begins with; else the weighty one which saves most."""
@@ -212,6 +220,47 @@ class Summary:
         """A finding's summary without the sentences that the verdict has."""
         above = sum(_is_of(sentence, finding) for sentence in self.results["headline"])
         return " ".join(words.sentences(finding["summary"])[above:])
+
+    def figures(self, finding: Finding) -> str:
+        """What a finding's repair saves, and its facts, in one line."""
+        return ", ".join([saved(finding), *self.facts(finding)])
+
+    def facts(self, finding: Finding) -> list[str]:
+        """Which part of which step its saving is, if it is one, its recurrence and confidence."""
+        share, confidence = self.share(finding), certainty(finding)
+        of_step = [f"{share} of the step" if share.endswith("%") else share] if share else []
+        confidence = f"confidence {confidence}" if confidence.endswith("%") else confidence
+        return [*of_step, recurrence(finding), confidence]
+
+    def share(self, finding: Finding) -> str:
+        """The part of the step that a finding's repair saves: `14%`, of another step than most
+        findings' `14% of 28.0 ms steps in the long run`; empty where it saves nothing.
+        """
+        share, step_ns, usual_ns = finding["share_of_step"], self.step_ns(finding), self.usual_ns
+        if share <= 0:
+            return ""
+        if not step_ns or not usual_ns or abs(step_ns / usual_ns - 1) < _LEAST_PART:
+            return words.percent(share)
+        when = "in the long run" if finding["saving"] else "of the run"
+        return f"{words.percent(share)} of {words.ms(step_ns)} steps {when}"
+
+    @cached_property
+    def usual_ns(self) -> int | None:
+        """The step that savings are of (ns), of those findings that name no other."""
+        return usual_step_ns(self.results)
+
+    def step_ns(self, finding: Finding) -> float | None:
+        """The step (ns) that a finding's saving is a part of; None where that is not known."""
+        entry, pace, shallow = finding["saving"], self.results["pace"], self.results["shallow"]
+        if entry and pace and entry["stated"] == "long_run" and not pace["without_profiler"]:
+            # queued work hides it in the window, whose step is shorter than those to come
+            return entry["long_run"]["step_ns"]
+        suspects = shallow["suspects"] if shallow and entry is None else []
+        is_suspect = any(suspect["rank"] in finding["ranks"][:1] for suspect in suspects)
+        if is_suspect and finding["share_of_step"] > 0:
+            # it is late in steps that need not be those of a window
+            return round(finding["saved_ns_per_step"] / finding["share_of_step"])
+        return self.usual_ns
 
     # --- what was measured
 
@@ -489,6 +538,8 @@ class Summary:
             return ""
         text = f"of {words.ms(path['step_ns'])} per step"
         text += " without the profiler" if path["without_profiler"] else ""
+        if self.usual_ns and abs(path["step_ns"] / self.usual_ns - 1) >= _LEAST_PART:
+            text += f" by the replay along it (savings are of {words.ms(self.usual_ns)})"
         if path["steps"] == self.evidence_steps:
             return text
         return f"{text} (steps {words.spans(path['steps'], limit=6)})"
@@ -505,10 +556,10 @@ class Summary:
         texts = [f"{words.percent(by_rank[rank] / step)} on rank {rank}"]
         if path["unexplained_ns"] >= _LEAST_PART * step:
             texts.append(f"{words.percent(path['unexplained_ns'] / step)} for no recorded reason")
-        lost = sum(part["imbalance_gpu_ns"] for part in path["parts"])
+        lost = sum(part["imbalance_gpu_ns"] for part in path["parts"]) / max(len(path["ranks"]), 1)
         if lost >= _LEAST_PART * step:
             per_step = f"{words.ms(lost)} per step"
-            texts.append(f"its imbalance costs all profiled ranks together {per_step}")
+            texts.append(f"its imbalance costs {per_step} and rank, the mean of all profiled ranks")
         return "; ".join(texts)
 
     @cached_property
@@ -529,6 +580,8 @@ class Summary:
         if what_if["S_w"]:
             slow = max(what_if["S_w"], key=lambda rank: rank["slowdown"])
             text += f", rank {slow['rank']} alone {slow['slowdown']:.2f}"
+            if not self.is_named(slow["rank"]):
+                text += f" (no finding is of it alone: {NOT_NAMED})"
         return text
 
     @cached_property
@@ -640,25 +693,22 @@ def net_of(finding: Finding) -> str:
 
 
 def alone(finding: Finding) -> str:
-    """What a finding's repair alone saves, where that is noticeably more or less."""
+    """What a finding's repair alone saves: where others are before it, or noticeably else."""
     if finding["saving"] is None:
         return ""
     step_ns = finding["saving"]["window"]["step_ns"]
     text = words.alone(finding["saved_ns_per_step"], finding["saved_alone_ns"], step_ns)
+    if not text and finding["saving"]["net_of"] and finding["saved_ns_per_step"] > 0:
+        text = "as much alone"
     return f", {text}" if text else ""
 
 
-def figures(finding: Finding) -> str:
-    """What its repair saves, and its facts, in one line."""
-    return ", ".join([saved(finding), *facts(finding)])
-
-
-def facts(finding: Finding) -> list[str]:
-    """Which part of the step its saving is, where it is one, its recurrence and confidence."""
-    share = finding["share_of_step"]
-    of_step = [f"{words.percent(share)} of the step"] if share > 0 else []
-    confidence = f"confidence {words.confidence(finding['confidence'])}"
-    return [*of_step, recurrence(finding), confidence]
+def certainty(finding: Finding) -> str:
+    """A finding's confidence in its cause; that it may save nothing, where it may."""
+    open_ended = finding["saved_most_ns"] > 0 and words.reaches_zero(
+        finding["saved_ns_per_step"], finding["saved_least_ns"]
+    )
+    return "may save nothing" if open_ended else words.confidence(finding["confidence"])
 
 
 def recurrence(finding: Finding) -> str:

@@ -129,7 +129,7 @@ def _findings(page: _Page, run: Summary) -> None:
         severity = page.styled(finding["severity"], finding["severity"])
         code = page.styled(finding["code"], "strong")
         page.line(f"{number:>2}  {severity}  {code}" + (f"  {whom}" if whom else ""))
-        page.sentence(summary.figures(finding), 4)
+        page.sentence(run.figures(finding), 4)
         # the verdict stands above the first one
         if text := run.not_in_verdict(finding) if number == 1 else finding["summary"]:
             page.sentence(words.plain(text), 4)
@@ -191,14 +191,11 @@ def markdown(results: Results) -> str:
     run = Summary(results)
     lines = [MARKDOWN_MARK, f"**{escaped(results['verdict'])}**", ""]
     if findings := results["findings"]:
-        rows = []
-        for finding in findings:
-            share = finding["share_of_step"]
-            rows.append([
-                finding["code"], finding["severity"], summary.whom(finding),
-                summary.saved_cell(finding), words.percent(share) if share > 0 else "-",
-                words.confidence(finding["confidence"]),
-            ])  # fmt: skip
+        rows = [
+            [finding["code"], finding["severity"], summary.whom(finding),
+             summary.saved_cell(finding), run.share(finding) or "-", summary.certainty(finding)]
+            for finding in findings
+        ]  # fmt: skip
         head = ("finding", "", "whom", "saves per step", "of the step", "confidence")
         lines += [*pipes(head, rows, left=3), ""]
     for finding in findings:

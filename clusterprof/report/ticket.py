@@ -35,7 +35,7 @@ def ticket(results: Results, folder: str) -> str:
         ("node", _hosts(run, ranks)),
         ("GPU", _gpus(run, ranks)),
         ("when", _when(run, finding)),
-        ("how much", summary.figures(finding) if finding else none),
+        ("how much", run.figures(finding) if finding else none),
         ("hardware", _hardware(run, ranks)),
         ("evidence", _evidence(run, finding)),
         ("measured", f"{run.ranks}; clock {run.clock}" if results["ranks"] else run.all_ranks),

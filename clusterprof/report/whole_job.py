@@ -32,7 +32,7 @@ from clusterprof.columns import (
     rows_by,
     sums,
 )
-from clusterprof.report.summary import Summary
+from clusterprof.report.summary import NOT_NAMED, Summary
 from clusterprof.results import Results, steady_steps, steps_to_look_at
 
 #: cells of one measure that a page carries, 3 bytes each: 73 steps of 4,096 ranks
@@ -41,6 +41,8 @@ MOST_CELLS = 300_000
 MOST_STEPS = 400
 #: the strongest shade is so much of a step at least: a twentieth is what a finding takes
 _LEAST_SHADE = 1 / 20
+#: a rank stands out with so many times the next one's value
+_STANDS_OUT = 1.5
 #: a value of which nothing is known; below it, the largest
 _NO_VALUE, _MOST_CODE = 65_535, 65_000
 #: measures of the accounts: name, member of `RankAccount`, sentence, whether from the least
@@ -170,6 +172,7 @@ def _caused(run: Summary, table: pa.Table) -> Measure:
     # each call's wait, 0 where clocks may explain it; where a rank's waits for the same rank
     # overlap in a step, the overlap counts once
     certain = exchanges.certain_waits(table, run.uncertainties)
+    start, certain = exchanges.within_steps(start, certain, step, run.begins)
     waits = exchanges.counted_once(start, certain, rank, last, step)
     # the mean over the ranks for which it comes last in the step
     cause, others = combined(last, step), rank != last
@@ -195,14 +198,33 @@ def heatmap(run: Summary, collectives: pa.Table, job: Job) -> dict[str, Any] | N
     # shown at first: the measure in which the leading finding shows
     top, names = run.leading, [measure.name for measure in known_measures]
     idles = top is not None and top["code"].startswith(("host.", "gpu.", "input.stall"))
+    first = names.index("idle") if idles and "idle" in names else 0
     return {
         "ranks": ranks.tolist(),
         "profiled": [row[e["rank"]] for e in run.results["ranks"] if e["rank"] in row],
         "named": [row[rank] for rank in named if rank in row],
         "groupings": _groupings(run, job, ranks),
         "measures": [_packed(measure, ranks, run) for measure in known_measures],
-        "first": names.index("idle") if idles and "idle" in names else 0,
+        "first": first,
+        "darkest": darkest(run, known_measures[first]),
     }
+
+
+def darkest(run: Summary, measure: Measure) -> str:
+    """The rank that stands out in a measure, and why no finding names it; empty where one does,
+    or none stands out.
+    """
+    steady = np.isin(measure.steps, steady_steps(run.results))
+    if len(measure.ranks) < 2 or not steady.any():
+        return ""
+    means = np.nan_to_num(measure.values[:, steady]).mean(axis=1)
+    next_ns, most_ns = np.sort(means)[-2:].tolist()
+    rank = int(measure.ranks[means.argmax()])
+    least_ns = max(_STANDS_OUT * next_ns, next_ns + _LEAST_SHADE * (run.usual_ns or 0))
+    if most_ns < least_ns or run.is_named(rank):
+        return ""
+    much = f"{measure.name} {words.ms(most_ns)} per step, the next one's {words.ms(next_ns)}"
+    return f"Rank {rank} stands out: {much}. No finding is of it alone: {NOT_NAMED}."
 
 
 def _packed(measure: Measure, ranks: Ints, run: Summary) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from contradictions import contradictions
+from faces import disagreements
 from simulate import simulate
 from simulate.cases import KINDS, cases
 
@@ -68,6 +69,7 @@ def test_a_study_is_as_it_was(
     monkeypatch.chdir(tmp_path)  # so paths in results are short, and the same everywhere
     result, run = studied(name)
     assert contradictions(result.results) == []
+    assert disagreements(result.results, result.collectives) == []
     results_json.check(Path(name), json.loads(results_json.dumps(result.results)), Results)
     hashes = {**pieces.of_results(result), **pieces.of_tables(result)}
     if name in PAGES | EXPORTED:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from contradictions import contradictions
+from faces import disagreements
 from lab.tiers import long_but
 from simulate.cases import KINDS
 from studies import NAMES, SEED, Simulated
@@ -21,7 +22,8 @@ LATE = "nsys-2025.3/ddp-host-straggler"
 def test_the_results_of_a_recording_do_not_contradict_themselves(
     studied: Callable[[str], Study], recording: str
 ) -> None:
-    assert contradictions(studied(recording).results) == []
+    made = studied(recording)
+    assert contradictions(made.results) + disagreements(made.results, made.collectives) == []
 
 
 @pytest.mark.parametrize("seed", long_but([SEED], [0, 1]))
@@ -29,7 +31,8 @@ def test_the_results_of_a_recording_do_not_contradict_themselves(
 def test_the_results_of_a_simulated_job_do_not_contradict_themselves(
     simulated: Callable[..., Simulated], job_kind: str, seed: int
 ) -> None:
-    assert contradictions(simulated(job_kind, seed).study.results) == []
+    made = simulated(job_kind, seed).study
+    assert contradictions(made.results) + disagreements(made.results, made.collectives) == []
 
 
 def _as_unsure_as_large(results: Any) -> None:
@@ -119,3 +122,54 @@ def test_a_contradiction_is_found(
     results = studied(LATE).results
     say(results)
     assert any(found in each for each in contradictions(results)), contradictions(results)
+
+
+def _sentence(text: str) -> Callable[[Any], None]:
+    def say(results: Any) -> None:
+        results["findings"][1]["summary"] = text
+
+    return say
+
+
+def _more_idle(results: Any) -> None:
+    for step in results["steps"]:
+        step["ranks"][0]["idle_ns"] += 1_000_000
+
+
+def _another_share(results: Any) -> None:
+    results["findings"][0]["share_of_step"] /= 2
+
+
+def _two_parts_of_one(results: Any) -> None:
+    results["critical_path"]["parts"] *= 2
+
+
+def _another_rank(results: Any) -> None:
+    first, second, *_ = results["findings"]
+    second["ranks"], first["ranks"] = first["ranks"], [0]
+    results["headline"] = [{"code": first["code"], "ranks": [0], "text": "Rank 0 is late."}]
+
+
+@pytest.mark.parametrize(
+    ("say", "found"),
+    [
+        (_sentence("It takes 50 ms of each 40 ms step (125%)."), "50 ms of a step of 40 ms"),
+        (_sentence("It takes 10 ms of each 40 ms step (35%)."), "is not 35%"),
+        (_sentence("It waits 99.1 ms per step."), "99.1 ms per step of"),
+        (_sentence("There are 5 steps of 63.1 ms."), "a step of 63.1 ms"),
+        (_sentence("The repair saves 5 (0.00 to 9) ms, confidence 90%."), "may be nothing"),
+        (_sentence("The repair saves 5 ±5 ms, confidence 90%."), "may be nothing"),
+        (_sentence("The repair saves 5 ms once host.gil is repaired."), "only after others"),
+        (_another_share, "is not 18%"),
+        (_two_parts_of_one, "more than all of it"),
+        (_more_idle, "parts of"),
+        (_another_rank, "is the finding's"),
+    ],
+)
+def test_a_disagreement_on_a_face_is_found(
+    studied: Callable[[str], Study], say: Callable[[Results], None], found: str
+) -> None:
+    made = studied(LATE)
+    say(made.results)
+    disagreeing = disagreements(made.results, made.collectives)
+    assert any(found in each for each in disagreeing), disagreeing

@@ -532,7 +532,7 @@ def test_the_footer_names_no_file_beside_the_page() -> None:
 def test_a_saving_that_rests_on_other_repairs_says_which() -> None:
     page = html.render(sample.results(), sample.collectives(), title="x")
     assert "<small>saved per step</small>" in page
-    assert "<small>saved per step once straggler.host is repaired</small>" in page
+    assert "<small>saved per step once straggler.host is repaired, as much alone</small>" in page
     made = sample.results()
     made["findings"][1]["saved_alone_ns"] = 13_450_000
     page = html.render(made, sample.collectives(), title="x")

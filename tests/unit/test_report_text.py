@@ -263,3 +263,35 @@ def test_of_many_kinds_of_pauses_the_costliest_are_told() -> None:
     assert page.count(" pauses, mean ") == summary.MOST_PAUSES
     assert "every 139 steps" in page
     assert "28 more kinds are in results.json" in page
+
+
+def test_a_saving_that_may_be_none_is_in_words_and_without_a_confidence() -> None:
+    results = sample.results()
+    results["findings"][0] |= {"saved_least_ns": 0, "saved_most_ns": 21_000_000}  # type: ignore[typeddict-item]
+    page, markdown = text.render(results, width=300), text.markdown(results)
+    assert "saves 0 to 21.0 ms (best guess 17.9) per step" in page
+    assert "may save nothing" in page
+    assert "confidence 97%" not in page
+    assert "| may save nothing |" in markdown
+    assert "97%" not in markdown
+
+
+def test_a_share_of_another_step_than_the_usual_one_names_it() -> None:
+    results, found = sample.results(), sample.results()["findings"][0]
+    assert found["saving"] is not None
+    assert results["pace"] is not None
+    assert Summary(results).share(found) == "29%"
+    found["saving"] |= {"stated": "long_run"}
+    found["saving"]["long_run"]["step_ns"] = 2 * results["pace"]["step_ns"]
+    results["pace"]["without_profiler"] = False
+    assert re.fullmatch(r"29% of \S+ ms steps in the long run", Summary(results).share(found))
+    found["share_of_step"] = 0.0
+    assert Summary(results).share(found) == ""
+
+
+def test_a_path_of_another_length_than_the_step_says_so() -> None:
+    results = sample.results()
+    assert results["critical_path"] is not None
+    assert results["pace"] is not None
+    results["critical_path"]["step_ns"] = results["pace"]["step_ns"] * 21 // 20
+    assert "by the replay along it (savings are of " in Summary(results).path_of

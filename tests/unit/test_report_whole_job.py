@@ -12,8 +12,8 @@ import pytest
 import report_sample as sample
 
 from clusterprof.align.lateness import SHALLOW
-from clusterprof.exchanges import counted_once
-from clusterprof.report import whole_job
+from clusterprof.exchanges import counted_once, within_steps
+from clusterprof.report import html, whole_job
 from clusterprof.report.summary import Summary
 from clusterprof.report.whole_job import Job
 from clusterprof.tables import STEPS
@@ -78,6 +78,29 @@ def test_of_waits_at_the_same_time_no_moment_counts_twice(seed: int) -> None:
         spans = zip(start[rows], wait[rows], strict=True)
         moments = {moment for begin, length in spans for moment in range(begin, begin + length)}
         assert added[rows].sum() == len(moments)
+
+
+def test_of_a_wait_only_what_its_step_has_counts() -> None:
+    start, wait, step = np.array([[5, 12, 0, 7], [10, 3, 4, 9], [1, 1, 1, 2]])
+    begins = {1: 10, 3: 30}
+    begin, within = within_steps(start, wait, step, begins)
+    # of a step whose begin is unknown all of it; of one before its step nothing
+    assert within.tolist() == [5, 3, 0, 9]
+    assert begin.tolist() == [10, 12, 4, 7]
+    assert within_steps(start, wait, step, {})[1] is wait
+
+
+def test_the_page_says_why_no_finding_names_a_rank_that_stands_out() -> None:
+    results = sample.results()
+    data = whole_job.heatmap(Summary(results), sample.collectives(), Job())
+    assert data is not None
+    assert data["darkest"] == ""
+    results["findings"], results["headline"] = [], []
+    data = whole_job.heatmap(Summary(results), sample.collectives(), Job())
+    assert data is not None
+    assert data["darkest"].startswith("Rank 2 stands out: wait caused ")
+    page = html.render(results, sample.collectives(), title="x")
+    assert '<p class="soft">Rank 2 stands out: wait caused ' in page
 
 
 def test_waits_within_the_clocks_error_are_no_rank_s_doing() -> None:

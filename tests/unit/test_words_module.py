@@ -42,6 +42,7 @@ def test_numbers_as_they_are_written() -> None:
         (words.between(20_312_345, 18_812_345, 21_812_345), "20.3 ±1.5 ms"),
         (words.between(20_312_345, 20_312_345, 20_312_345), "20.3 ms"),
         (words.between(3_700_000, 52_000, 3_912_000), "3.70 (0.05 to 3.91) ms"),
+        (words.between(3_990_000, 4_000, 4_490_000), "0 to 4.49 ms (best guess 3.99)"),
         (words.percent(0.334), "33%"),
         (words.percent(0.0321), "3.2%"),
         (words.percent(0.0002), "<0.1%"),
