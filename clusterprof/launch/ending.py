@@ -246,7 +246,12 @@ def _by_results(ending: Ending, results: Results, run: Window) -> Ending:
     results = next_command.runnable(results)
     if sys.stderr.isatty():
         results = next_command.with_values(results, run)
-    commands = (finding["next"] for finding in results["findings"] if ending.is_merged)
+    # of the finding that the verdict is about, if it has one
+    said = [(sentence["code"], sentence["ranks"]) for sentence in results["headline"]]
+    findings = sorted(
+        results["findings"], key=lambda finding: (finding["code"], finding["ranks"]) not in said
+    )
+    commands = (finding["next"] for finding in findings if ending.is_merged)
     command = next(filter(None, commands), ending.command)
     return replace(ending, verdict=results["verdict"], command=command)
 

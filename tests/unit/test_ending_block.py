@@ -5,9 +5,10 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import report_sample as sample
 
 from clusterprof import run_directory
 from clusterprof.agent.contracts import paths, states
@@ -15,7 +16,7 @@ from clusterprof.arguments import StepWindow, parse_ranks
 from clusterprof.collect.outcomes import collect
 from clusterprof.launch import ending
 from clusterprof.launch.ending import Ending, RankEnd
-from clusterprof.results import RANKS
+from clusterprof.results import RANKS, Finding
 from clusterprof.run_directory import Manifest, Window
 
 S = 1_000_000_000
@@ -178,6 +179,18 @@ def test_a_job_of_few_steps_is_told_which_to_choose(run: Window) -> None:
         "verdict: none: the job made 8 steps, and the steps to look at were 10:15",
         f"next:    {TORCHRUN.format('--steps 3:7 --ranks all ')}",
     ]
+
+
+def test_the_next_command_is_of_the_finding_that_the_verdict_is_about(run: Window) -> None:
+    results, own = sample.results(), sample.straggler()
+    other = {**own, "code": "communication.exposed", "ranks": [0, 1], "next": "clusterprof a"}
+    own["next"] = "clusterprof b"
+    results["findings"] = [cast("Finding", other), own]
+    sample.say(results, (own, own["summary"]))
+    known = ending.Ending("runs/1", 0, is_merged=True)
+    assert ending._by_results(known, results, run).command == "clusterprof b"
+    results["headline"][0]["code"] = "none"
+    assert ending._by_results(known, results, run).command == "clusterprof a"
 
 
 def test_a_run_that_was_deleted_has_nothing(run: Window) -> None:
