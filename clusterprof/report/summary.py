@@ -242,6 +242,8 @@ class Summary:
         if not step_ns or not usual_ns or abs(step_ns / usual_ns - 1) < _LEAST_PART:
             return words.percent(share)
         when = "in the long run" if finding["saving"] else "of the run"
+        if finding["recurrence"] == "persistent" and not finding["saving"]:
+            when = "in which it is late"
         return f"{words.percent(share)} of {words.ms(step_ns)} steps {when}"
 
     @cached_property
@@ -255,11 +257,13 @@ class Summary:
         if entry and pace and entry["stated"] == "long_run" and not pace["without_profiler"]:
             # queued work hides it in the window, whose step is shorter than those to come
             return entry["long_run"]["step_ns"]
-        suspects = shallow["suspects"] if shallow and entry is None else []
-        is_suspect = any(suspect["rank"] in finding["ranks"][:1] for suspect in suspects)
-        if is_suspect and finding["share_of_step"] > 0:
-            # it is late in steps that need not be those of a window
-            return round(finding["saved_ns_per_step"] / finding["share_of_step"])
+        for suspect in shallow["suspects"] if shallow and entry is None else ():
+            if suspect["rank"] in finding["ranks"][:1] and finding["share_of_step"] > 0:
+                # it is late in steps that need not be those of a window; if for a time, its saving
+                # is of the run's mean step
+                is_over = suspect["until_step"] is not None
+                of_run = round(finding["saved_ns_per_step"] / finding["share_of_step"])
+                return of_run if is_over else suspect.get("step_ns") or of_run
         return self.usual_ns
 
     # --- what was measured
