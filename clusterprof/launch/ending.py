@@ -247,9 +247,10 @@ def _by_results(ending: Ending, results: Results, run: Window) -> Ending:
     if sys.stderr.isatty():
         results = next_command.with_values(results, run)
     # of the finding that the verdict is about, if it has one
-    said = [(sentence["code"], sentence["ranks"]) for sentence in results["headline"]]
+    in_verdict = [(sentence["code"], sentence["ranks"]) for sentence in results["headline"]]
     findings = sorted(
-        results["findings"], key=lambda finding: (finding["code"], finding["ranks"]) not in said
+        results["findings"],
+        key=lambda finding: (finding["code"], finding["ranks"]) not in in_verdict,
     )
     commands = (finding["next"] for finding in findings if ending.is_merged)
     command = next(filter(None, commands), ending.command)
