@@ -195,22 +195,22 @@ def wait_for_ranks(plan: LaunchPlan, run: Window, clock: Clock = REAL) -> int:
 
 
 def sentence(looked: Look) -> str:
-    """What was seen, in words."""
+    """What was seen, in words: of the few steps that it was seen in, and not of the job."""
     if not looked.ranks:
         return f"no rank can be looked at ({'; '.join(looked.warnings[:1])})"
     if not looked.steps:
         untimed = [text for text in looked.warnings if "are not timed" in text][:1]
         why = "; ".join(["no step is known of all members of a group", *untimed])
         return f"ranks cannot be compared: {why}"
+    steps = words.counted(len(looked.steps), "step")
     if not looked.suspects:
-        return "no rank delays the other ranks, by their flight recorders"
+        return f"no rank was late in {steps}, by their flight recorders"
     suspect = looked.suspects[0]
     late = words.ms(suspect["lateness_ns"])
     if not suspect["delays"]:
-        return f"the other ranks wait {late} per step for rank {suspect['rank']}"
-    some = words.in_some(suspect["late_steps"], looked.steps)
-    delays = f"rank {suspect['rank']} delays the other ranks by {late} per step"
-    return f"{delays}, {some}" if some else delays
+        return f"in {steps} the other ranks waited {late} per step for rank {suspect['rank']}"
+    some = words.in_some(suspect["late_steps"], looked.steps) or f"in {steps}"
+    return f"{some} rank {suspect['rank']} delayed the other ranks, by {late} per step"
 
 
 def chosen(looked: Look, armed: Iterable[int], stages: Iterable[int]) -> list[int]:

@@ -83,7 +83,7 @@ def test_a_rank_that_was_not_selected_is_named_then_captured(
         workdir, {},
     )  # fmt: skip
     printed = running.printed()
-    assert [line for line in printed.splitlines() if "rank 2 delays the other ranks by" in line]
+    assert [line for line in printed.splitlines() if "rank 2 delayed the other ranks, by" in line]
     assert stragglers(found)[:1] == [[2]], found["verdict"]  # a busy machine may delay another
     assert {0, 2} <= {each["rank"] for each in found["ranks"]}
     # Rank 0 waited under nsys, whose first session is that of the second window.

@@ -57,13 +57,15 @@ def test_a_suspect_is_captured_with_one_peer_of_each_of_its_groups() -> None:
 
 def test_a_rank_whose_lateness_may_cost_nothing_is_not_said_to_delay_others() -> None:
     found = look(13)
-    assert watch.sentence(found) == "rank 13 delays the other ranks by 40.0 ms per step"
+    assert (
+        watch.sentence(found) == "in 2 steps rank 13 delayed the other ranks, by 40.0 ms per step"
+    )
     found.suspects[0]["delays"] = False
-    assert watch.sentence(found) == "the other ranks wait 40.0 ms per step for rank 13"
+    assert watch.sentence(found) == "in 2 steps the other ranks waited 40.0 ms per step for rank 13"
 
 
 def test_where_no_step_could_be_compared_no_rank_is_cleared() -> None:
-    assert watch.sentence(look()) == "no rank delays the other ranks, by their flight recorders"
+    assert watch.sentence(look()) == "no rank was late in 2 steps, by their flight recorders"
     unknown = "ranks cannot be compared: no step is known of all members of a group"
     assert watch.sentence(look()._replace(steps=())) == unknown
     untimed = "ranks 0–7: 26 collectives in each step of 3.7 ms are not timed"
@@ -74,7 +76,7 @@ def test_where_no_step_could_be_compared_no_rank_is_cleared() -> None:
 def test_a_rank_that_is_late_in_some_steps_is_said_to_be_so_in_these() -> None:
     found = look(13)._replace(steps=[*range(10, 22)])
     found.suspects[0]["late_steps"] = [12, 15, 18, 21]
-    sentence = "rank 13 delays the other ranks by 40.0 ms per step, in 4 of 12 steps"
+    sentence = "in 4 of 12 steps rank 13 delayed the other ranks, by 40.0 ms per step"
     assert watch.sentence(found) == sentence
 
 
@@ -189,7 +191,7 @@ def test_a_look_alone_says_what_it_shows_and_orders_nothing(
     monkeypatch.setattr(merge_run, "look", lambda _: look(1))
     plan = SimpleNamespace(job=SimpleNamespace(world_size=2), window=StepWindow(10, 15))
     watch.look_once(cast("planning.LaunchPlan", plan), run, clock)
-    sentence = "rank 1 delays the other ranks by 40.0 ms per step (steps up to 14)"
+    sentence = "in 2 steps rank 1 delayed the other ranks, by 40.0 ms per step (steps up to 14)"
     assert sentence in capsys.readouterr().err
     assert run.directory.later_windows() == []
 
