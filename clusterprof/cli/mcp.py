@@ -218,11 +218,17 @@ class Answers:
         from clusterprof.report import results_json
         from clusterprof.run_directory import Window
 
-        folder = (self._folder / run).resolve()
-        file = Window.at(folder).merged / paths.RESULTS
-        if not file.resolve().is_relative_to(self._folder) or folder == self._folder:
-            raise UsageError(f"{run!r} is no run of {self._folder.name}", "ask for its runs")
-        if not file.is_file():
+        unknown = UsageError(f"{run[:80]!r} is no run of {self._folder.name}", "ask for its runs")
+        try:
+            folder = (self._folder / run).resolve()
+            file = Window.at(folder).merged / paths.RESULTS
+            is_outside = not file.resolve().is_relative_to(self._folder) or folder == self._folder
+            is_merged = file.is_file()
+        except (OSError, ValueError):  # a name that no file system takes
+            raise unknown from None
+        if is_outside:
+            raise unknown
+        if not is_merged:
             raise results_json.not_merged(folder)
         return file
 

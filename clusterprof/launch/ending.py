@@ -106,6 +106,8 @@ class Ending:
     command: str = ""
     #: the command line that starts the job again, with `results.RANKS` in it; () where not known
     again: Sequence[str] = ()
+    #: the options by which its ranks and their profiler were chosen
+    selected: Sequence[str] = ()
     #: the program's script, where it is not there
     missing_script: str = ""
 
@@ -191,6 +193,8 @@ class Ending:
         return self._command("--steps", steps, "--ranks", "all")
 
     def _command(self, *options: str) -> str:
+        """The job again: with these options, else with those that it was started with."""
+        options = options or tuple(self.selected)
         line = [word for part in self.again for word in (options if part == RANKS else [part])]
         return masking.command(line)
 
@@ -238,7 +242,20 @@ def _by_command(ending: Ending, manifest: Manifest) -> Ending:
     again = manifest.whole if sys.stderr.isatty() else manifest.again
     window = manifest.window if "window" in manifest.content else ending.window
     missing = missing_script(again) if manifest.launcher != "ssh" else ""
-    return replace(ending, again=again, window=window, missing_script=missing)
+    return replace(
+        ending, again=again, window=window, missing_script=missing, selected=selected(manifest)
+    )
+
+
+def selected(manifest: Manifest) -> list[str]:
+    """The options by which a run's ranks and their profiler were chosen; [] for a look."""
+    profiler = manifest.content.get("profiler")
+    name = profiler.get("name") if isinstance(profiler, dict) else None
+    if name not in ("nsys", "torch"):
+        return []
+    chosen = manifest.selection
+    ranks = [] if chosen.kind == "auto" or not chosen.text else ["--ranks", chosen.text]
+    return [*ranks, "--profiler", name]
 
 
 def _by_results(ending: Ending, results: Results, run: Window) -> Ending:

@@ -181,6 +181,25 @@ def test_a_job_of_few_steps_is_told_which_to_choose(run: Window) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("ranks", "profiler", "options"),
+    [("0,1", "torch", "--ranks 0,1 --profiler torch "), ("auto", "nsys", "--profiler nsys "),
+     ("auto", "none", "")],
+)  # fmt: skip
+def test_an_interrupted_job_is_run_again_with_the_ranks_and_profiler_that_it_had(
+    run: Window, ranks: str, profiler: str, options: str
+) -> None:
+    content = {
+        "schema_version": 1, "window": [10, 15], "again": [*AGAIN],
+        "selection": parse_ranks(ranks)._asdict(), "profiler": {"name": profiler},
+    }  # fmt: skip
+    run.directory.write_manifest(content)
+    known = replace(JOB, signals=["SIGINT"], status=130, is_merged=False)
+    known = ending._by_command(known, run.directory.read_manifest())
+    line = f"clusterprof torchrun {options}--nproc-per-node 4 -- train.py"
+    assert known.next_step() == line
+
+
 def test_the_next_command_is_of_the_finding_that_the_verdict_is_about(run: Window) -> None:
     results, own = sample.results(), sample.straggler()
     other = {**own, "code": "communication.exposed", "ranks": [0, 1], "next": "clusterprof a"}

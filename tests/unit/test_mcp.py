@@ -73,7 +73,7 @@ def test_a_bound_that_rests_on_an_assumption_is_assumed(tmp_path: Path) -> None:
     assert merged(tmp_path, "b", results).verdict("b")["clock"]["status"] == "assumed"
 
 
-@pytest.mark.parametrize("name", ["..", "../other", "/etc", "", ".", "link"])
+@pytest.mark.parametrize("name", ["..", "../other", "/etc", "", ".", "link", "\0", 5000 * "a"])
 def test_nothing_outside_of_the_folder_is_read(tmp_path: Path, name: str) -> None:
     merged(tmp_path, "other", sample.results())
     (tmp_path / "runs").mkdir()
