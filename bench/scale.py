@@ -113,6 +113,7 @@ def _drawn(page: Path) -> tuple[float | None, str]:
 def leave(folder: Path, size: Size) -> int:
     """Write the tables of a job of `size`; returns how many activities and calls they have."""
     simulated = [_of_world(each, size.ranks) for each in simulate(size.job)[0]]
+    folder.mkdir(parents=True)
     report = folder / paths.REPORT
     report.touch()
     for each in simulated:
