@@ -142,7 +142,7 @@ def _unordered(record: Mapping[str, Any]) -> Iterator[str]:
 
 def _beyond(record: Mapping[str, Any], ranks: int, rows: int, first_step: int) -> Iterator[str]:
     """What a record says of ranks, rows of the evidence and steps that there are not."""
-    named = *record.get("ranks", ()), *record.get("late_ranks", ()), record.get("rank") or 0
+    named = *record.get("ranks", ()), record.get("rank") or 0
     yield from (f"Rank {rank} is none of {ranks} ranks" for rank in named if rank >= ranks > 0)
     for row in record.get("rows", ()):
         if row > rows:
@@ -154,17 +154,19 @@ def _beyond(record: Mapping[str, Any], ranks: int, rows: int, first_step: int) -
 def _records(results: Results) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The objects that say something of ranks, steps and rows; each with its place."""
     shallow, pauses = results["shallow"], results.get("pauses")
+    watch = shallow.get("watch") if shallow else None
     lists: dict[str, Sequence[Any]] = {
         "findings": results["findings"],
         "headline": results["headline"],
         "evidence_table": results.get("evidence_table", ()),
         "hardware": results.get("hardware", ()),
         "shallow.suspects": shallow["suspects"] if shallow else (),
+        "shallow.watch.late": watch.get("late", ()) if watch else (),
         "pauses.entries": pauses["entries"] if pauses else (),
     }
     for name, records in lists.items():
         yield from ((f".{name}[{k}]", record) for k, record in enumerate(records))
-    if watch := shallow and shallow.get("watch"):
+    if watch:
         yield ".shallow.watch", watch
 
 

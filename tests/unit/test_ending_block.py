@@ -89,6 +89,8 @@ TORCHRUN = "clusterprof torchrun {}--nproc-per-node 4 -- train.py"
         ({"steps": 4}, TORCHRUN.format("--steps 1:3 --ranks all ")),
         ({"steps": 3}, f"with 4 steps or more: {TORCHRUN.format('--steps 1:3 --ranks all ')}"),
         ({"steps": 12, "window": StepWindow(8, 11)}, TORCHRUN.format("--ranks all ")),
+        ({"status": 1, "first_do": "once there is space in runs/x: "},
+         f"once there is space in runs/x: {TORCHRUN.format('')}"),
         ({"again": ()}, "run the job again"),
     ],
 )  # fmt: skip

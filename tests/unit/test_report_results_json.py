@@ -122,7 +122,7 @@ def whole() -> Results:
     assert made["shallow"]
     made["shallow"]["watch"] = {
         "looks": 3, "first_step": 100, "last_step": 400, "steps": 300, "step_ns": 61_000_000,
-        "late_ranks": [2],
+        "late": [{"rank": 2, "steps": 40}],
     }  # fmt: skip
     rows = [row(rank, f"node{rank}") for rank in range(2)]
     made["hardware"] = with_energy(rows, sample.STEP_NS)
@@ -154,7 +154,8 @@ def _damaged(path: list[str | int], value: Any) -> bytes:
         (["shallow", "watch", "first_step"], -5, "shallow.watch.first_step", "`int` >= 0"),
         (["shallow", "watch", "first_step"], 401, "shallow.watch",
          "`first_step` 401 is beyond `last_step` 400"),
-        (["shallow", "watch", "late_ranks", 0], 90, "shallow.watch", "Rank 90 is none of 8 ranks"),
+        (["shallow", "watch", "late", 0, "rank"], 90, "shallow.watch.late[0]",
+         "Rank 90 is none of 8 ranks"),
         (["shallow", "suspects", 1, "rank"], 8, "shallow.suspects[1]", "Rank 8 is none of 8 ranks"),
         (["findings", 0, "share_of_step"], 1.01, "findings[0].share_of_step", "`float` <= 1.0"),
         (["findings", 0, "saved_least_ns"], 1 << 60, "findings[0].saved_least_ns",
@@ -177,6 +178,8 @@ def _damaged(path: list[str | int], value: Any) -> bytes:
         (["pauses", "entries", 1, "most_ns"], 1, "pauses.entries[1]", "is beyond `most_ns` 1"),
         (["pauses", "entries", 1, "ranks"], [8], "pauses.entries[1]", "Rank 8 is none of 8 ranks"),
         (["pauses", "run_ns"], 0, "pauses.run_ns", "`int` >= 1"),
+        (["pace", "step_ns"], 0, "pace.step_ns", "`int` >= 1"),
+        (["steps", 0, "duration_ns"], -1, "steps[0].duration_ns", "`int` >= 0"),
     ],
 )  # fmt: skip
 def test_damage_is_refused_with_its_place(

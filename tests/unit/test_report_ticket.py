@@ -79,3 +79,21 @@ def test_without_any_rank_s_report_it_still_has_ten_lines() -> None:
     results["ranks"], results["steps"], results["clock"]["ranks"] = [], [], []
     ticket_lines = lines(results)
     assert ticket_lines["when"] == "cannot be determined"
+
+
+@pytest.mark.parametrize(
+    ("since", "until", "when"),
+    [(600, None, "since step 600"), (None, 699, "since the start, until step 699")],
+)
+def test_a_lateness_by_looks_has_its_steps(since: int, until: int | None, when: str) -> None:
+    results = sample.results()
+    (suspect, *_) = (results["shallow"] or {"suspects": []})["suspects"]
+    suspect |= {"since_step": since, "until_step": until, "looked_steps": 400}
+    results["findings"][0]["ranks"], results["findings"][0]["steps"] = [suspect["rank"]], []
+    assert lines(results)["when"] == when
+
+
+def test_a_run_without_findings_compares_no_hardware() -> None:
+    results = sample.results() | {"findings": []}
+    results["hardware"] = [hardware_sample.row(rank, "gpu-07") for rank in range(4)]
+    assert lines(results)["hardware"] == "cannot be determined"

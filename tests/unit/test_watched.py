@@ -165,6 +165,17 @@ def test_a_rank_that_was_late_in_the_window_is_late_no_longer_than_the_looks_sho
     assert len(watched.over_the_run(in_window, [*look(0), *rows])["suspects"]) == 1
 
 
+def test_a_lateness_begins_where_a_look_showed_it_that_did_not_tell_its_cost() -> None:
+    rows = [*look(0, row(3, 4.0, since=60, delays=0)), *look(1, row(3, 4.0))]
+    (late,) = watched.lateness(rows)
+    assert (late.since_step, late.steps) == (60, 100)
+    # not where a look between shows the rank on time, or its lateness had ended
+    (late,) = watched.lateness([*rows[:1], *look(1), *look(2, row(3, 4.0))])
+    assert late.since_step == 200
+    (late,) = watched.lateness([*look(0, row(3, 4.0, since=10, until=60, delays=0)), rows[1]])
+    assert late.since_step == 100
+
+
 def test_late_steps_that_two_looks_share_count_once_wherever_the_second_ends() -> None:
     first = row(3, 4.0)
     rows = [replace(first, first_step=0, last_step=99, steps=100, since_step=50, until_step=until)
