@@ -17,7 +17,6 @@ from clusterprof.analysis.findings.finding import (
     capture,
     finding,
 )
-from clusterprof.analysis.findings.undisturbed import ENOUGH_STEPS
 from clusterprof.analysis.model import limits
 from clusterprof.analysis.model.dataset import LEAST_STEADY, Dataset
 from clusterprof.analysis.model.replay import SETTLE_STEPS
@@ -27,6 +26,7 @@ from clusterprof.analysis.model.what_if import what_ifs
 from clusterprof.columns import Floats, Ints, begins, first_after, order_by, rows_by, sum_by
 from clusterprof.ingest.rank_steps import WARM_UP, patterns, period, stretches
 from clusterprof.results import CaptureCost, Finding, StepTimes
+from clusterprof.watched import ENOUGH_STEPS
 from clusterprof.words import counted, duration, ms, percent
 
 TIER = Tier.REST

@@ -19,9 +19,8 @@ from clusterprof.analysis.model.shallow import COMPUTED, students_t
 from clusterprof.analysis.model.what_if import Saved, Undisturbed, WhatIfs
 from clusterprof.columns import Floats, greatest_by
 from clusterprof.results import Suspect
+from clusterprof.watched import ENOUGH_STEPS
 
-#: looks at fewer undisturbed steps than these confirm a window, and do not contradict it
-ENOUGH_STEPS = 50
 #: how often an interval may miss the truth on one side
 _CHANCE = 0.025
 

@@ -89,8 +89,8 @@ def _nothing(dataset: Dataset, findings: Sequence[Finding], is_beside: bool) -> 
     steps = f"in {len(dataset.steady_steps)} steady-state steps of {ms(dataset.step_ns)}"
     job, unprofiled = what_ifs(dataset), ""
     if another_pace(dataset):
-        of = "without the profiler" if job is not None and job.paced else "in the replay"
-        unprofiled = f" ({ms(pace_ns(dataset))} {of})"
+        which = "without the profiler" if job is not None and job.paced else "in the replay"
+        unprofiled = f" ({ms(pace_ns(dataset))} {which})"
     return _plain("none", f"No {'other findings' if is_beside else none} {steps}{unprofiled}.")
 
 
