@@ -14,6 +14,7 @@ from clusterprof.columns import (
     begins,
     combined,
     connected,
+    first_at_or_after,
     first_by,
     integers,
     order_by,
@@ -110,8 +111,8 @@ def within_steps(
     if not len(numbers):
         return start, wait
     began = np.array([began_ns[number] for number in numbers.tolist()], np.int64)
-    place = np.searchsorted(numbers, step).clip(max=len(numbers) - 1)
-    early = np.where(numbers[place] == step, np.clip(began[place] - start, 0, wait), 0)
+    row = first_at_or_after(numbers, step).clip(max=len(numbers) - 1)
+    early = np.where(numbers[row] == step, np.clip(began[row] - start, 0, wait), 0)
     return start + early, wait - early
 
 
